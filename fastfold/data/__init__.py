@@ -1,0 +1,1 @@
+"""From FASTA and alignments to the features of the network."""

@@ -1,0 +1,53 @@
+"""Errors that are meant for the person at the keyboard.
+
+Everything that a user can cause raises a subclass of :class:`FastFoldError`. The command line prints its
+message alone, without a traceback; a message says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import os
+
+
+class FastFoldError(Exception):
+    """Base of all errors whose message alone tells the user what to do."""
+
+
+class InputError(FastFoldError):
+    """A FASTA, alignment, structure or feature file that cannot be used.
+
+    Args:
+        message: What is wrong and what to do.
+        path: The file it was found in.
+        line: Line number in that file, counted from 1.
+        record: Name of the record in that file.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        line: int | None = None,
+        record: str | None = None,
+    ) -> None:
+        self.path, self.line, self.record = path, line, record
+        place = "" if path is None else os.fspath(path)
+        if line is not None:
+            place += f":{line}" if place else f"line {line}"
+        if record is not None:
+            shown = record if len(record) <= 60 else record[:57] + "..."
+            place += f" (record {shown!r})" if place else f"record {shown!r}"
+        super().__init__(f"{place}: {message}" if place else message)
+
+
+class WeightsError(FastFoldError):
+    """A weights file that is missing, damaged, unsafe, or made for another network."""
+
+
+class ConfigError(FastFoldError):
+    """A configuration that cannot be built or run."""
+
+
+class OutputError(FastFoldError):
+    """A result that cannot be written where it was asked for."""

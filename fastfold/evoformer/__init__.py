@@ -1,0 +1,1 @@
+"""The AlphaFold 2 network, one file per idea."""

@@ -1,0 +1,1 @@
+"""The runner: from sequences to written structures."""

@@ -1,0 +1,1 @@
+"""General operators: a plain PyTorch definition of each is its specification."""

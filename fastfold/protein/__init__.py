@@ -1,0 +1,1 @@
+"""Residues, rigid frames, torsions, and structure files."""
