@@ -1,1 +1,13 @@
-"""General operators: a plain PyTorch definition of each is its specification."""
+"""General operators: a plain PyTorch definition of each is its specification.
+
+One file per operator. It holds the definition (``<operator>_definition``), the fast path, and the public
+function, which is what networks call.
+"""
+
+from fastfold.kernels.attention import attention
+from fastfold.kernels.layer_norm import layer_norm
+from fastfold.kernels.outer_product_mean import outer_product_mean
+from fastfold.kernels.transition import transition
+from fastfold.kernels.triangle_multiplication import triangle_multiplication
+
+__all__ = ["attention", "layer_norm", "outer_product_mean", "transition", "triangle_multiplication"]
