@@ -51,8 +51,8 @@ def attention(
         k: Keys ``[*, R, Nk, H, D]``.
         v: Values ``[*, R, Nk, H, D]``.
         bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``.
-        mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0; in a
-            row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias.
+        mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0; in
+            a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias.
         gate: Logits ``[*, R, Nq, H, D]`` of the gate that multiplies the output.
         scale: Factor of the scores, by default ``D ** -0.5``.
 

@@ -63,11 +63,11 @@ def triangle_multiplication(
     out_gate_bias: Tensor,
     outgoing: bool,
 ) -> Tensor:
-    """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11 and 12).
+    """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11, 12).
 
     With ``x = LN(z)`` and ``left, right = chunk(mask · (x Pᵀ + b) · sigmoid(x Gᵀ + g))``, the contraction is
-    ``out[i, j] = Σ_k left[i, k] · right[j, k]`` (outgoing) or ``Σ_k left[k, j] · right[k, i]`` (incoming, in the
-    order of AlphaFold's own program), and the update ``(LN(out) Oᵀ + o) · sigmoid(x Ogᵀ + og)``.
+    ``out[i, j] = Σ_k left[i, k] · right[j, k]`` (outgoing) or ``Σ_k left[k, j] · right[k, i]`` (incoming, in
+    the order of AlphaFold's own program), and the update ``(LN(out) Oᵀ + o) · sigmoid(x Ogᵀ + og)``.
 
     Args:
         z: Pair representation ``[*, N, N, c_z]``.
