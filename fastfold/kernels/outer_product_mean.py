@@ -39,7 +39,7 @@ def outer_product_mean(
     """Mean over the sequences of the outer products of two columns, projected to pair channels.
 
     ``(Σ_s left[s, i, c] · right[s, j, e] · weight[:, c·C + e] + bias) / (eps + Σ_s left_mask · right_mask)``:
-    steps 2 to 4 of algorithm 10 of the AlphaFold supplement. As in AlphaFold's own program the bias is divided too.
+    steps 2 to 4 of algorithm 10 of the AlphaFold supplement. As in its program the bias is divided too.
 
     Args:
         left: Projected alignment ``[*, S, I, c]``.
