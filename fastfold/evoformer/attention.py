@@ -1,0 +1,87 @@
+"""Gated multi-head attention over rows: the projections around :func:`fastfold.kernels.attention`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fastfold import kernels
+from fastfold.evoformer.primitives import Linear
+
+
+class Attention(nn.Module):
+    """Multi-head attention along one axis, with optional pair bias and sigmoid gate.
+
+    Used by supplement Algorithms 7, 8, 13, 14 and 17.
+
+    Args:
+        c_q: Channels of the queries' input.
+        c_kv: Channels of the keys' and values' input.
+        c_out: Output channels.
+        heads: Number of heads.
+        c_hidden: Channels of all heads together.
+        gating: Whether a sigmoid gate computed from the queries' input multiplies the result.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(
+        self, c_q: int, c_kv: int, c_out: int, *, heads: int, c_hidden: int, gating: bool, zero_init: bool
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = Linear(c_q, c_hidden, bias=False, init="glorot", heads=heads)
+        self.key = Linear(c_kv, c_hidden, bias=False, init="glorot", heads=heads)
+        self.value = Linear(c_kv, c_hidden, bias=False, init="glorot", heads=heads)
+        self.gate = Linear(c_q, c_hidden, init="gating") if gating else None
+        self.output = Linear(c_hidden, c_out, init="final" if zero_init else "glorot")
+
+    def forward(self, x_q: Tensor, x_kv: Tensor, bias: Tensor | None, mask: Tensor | None) -> Tensor:
+        """Attend within each row.
+
+        Args:
+            x_q: ``[*, R, N_q, c_q]``.
+            x_kv: ``[*, R, N_k, c_kv]``.
+            bias: ``[*, H, N_q, N_k]`` added to the logits of every row, or None.
+            mask: ``[*, R, N_k]``, 0 for keys that must not be seen, or None.
+
+        Returns:
+            ``[*, R, N_q, c_out]``.
+        """
+        split = (self.heads, -1)
+        q = self.query(x_q).unflatten(-1, split)
+        k = self.key(x_kv).unflatten(-1, split)
+        v = self.value(x_kv).unflatten(-1, split)
+        gate = None if self.gate is None else self.gate(x_q).unflatten(-1, split)
+        return self.output(kernels.attention(q, k, v, bias, mask, gate).flatten(-2))
+
+
+class GlobalAttention(nn.Module):
+    """Attention with one averaged query per row and one key and value head (supplement Algorithm 19).
+
+    Args:
+        c: Channels of input and output.
+        heads: Number of query heads.
+        gating: Whether a sigmoid gate multiplies the result.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(self, c: int, *, heads: int, gating: bool, zero_init: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = Linear(c, c, bias=False, init="glorot", heads=heads)
+        self.key = Linear(c, c // heads, bias=False, init="glorot")
+        self.value = Linear(c, c // heads, bias=False, init="glorot")
+        self.gate = Linear(c, c, init="gating") if gating else None
+        self.output = Linear(c, c, init="final" if zero_init else "glorot")
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """``x [*, R, N, c]`` with ``mask [*, R, N]`` to ``[*, R, N, c]``, the attended value shared by a row."""
+        weight = mask.unsqueeze(-1)
+        average = (x * weight).sum(-2, keepdim=True) / (weight.sum(-2, keepdim=True) + 1e-10)
+        q = self.query(average).unflatten(-1, (self.heads, -1))
+        k = self.key(x).unsqueeze(-2).expand(*x.shape[:-1], self.heads, -1)
+        v = self.value(x).unsqueeze(-2).expand(*x.shape[:-1], self.heads, -1)
+        attended = kernels.attention(q, k, v, None, mask).flatten(-2)
+        if self.gate is not None:
+            attended = torch.sigmoid(self.gate(x)) * attended
+        return self.output(attended.expand(*x.shape[:-1], -1))

@@ -1,0 +1,73 @@
+"""Confidence measures from the heads' logits (supplement, sections 1.9.6 and 1.9.7)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def plddt(logits: Tensor) -> Tensor:
+    """Expected lDDT-CA per residue, 0 to 100, ``[*, N]`` from logits ``[*, N, bins]``."""
+    bins = logits.shape[-1]
+    centres = (torch.arange(bins, device=logits.device, dtype=torch.float32) + 0.5) / bins
+    return 100.0 * (torch.softmax(logits.float(), -1) * centres).sum(-1)
+
+
+def _bin_centres(breaks: Tensor) -> Tensor:
+    """Centres ``[bins]`` in Å of the error bins; the last bin is as wide as the others."""
+    step = breaks[1] - breaks[0]
+    centres = breaks + step / 2
+    return torch.cat([centres, centres[-1:] + step])
+
+
+def predicted_aligned_error(logits: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
+    """Expected aligned error and its largest possible value, in Å.
+
+    Args:
+        logits: ``[*, N, N, bins]``.
+        breaks: ``[bins - 1]`` bin edges in Å.
+
+    Returns:
+        ``[*, N, N]`` and a scalar.
+    """
+    centres = _bin_centres(breaks.float())
+    rows = [torch.softmax(part.float(), -1) @ centres for part in logits.split(256, dim=-3)]
+    return torch.cat(rows, dim=-2), centres[-1]
+
+
+def predicted_tm_score(
+    logits: Tensor,
+    breaks: Tensor,
+    *,
+    residue_weights: Tensor | None = None,
+    asym_id: Tensor | None = None,
+) -> Tensor:
+    """Predicted TM-score (pTM), or interface pTM when chains are given.
+
+    Args:
+        logits: Aligned error logits ``[N, N, bins]``.
+        breaks: ``[bins - 1]`` bin edges in Å.
+        residue_weights: ``[N]`` weight of each residue; ones by default.
+        asym_id: ``[N]`` chain of each residue: only pairs in different chains count (ipTM).
+
+    Returns:
+        Scalar in [0, 1]: the best of the scores seen from each residue.
+    """
+    residues = logits.shape[-2]
+    if residue_weights is None:
+        residue_weights = torch.ones(residues, device=logits.device)
+    centres = _bin_centres(breaks.float())
+    # TM-score's d0 for the number of residues, which is not taken below 19.
+    clipped = max(float(residue_weights.sum()), 19.0)
+    d0 = 1.24 * (clipped - 15.0) ** (1.0 / 3.0) - 1.8
+    tm_of_bin = 1.0 / (1.0 + (centres / d0).square())
+    rows = [torch.softmax(part.float(), -1) @ tm_of_bin for part in logits.split(256, dim=-3)]
+    expected = torch.cat(rows, dim=-2)
+    pair_mask = torch.ones_like(expected)
+    if asym_id is not None:
+        pair_mask = (asym_id[:, None] != asym_id[None, :]).to(expected.dtype)
+    weights = pair_mask * residue_weights[None, :] * residue_weights[:, None]
+    normed = weights / (1e-8 + weights.sum(-1, keepdim=True))
+    per_alignment = (expected * pair_mask * normed).sum(-1)
+    best = int((per_alignment * residue_weights).argmax())
+    return per_alignment[best]

@@ -1,0 +1,239 @@
+"""Official model configurations by their official names (supplement, Table 5; AlphaFold-Multimer, section 7).
+
+The trees have AlphaFold's own keys, so that configurations written for other implementations read the same.
+Keys that only steer the official program's memory use (``subbatch_size``, ``use_remat``, …) are left out: they do
+not change results, and a configuration that has them is accepted.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from fastfold.errors import ConfigError
+
+_MONOMER = {
+    "model_1": {"max_extra_msa": 5120, "templates": True},
+    "model_2": {"max_extra_msa": 1024, "templates": True},
+    "model_3": {"max_extra_msa": 5120, "templates": False},
+    "model_4": {"max_extra_msa": 5120, "templates": False},
+    "model_5": {"max_extra_msa": 1024, "templates": False},
+}
+
+PRESETS: tuple[str, ...] = (
+    *_MONOMER,
+    *(f"{name}_ptm" for name in _MONOMER),
+    *(f"{name}_multimer{version}" for version in ("", "_v2", "_v3") for name in _MONOMER),
+)
+"""Every name that :func:`model_config` knows. ``_multimer`` without a version is version 1."""
+
+
+def model_config(name: str) -> ConfigDict:
+    """Configuration of an official model.
+
+    Args:
+        name: One of :data:`PRESETS`, for example ``model_1_ptm`` or ``model_3_multimer_v3``.
+
+    Returns:
+        A fresh tree with AlphaFold's keys.
+
+    Raises:
+        ConfigError: The name is unknown; the nearest one is given.
+    """
+    if name not in PRESETS:
+        close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        raise ConfigError(f"there is no model named {name!r}; did you mean {close!r}?")
+    base, _, kind = name.partition("_multimer")
+    if base != name:
+        return _multimer(int(base[-1]), version=int(kind[-1]) if kind else 1)
+    base = name.removesuffix("_ptm")
+    return _monomer(**_MONOMER[base], ptm=base != name)
+
+
+def is_multimer(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration describes the multimer network."""
+    return bool(config["model"]["global_config"]["multimer_mode"])
+
+
+def _step(rate: float, orientation: str = "per_row", **extra: Any) -> dict[str, Any]:
+    return {"dropout_rate": rate, "orientation": orientation, "shared_dropout": True, **extra}
+
+
+def _pair_steps(c: int, *, factor: int, fused: bool, **attention: Any) -> dict[str, Any]:
+    heads = {"gating": True, "num_head": 4, **attention}
+    edges = {"num_intermediate_channel": c, "fuse_projection_weights": fused}
+    return {
+        "triangle_attention_starting_node": _step(0.25, **heads),
+        "triangle_attention_ending_node": _step(0.25, "per_column", **heads),
+        "triangle_multiplication_outgoing": _step(0.25, equation="ikc,jkc->ijc", **edges),
+        "triangle_multiplication_incoming": _step(0.25, equation="kjc,kic->ijc", **edges),
+        "pair_transition": _step(0.0, num_intermediate_factor=factor),
+    }
+
+
+def _trunk(*, outer_first: bool, fused: bool) -> dict[str, Any]:
+    heads = {"gating": True, "num_head": 8}
+    return {
+        "evoformer_num_block": 48,
+        "evoformer": {
+            "msa_row_attention_with_pair_bias": _step(0.15, **heads),
+            "msa_column_attention": _step(0.0, "per_column", **heads),
+            "msa_transition": _step(0.0, num_intermediate_factor=4),
+            "outer_product_mean": _step(0.0, first=outer_first, num_outer_channel=32),
+            **_pair_steps(128, factor=4, fused=fused),
+        },
+        "extra_msa_channel": 64,
+        "extra_msa_stack_num_block": 4,
+        "msa_channel": 256,
+        "pair_channel": 128,
+        "seq_channel": 384,
+        "prev_pos": {"min_bin": 3.25, "max_bin": 20.75, "num_bins": 15},
+        "recycle_features": True,
+        "recycle_pos": True,
+    }
+
+
+def _heads(*, position_scale: float, pae_weight: float, structure: dict[str, Any]) -> dict[str, Any]:
+    resolution = {"filter_by_resolution": True, "min_resolution": 0.1, "max_resolution": 3.0}
+    return {
+        "distogram": {"first_break": 2.3125, "last_break": 21.6875, "num_bins": 64, "weight": 0.3},
+        "predicted_aligned_error": {
+            "max_error_bin": 31.0,
+            "num_bins": 64,
+            "num_channels": 128,
+            "weight": pae_weight,
+            **resolution,
+        },
+        "experimentally_resolved": {"weight": 0.01, **resolution},
+        "predicted_lddt": {"num_bins": 50, "num_channels": 128, "weight": 0.01, **resolution},
+        "masked_msa": {"weight": 2.0},
+        "structure_module": {
+            "num_layer": 8,
+            "num_channel": 384,
+            "num_head": 12,
+            "num_layer_in_transition": 3,
+            "num_point_qk": 4,
+            "num_point_v": 8,
+            "num_scalar_qk": 16,
+            "num_scalar_v": 16,
+            "position_scale": position_scale,
+            "dropout": 0.1,
+            "angle_norm_weight": 0.01,
+            "chi_weight": 0.5,
+            "clash_overlap_tolerance": 1.5,
+            "structural_violation_loss_weight": 1.0,
+            "violation_tolerance_factor": 12.0,
+            "weight": 1.0,
+            **structure,
+        },
+    }
+
+
+_MASKING = {"profile_prob": 0.1, "same_prob": 0.1, "uniform_prob": 0.1}
+_TEMPLATE_DISTANCES = {"min_bin": 3.25, "max_bin": 50.75, "num_bins": 39}
+
+
+def _monomer(*, max_extra_msa: int, templates: bool, ptm: bool) -> ConfigDict:
+    trunk = _trunk(outer_first=False, fused=False) | {
+        "max_relative_feature": 32,
+        "template": {
+            "attention": {"gating": False, "key_dim": 64, "num_head": 4, "value_dim": 64},
+            "dgram_features": _TEMPLATE_DISTANCES,
+            "embed_torsion_angles": templates,
+            "enabled": templates,
+            "max_templates": 4,
+            "template_pair_stack": {
+                "num_block": 2,
+                **_pair_steps(64, factor=2, fused=False, key_dim=64, value_dim=64),
+            },
+            "use_template_unit_vector": False,
+        },
+    }
+    structure = {
+        "fape": {"clamp_distance": 10.0, "clamp_type": "relu", "loss_unit_distance": 10.0},
+        "sidechain": {
+            "atom_clamp_distance": 10.0,
+            "num_channel": 128,
+            "num_residual_block": 2,
+            "weight_frac": 0.5,
+            "length_scale": 10.0,
+        },
+    }
+    heads = _heads(position_scale=10.0, pae_weight=0.1 if ptm else 0.0, structure=structure)
+    heads["masked_msa"]["num_output"] = 23
+    return ConfigDict(
+        {
+            "data": {
+                "common": {
+                    "masked_msa": _MASKING,
+                    "max_extra_msa": max_extra_msa,
+                    "msa_cluster_features": True,
+                    "num_recycle": 3,
+                    "reduce_msa_clusters_by_max_templates": templates,
+                    "resample_msa_in_recycling": True,
+                    "use_templates": templates,
+                },
+                "eval": {
+                    "masked_msa_replace_fraction": 0.15,
+                    "max_msa_clusters": 512,
+                    "max_templates": 4,
+                    "num_ensemble": 1,
+                    "subsample_templates": False,
+                },
+            },
+            "model": {
+                "embeddings_and_evoformer": trunk,
+                "global_config": {"multimer_mode": False, "zero_init": True},
+                "heads": heads,
+                "num_recycle": 3,
+                "resample_msa_in_recycling": True,
+            },
+        }
+    )
+
+
+def _multimer(number: int, *, version: int) -> ConfigDict:
+    latest = version == 3
+    trunk = _trunk(outer_first=True, fused=latest) | {
+        "num_msa": 508 if latest else 252,
+        "num_extra_msa": 2048 if latest and number < 4 else 1152,
+        "masked_msa": {**_MASKING, "replace_fraction": 0.15},
+        "use_chain_relative": True,
+        "max_relative_chain": 2,
+        "max_relative_idx": 32,
+        "template": {
+            "attention": {"gating": False, "num_head": 4},
+            "dgram_features": _TEMPLATE_DISTANCES,
+            "enabled": True,
+            "max_templates": 4,
+            "num_channels": 64,
+            "template_pair_stack": {"num_block": 2, **_pair_steps(64, factor=2, fused=latest)},
+        },
+    }
+    structure = {
+        "interface_fape": {"atom_clamp_distance": 1000.0, "loss_unit_distance": 20.0},
+        "intra_chain_fape": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0},
+        "sidechain": {
+            "atom_clamp_distance": 10.0,
+            "loss_unit_distance": 10.0,
+            "num_channel": 128,
+            "num_residual_block": 2,
+            "weight_frac": 0.5,
+        },
+    }
+    return ConfigDict(
+        {
+            "model": {
+                "embeddings_and_evoformer": trunk,
+                "global_config": {"multimer_mode": True, "zero_init": True},
+                "heads": _heads(position_scale=20.0, pae_weight=0.1, structure=structure),
+                "num_ensemble_eval": 1,
+                "num_recycle": 20,
+                "recycle_early_stop_tolerance": 0.5,
+                "resample_msa_in_recycling": True,
+            }
+        }
+    )

@@ -1,0 +1,169 @@
+"""Input and recycling embedders and relative positions (supplement Algorithms 3, 4, 5 and 32)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.protein.torsions import pseudo_beta
+
+
+def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) -> Tensor:
+    """Distance bin of each pair of residues, counted from 1; 0 where a distance falls in no bin.
+
+    Args:
+        positions: ``[*, N, 3]`` in Å.
+        config: ``min_bin``, ``max_bin`` (lower edge of the first and last bin, Å) and ``num_bins``.
+        rows: Residues whose rows are wanted.
+
+    Returns:
+        ``[*, rows, N]`` int64. As in the official program a distance on an edge, under the first edge or over
+        10,000 Å is in no bin.
+    """
+    edges = torch.linspace(
+        config.min_bin, config.max_bin, config.num_bins, dtype=positions.dtype, device=positions.device
+    ).square()
+    squared = (positions[..., rows, None, :] - positions[..., None, :, :]).square().sum(-1)
+    bins = torch.bucketize(squared, edges)
+    outside = (squared >= 1e8) | (squared == edges[bins.clamp(max=config.num_bins - 1)])
+    return torch.where(outside, 0, bins)
+
+
+def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
+    """Product of a linear layer's weight with one-hot vectors, as a lookup, without the bias.
+
+    Args:
+        linear: The layer, ``c_in`` inputs.
+        index: ``[*]`` int64 class of each position.
+        offset: Input channel of class 0.
+
+    Returns:
+        ``[*, c_out]``.
+    """
+    return F.embedding(index + offset, linear.weight.t())
+
+
+class RelativePosition(nn.Module):
+    """Relative position in the chain (Algorithm 4).
+
+    Args:
+        config: Official ``embeddings_and_evoformer`` config node.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.max_offset = config.max_relative_feature
+        self.linear = Linear(2 * self.max_offset + 1, config.pair_channel)
+
+    def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
+        """Encoding ``[*, rows, N, c_z]`` from ``residue_index [*, N]``."""
+        position = features["residue_index"].long()
+        offset = position[..., rows, None] - position[..., None, :]
+        index = offset.clamp(-self.max_offset, self.max_offset) + self.max_offset
+        return one_hot_linear(self.linear, index) + self.linear.bias
+
+
+class ChainRelativePosition(nn.Module):
+    """Relative position, entity and copy number between chains (AlphaFold-Multimer, section 7.1).
+
+    Args:
+        config: Official multimer ``embeddings_and_evoformer`` config node.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.max_offset, self.max_chain = config.max_relative_idx, config.max_relative_chain
+        self.linear = Linear(2 * self.max_offset + 2 + 1 + 2 * self.max_chain + 2, config.pair_channel)
+
+    def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
+        """Encoding ``[*, rows, N, c_z]`` from residue index, ``asym_id``, ``entity_id``, ``sym_id`` ``[*, N]``."""
+
+        def difference(key: str) -> Tensor:
+            value = features[key].long()
+            return value[..., rows, None] - value[..., None, :]
+
+        def clipped(delta: Tensor, limit: int, same: Tensor) -> Tensor:
+            return torch.where(same, delta.clamp(-limit, limit) + limit, 2 * limit + 1)
+
+        same_chain, same_entity = difference("asym_id") == 0, difference("entity_id") == 0
+        position = clipped(difference("residue_index"), self.max_offset, same_chain)
+        copy = clipped(difference("sym_id"), self.max_chain, same_entity)
+        entity_channel = 2 * self.max_offset + 2
+        entity = same_entity.unsqueeze(-1) * self.linear.weight[:, entity_channel]
+        return (
+            one_hot_linear(self.linear, position)
+            + entity
+            + one_hot_linear(self.linear, copy, entity_channel + 1)
+            + self.linear.bias
+        )
+
+
+class InputEmbedder(Executed):
+    """First MSA and pair representations, with what the last cycle knew (Algorithms 3 and 32).
+
+    Args:
+        config: Official ``embeddings_and_evoformer`` config node.
+        c_target: Channels of ``target_feat`` (22 monomer, 21 multimer).
+        multimer: Use the chain-relative position encoding.
+    """
+
+    def __init__(self, config: Any, *, c_target: int, multimer: bool) -> None:
+        super().__init__()
+        self.prev_pos = config.prev_pos
+        c_m, c_z = config.msa_channel, config.pair_channel
+        self.target_to_msa = Linear(c_target, c_m)
+        self.msa = Linear(49, c_m)
+        self.target_left = Linear(c_target, c_z)
+        self.target_right = Linear(c_target, c_z)
+        self.relative_position = ChainRelativePosition(config) if multimer else RelativePosition(config)
+        self.prev_distance = Linear(config.prev_pos.num_bins, c_z) if config.recycle_pos else None
+        self.prev_msa_norm = LayerNorm(c_m) if config.recycle_features else None
+        self.prev_pair_norm = LayerNorm(c_z) if config.recycle_features else None
+
+    def forward(self, features: dict[str, Tensor], previous: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Embed one cycle's features.
+
+        Args:
+            features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
+                ``residue_index [*, N]``, ``aatype [*, N]``, and the chain ids for a multimer.
+            previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
+                ``prev_pair [*, N, N, c_z]``; zeros in the first cycle. ``prev_pair`` is consumed: its memory may
+                hold the result.
+
+        Returns:
+            ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
+        """
+        dtype = self.msa.weight.dtype
+        target = features["target_feat"].to(dtype)
+        msa = self.msa(features["msa_feat"].to(dtype)) + self.target_to_msa(target).unsqueeze(-3)
+        if self.prev_msa_norm is not None:
+            first = msa[..., :1, :, :] + self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)
+            msa = torch.cat([first, msa[..., 1:, :, :]], dim=-3)
+
+        left, right = self.target_left(target), self.target_right(target)
+        beta = pseudo_beta(features["aatype"], previous["prev_pos"])
+
+        def pair_rows(previous_rows: Tensor, rows: slice) -> Tensor:
+            pair = left[..., rows, None, :] + right[..., None, :, :]
+            if self.prev_distance is not None:
+                bins = distogram_bins(beta, self.prev_pos, rows)
+                found = one_hot_linear(self.prev_distance, (bins - 1).clamp(min=0))
+                pair = pair + torch.where(bins.unsqueeze(-1) > 0, found, 0) + self.prev_distance.bias
+            if self.prev_pair_norm is not None:
+                pair = pair + self.prev_pair_norm(previous_rows)
+            return pair + self.relative_position(features, rows)
+
+        return msa, self.policy.map(previous["prev_pair"], pair_rows, dim=-3)
+
+
+def extra_msa_features(features: dict[str, Tensor]) -> Tensor:
+    """Features ``[*, E, N, 25]`` of the extra MSA: one-hot residue, has-deletion flag, deletion value."""
+    one_hot = F.one_hot(features["extra_msa"].long(), 23).to(features["extra_deletion_value"].dtype)
+    return torch.cat(
+        [one_hot, features["extra_has_deletion"][..., None], features["extra_deletion_value"][..., None]], -1
+    )

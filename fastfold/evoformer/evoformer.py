@@ -1,0 +1,148 @@
+"""The Evoformer block and stack (supplement Algorithms 6 and 18) and the template pair stack (Algorithm 16)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.transition import Transition
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+
+
+class EvoformerBlock(nn.Module):
+    """One block: the MSA and the pair tensor update each other (supplement Algorithm 6).
+
+    Every step updates one tensor along one axis, so a layout that shards the other axis can be put between
+    steps from outside.
+
+    Args:
+        config: Official ``evoformer`` config node.
+        c_m: MSA channels.
+        c_z: Pair channels.
+        global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
+        zero_init: Initialise the last layer of each update with zeros.
+    """
+
+    def __init__(
+        self, config: Any, c_m: int, c_z: int, *, global_column: bool = False, zero_init: bool = True
+    ) -> None:
+        super().__init__()
+        self.outer_product_first = config.outer_product_mean.first
+        self.msa_row_attention = MSARowAttention(
+            config.msa_row_attention_with_pair_bias, c_m, c_z, zero_init=zero_init
+        )
+        column = MSAColumnGlobalAttention if global_column else MSAColumnAttention
+        self.msa_column_attention = column(config.msa_column_attention, c_m, zero_init=zero_init)
+        self.msa_transition = Transition(config.msa_transition, c_m, zero_init=zero_init)
+        self.outer_product_mean = OuterProductMean(config.outer_product_mean, c_m, c_z, zero_init=zero_init)
+        self.triangle_multiplication_outgoing = TriangleMultiplication(
+            config.triangle_multiplication_outgoing, c_z, zero_init=zero_init
+        )
+        self.triangle_multiplication_incoming = TriangleMultiplication(
+            config.triangle_multiplication_incoming, c_z, zero_init=zero_init
+        )
+        self.triangle_attention_starting = TriangleAttention(
+            config.triangle_attention_starting_node, c_z, zero_init=zero_init
+        )
+        self.triangle_attention_ending = TriangleAttention(
+            config.triangle_attention_ending_node, c_z, zero_init=zero_init
+        )
+        self.pair_transition = Transition(config.pair_transition, c_z, zero_init=zero_init)
+
+    def forward(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Updated ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
+
+        Args:
+            msa: MSA representation.
+            pair: Pair representation.
+            msa_mask: ``[*, S, N]``, 0 for padding.
+            pair_mask: ``[*, N, N]``, 0 for padding.
+        """
+        if self.outer_product_first:
+            pair = self.outer_product_mean(msa, pair, msa_mask)
+        msa = self.msa_row_attention(msa, pair, msa_mask)
+        msa = self.msa_column_attention(msa, msa_mask)
+        msa = self.msa_transition(msa)
+        if not self.outer_product_first:
+            pair = self.outer_product_mean(msa, pair, msa_mask)
+        pair = self.triangle_multiplication_outgoing(pair, pair_mask)
+        pair = self.triangle_multiplication_incoming(pair, pair_mask)
+        pair = self.triangle_attention_starting(pair, pair_mask)
+        pair = self.triangle_attention_ending(pair, pair_mask)
+        pair = self.pair_transition(pair)
+        return msa, pair
+
+
+class TemplatePairBlock(nn.Module):
+    """One block of the template pair stack (supplement Algorithm 16).
+
+    Args:
+        config: Official ``template_pair_stack`` config node.
+        c_t: Template channels.
+        attention_first: Triangle attention before triangle multiplication (monomer); the multimer network
+            has them the other way round.
+        zero_init: Initialise the last layer of each update with zeros.
+    """
+
+    def __init__(self, config: Any, c_t: int, *, attention_first: bool, zero_init: bool) -> None:
+        super().__init__()
+        self.attention_first = attention_first
+        self.triangle_attention_starting = TriangleAttention(
+            config.triangle_attention_starting_node, c_t, zero_init=zero_init
+        )
+        self.triangle_attention_ending = TriangleAttention(
+            config.triangle_attention_ending_node, c_t, zero_init=zero_init
+        )
+        self.triangle_multiplication_outgoing = TriangleMultiplication(
+            config.triangle_multiplication_outgoing, c_t, zero_init=zero_init
+        )
+        self.triangle_multiplication_incoming = TriangleMultiplication(
+            config.triangle_multiplication_incoming, c_t, zero_init=zero_init
+        )
+        self.pair_transition = Transition(config.pair_transition, c_t, zero_init=zero_init)
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
+        attention = (self.triangle_attention_starting, self.triangle_attention_ending)
+        multiplication = (self.triangle_multiplication_outgoing, self.triangle_multiplication_incoming)
+        for step in (*attention, *multiplication) if self.attention_first else (*multiplication, *attention):
+            pair = step(pair, pair_mask)
+        return self.pair_transition(pair)
+
+
+class BlockStack(nn.Module):
+    """A stack of blocks, each recomputed in the backward pass when ``checkpointing`` is set.
+
+    Args:
+        blocks: The blocks; each maps its first tensors to their updated selves and takes masks after them.
+        checkpointing: Keep only the blocks' inputs for the backward pass (activation checkpointing).
+    """
+
+    def __init__(self, blocks: list[nn.Module], *, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.checkpointing = checkpointing
+
+    def forward(self, *state_and_masks: Tensor) -> Any:
+        """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``.
+
+        Returns:
+            What the last block returns: ``(msa, pair)`` or ``pair``.
+        """
+        count = len(state_and_masks) // 2
+        state, masks = state_and_masks[:count], state_and_masks[count:]
+        for block in self.blocks:
+            if self.checkpointing and torch.is_grad_enabled():
+                result = checkpoint(block, *state, *masks, use_reentrant=False)
+            else:
+                result = block(*state, *masks)
+            state = result if isinstance(result, tuple) else (result,)
+        return state if count > 1 else state[0]

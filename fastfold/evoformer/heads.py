@@ -1,0 +1,89 @@
+"""Prediction heads (supplement, section 1.9) and the confidences computed from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.evoformer.primitives import Init, LayerNorm, Linear
+
+
+class DistogramHead(nn.Module):
+    """Distribution of CB distances from the symmetrised pair (section 1.9.8)."""
+
+    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
+
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``pair [*, N, N, c_z]`` to ``logits [*, N, N, bins]`` and ``bin_edges [bins - 1]`` in Å."""
+        half = self.logits(representations["pair"])
+        c = self.config
+        edges = torch.linspace(c.first_break, c.last_break, c.num_bins - 1, device=half.device)
+        return {"logits": half + half.transpose(-2, -3), "bin_edges": edges}
+
+
+class MaskedMsaHead(nn.Module):
+    """Residue types of masked MSA positions (section 1.9.9)."""
+
+    def __init__(self, num_output: int, c_m: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.logits = Linear(c_m, num_output, init=_last(zero_init))
+
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``msa [*, S, N, c_m]`` to ``logits [*, S, N, num_output]``."""
+        return {"logits": self.logits(representations["msa"])}
+
+
+class ExperimentallyResolvedHead(nn.Module):
+    """Whether each atom is resolved in the experiment (section 1.9.10)."""
+
+    def __init__(self, c_s: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.logits = Linear(c_s, 37, init=_last(zero_init))
+
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``single [*, N, c_s]`` to ``logits [*, N, 37]``."""
+        return {"logits": self.logits(representations["single"])}
+
+
+class PredictedLDDTHead(nn.Module):
+    """Distribution of the per-residue lDDT-CA (supplement Algorithm 29)."""
+
+    def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
+        super().__init__()
+        c = config.num_channels
+        self.norm = LayerNorm(c_s)
+        self.hidden = Linear(c_s, c, init="relu")
+        self.hidden_2 = Linear(c, c, init="relu")
+        self.logits = Linear(c, config.num_bins, init=_last(zero_init))
+
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``structure_module [*, N, c_s]`` to ``logits [*, N, bins]``."""
+        x = self.norm(representations["structure_module"])
+        return {"logits": self.logits(F.relu(self.hidden_2(F.relu(self.hidden(x)))))}
+
+
+class PredictedAlignedErrorHead(nn.Module):
+    """Distribution of the error of residue j when aligned on residue i (section 1.9.7)."""
+
+    def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.config = config
+        self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
+
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``pair [*, N, N, c_z]`` to ``logits [*, N, N, bins]`` and ``breaks [bins - 1]`` in Å."""
+        logits = self.logits(representations["pair"])
+        breaks = torch.linspace(
+            0.0, self.config.max_error_bin, self.config.num_bins - 1, device=logits.device
+        )
+        return {"logits": logits, "breaks": breaks}
+
+
+def _last(zero_init: bool) -> Init:
+    return "final" if zero_init else "default"

@@ -1,0 +1,100 @@
+"""Invariant point attention (supplement Algorithm 22)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.evoformer.primitives import Linear
+from fastfold.protein.rigid import Rigid
+
+
+class InvariantPointAttention(nn.Module):
+    """Attention over residues that is invariant to a global rigid motion.
+
+    Points are projected as ``[heads, points, 3]``; the monomer and the multimer programs order these channels
+    differently, which is the weight adapter's business.
+
+    Args:
+        config: Official ``structure_module`` config node.
+        c_s: Single channels.
+        c_z: Pair channels.
+        multimer: The multimer network has no biases on its scalar projections and bounds point norms
+            differently.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(self, config: Any, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
+        super().__init__()
+        self.heads, self.multimer = config.num_head, multimer
+        self.c_qk, self.c_v = config.num_scalar_qk, config.num_scalar_v
+        self.p_qk, self.p_v = config.num_point_qk, config.num_point_v
+        h = self.heads
+        self.query = Linear(c_s, h * self.c_qk, bias=not multimer)
+        self.key = Linear(c_s, h * self.c_qk, bias=not multimer)
+        self.value = Linear(c_s, h * self.c_v, bias=not multimer)
+        self.query_points = Linear(c_s, h * self.p_qk * 3)
+        self.key_points = Linear(c_s, h * self.p_qk * 3)
+        self.value_points = Linear(c_s, h * self.p_v * 3)
+        self.pair_bias = Linear(c_z, h)
+        # softplus of this is one.
+        self.point_weights = nn.Parameter(torch.full((h,), math.log(math.e - 1.0)))
+        self.output = Linear(
+            h * (self.c_v + 4 * self.p_v + c_z), c_s, init="final" if zero_init else "default"
+        )
+
+    def forward(self, single: Tensor, pair: Tensor, frames: Rigid, mask: Tensor) -> Tensor:
+        """Update of the single representation.
+
+        Args:
+            single: ``[*, N, c_s]``.
+            pair: ``[*, N, N, c_z]``.
+            frames: ``[*, N]`` backbone frames, translations in the network's own unit.
+            mask: ``[*, N]``, 0 for padding.
+
+        Returns:
+            ``[*, N, c_s]``.
+        """
+        h = self.heads
+        q = self.query(single).unflatten(-1, (h, self.c_qk))
+        k = self.key(single).unflatten(-1, (h, self.c_qk))
+        v = self.value(single).unflatten(-1, (h, self.c_v))
+        to_points = frames[..., None, None]
+        q_points = to_points.apply(self.query_points(single).unflatten(-1, (h, self.p_qk, 3)))
+        k_points = to_points.apply(self.key_points(single).unflatten(-1, (h, self.p_qk, 3)))
+        v_points = to_points.apply(self.value_points(single).unflatten(-1, (h, self.p_v, 3)))
+
+        # Each of the three terms has unit variance at initialisation.
+        logits = torch.einsum("...ihc,...jhc->...hij", q * math.sqrt(1.0 / (3 * self.c_qk)), k)
+        weight = F.softplus(self.point_weights) * math.sqrt(1.0 / (3 * self.p_qk * 9.0 / 2.0))
+        logits = logits - 0.5 * weight[:, None, None] * _squared_distances(q_points, k_points)
+        logits = logits + math.sqrt(1.0 / 3.0) * self.pair_bias(pair).movedim(-1, -3)
+        pair_mask = mask[..., :, None] * mask[..., None, :]
+        attention = torch.softmax(logits - 1e5 * (1.0 - pair_mask).unsqueeze(-3), dim=-1)
+
+        scalars = torch.einsum("...hij,...jhc->...ihc", attention, v)
+        points = torch.einsum("...hij,...jhpx->...ihpx", attention, v_points)
+        points = to_points.invert_apply(points)
+        squared = points.square().sum(-1)
+        norms = (squared.clamp(min=1e-16) if self.multimer else squared + 1e-8).sqrt()
+        over_pair = torch.einsum("...hij,...ijc->...ihc", attention, pair)
+        features = [scalars, *points.unbind(-1), norms, over_pair]
+        return self.output(torch.cat([f.flatten(-2) for f in features], -1))
+
+
+def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Summed squared distances ``[*, H, N, N]`` between points ``[*, N, H, P, 3]``.
+
+    Differences are formed one point at a time: expanding the square would cancel digits, and all differences at
+    once would be ``3 P`` times the size of the result.
+    """
+    a, b = a.movedim(-3, -4), b.movedim(-3, -4)  # [*, H, N, P, 3]
+    total = torch.zeros((), dtype=a.dtype, device=a.device)
+    for p in range(a.shape[-2]):
+        difference = a[..., :, None, p, :] - b[..., None, :, p, :]
+        total = total + difference.square().sum(-1)
+    return total

@@ -1,0 +1,253 @@
+"""AlphaFold: embedders, Evoformer, structure module and heads, run in recycling cycles (supplement Algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.evoformer import confidence
+from fastfold.evoformer.embedders import InputEmbedder, extra_msa_features
+from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
+from fastfold.evoformer.heads import (
+    DistogramHead,
+    ExperimentallyResolvedHead,
+    MaskedMsaHead,
+    PredictedAlignedErrorHead,
+    PredictedLDDTHead,
+)
+from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder, MultimerTemplateTorsionEmbedder
+from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.structure_module import StructureModule
+from fastfold.evoformer.templates import TemplateEmbedder, TemplateTorsionEmbedder
+from fastfold.protein import residue_constants as rc
+
+Features = dict[str, Tensor]
+FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]]
+"""Features stacked along a leading axis (cycles times ensemble members), or a function that makes those of one
+cycle and ensemble member when they are needed."""
+OnCycle = Callable[[int, dict[str, Any]], None]
+
+
+class AlphaFold(nn.Module):
+    """The AlphaFold 2 network, monomer or multimer, as its configuration says.
+
+    The code is single-device code in the paper's order; precision, memory policy and parallel layout are applied
+    from outside.
+
+    Args:
+        config: Official configuration tree, for example from :func:`fastfold.evoformer.config.model_config`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        model = config.model
+        c = model.embeddings_and_evoformer
+        self.multimer = bool(model.global_config.multimer_mode)
+        zero_init = bool(model.global_config.zero_init)
+        c_m, c_z, c_s = c.msa_channel, c.pair_channel, c.seq_channel
+        self.input_embedder = InputEmbedder(c, c_target=21 if self.multimer else 22, multimer=self.multimer)
+        self.template_embedder: nn.Module | None = None
+        self.template_torsion_embedder: nn.Module | None = None
+        if c.template.enabled and self.multimer:
+            self.template_embedder = MultimerTemplateEmbedder(c.template, c_z, zero_init=zero_init)
+            self.template_torsion_embedder = MultimerTemplateTorsionEmbedder(c_m)
+        elif c.template.enabled:
+            self.template_embedder = TemplateEmbedder(c.template, c_z, zero_init=zero_init)
+            if c.template.embed_torsion_angles:
+                self.template_torsion_embedder = TemplateTorsionEmbedder(
+                    c_m, placeholder_for_undefined=not zero_init
+                )
+        self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
+
+        def stack(blocks: int, channels: int, *, global_column: bool) -> BlockStack:
+            return BlockStack(
+                [
+                    EvoformerBlock(
+                        c.evoformer, channels, c_z, global_column=global_column, zero_init=zero_init
+                    )
+                    for _ in range(blocks)
+                ]
+            )
+
+        self.extra_msa_stack = stack(c.extra_msa_stack_num_block, c.extra_msa_channel, global_column=True)
+        self.evoformer = stack(c.evoformer_num_block, c_m, global_column=False)
+        self.single_projection = Linear(c_m, c_s)
+        heads = model.heads
+        self.structure_module = StructureModule(
+            heads.structure_module, c_s, c_z, multimer=self.multimer, zero_init=zero_init
+        )
+        c_out = heads.structure_module.num_channel
+        masked_types = heads.masked_msa.get("num_output", 22)
+        self.heads = nn.ModuleDict(
+            {
+                "distogram": DistogramHead(heads.distogram, c_z, zero_init=zero_init),
+                "masked_msa": MaskedMsaHead(masked_types, c_m, zero_init=zero_init),
+                "experimentally_resolved": ExperimentallyResolvedHead(c_s, zero_init=zero_init),
+                "predicted_lddt": PredictedLDDTHead(heads.predicted_lddt, c_out, zero_init=zero_init),
+            }
+        )
+        if heads.predicted_aligned_error.weight:
+            self.heads["predicted_aligned_error"] = PredictedAlignedErrorHead(
+                heads.predicted_aligned_error, c_z, zero_init=zero_init
+            )
+
+    def set_checkpointing(self, enabled: bool) -> None:
+        """Keep only block inputs for the backward pass of every stack (activation checkpointing), or not."""
+        for module in self.modules():
+            if isinstance(module, BlockStack):
+                module.checkpointing = enabled
+
+    def forward(
+        self,
+        features: FeatureSource,
+        num_recycles: int | None = None,
+        *,
+        num_ensemble: int = 1,
+        on_cycle: OnCycle | None = None,
+    ) -> dict[str, Any]:
+        """Fold.
+
+        Args:
+            features: AlphaFold's features. Either a dict whose tensors have a leading axis of size
+                ``(num_recycles + 1) * num_ensemble``, cycle by cycle, or a function ``(cycle, member)`` that gives
+                one cycle's dict. Batch axes may follow.
+            num_recycles: Extra passes after the first; by default the configuration's.
+            num_ensemble: Feature samples whose representations are averaged in each cycle.
+            on_cycle: Called after each pass with its number and ``{"mean_plddt": float}``.
+
+        Returns:
+            AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
+            ``num_recycles``, the extra passes that were run. A multimer stops early when the mean
+            change of CA distances falls under the configuration's tolerance (Å). Only the last pass records
+            gradients.
+        """
+        limit = self.config.model.num_recycle if num_recycles is None else num_recycles
+        tolerance = self.config.model.get("recycle_early_stop_tolerance", -1.0)
+        previous: Features | None = None
+        cycle = 0
+        while True:
+            last = cycle == limit
+            members = [self._features(features, cycle, e, num_ensemble) for e in range(num_ensemble)]
+            if previous is None:
+                previous = self._first_previous(members[0])
+            if last:
+                break
+            with torch.no_grad():
+                representations, structure = self._iterate(members, previous)
+                self._report(on_cycle, cycle, representations)
+                updated = {
+                    "prev_pos": structure["final_atom_positions"],
+                    "prev_msa_first_row": representations["msa_first_row"],
+                    "prev_pair": representations["pair"],
+                }
+                if tolerance > 0 and _change(previous, updated, members[0]["seq_mask"]) <= tolerance:
+                    # The official loop always runs once more after it stops.
+                    limit = cycle + 1
+                previous = updated
+                del representations, structure, updated
+            cycle += 1
+        representations, structure = self._iterate(members, previous)
+        self._report(on_cycle, cycle, representations)
+        result: dict[str, Any] = {name: head(representations) for name, head in self.heads.items()}
+        if self.multimer and "predicted_aligned_error" in result:
+            result["predicted_aligned_error"]["asym_id"] = members[0]["asym_id"]
+        return result | {
+            "structure_module": structure,
+            "representations": representations,
+            "num_recycles": cycle,
+        }
+
+    def _features(self, source: FeatureSource, cycle: int, member: int, num_ensemble: int) -> Features:
+        device = self.single_projection.weight.device
+        if callable(source):
+            chosen = dict(source(cycle, member))
+        else:
+            chosen = {key: value[cycle * num_ensemble + member] for key, value in source.items()}
+        return {key: torch.as_tensor(value).to(device) for key, value in chosen.items()}
+
+    def _first_previous(self, features: Features) -> Features:
+        """What the first cycle finds of a cycle before it: zeros."""
+        c = self.config.model.embeddings_and_evoformer
+        shape = tuple(features["aatype"].shape)
+        like = self.single_projection.weight
+        return {
+            "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self.structure_module.initial.weight.dtype),
+            "prev_msa_first_row": like.new_zeros(*shape, c.msa_channel),
+            "prev_pair": like.new_zeros(*shape, shape[-1], c.pair_channel),
+        }
+
+    def _iterate(self, members: list[Features], previous: Features) -> tuple[Features, dict[str, Any]]:
+        """One cycle: representations averaged over the ensemble, then the structure."""
+        total: Features = {}
+        for features in members:
+            found = self._represent(features, previous)
+            for key, value in found.items():
+                if key == "msa":
+                    # Not averaged: the monomer program keeps the first sample's, the multimer's the last.
+                    if self.multimer or key not in total:
+                        total[key] = value
+                else:
+                    total[key] = (
+                        value / len(members) if key not in total else total[key] + value / len(members)
+                    )
+        structure = self.structure_module(
+            total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
+        )
+        total["structure_module"] = structure.pop("act")
+        return total, structure
+
+    def _represent(self, features: Features, previous: Features) -> Features:
+        """Embed the features and run the extra MSA stack and the Evoformer (Algorithm 2, lines 4-18)."""
+        msa, pair = self.input_embedder(features, previous)
+        dtype = pair.dtype
+        seq_mask = features["seq_mask"].to(dtype)
+        pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
+        if self.template_embedder is not None:
+            pair = self.template_embedder(pair, features, pair_mask)
+        extra = self.extra_msa_embedder(extra_msa_features(features).to(dtype))
+        _, pair = self.extra_msa_stack(extra, pair, features["extra_msa_mask"].to(dtype), pair_mask)
+        del extra
+
+        msa_mask = features["msa_mask"].to(dtype)
+        rows = msa.shape[-3]
+        if self.template_torsion_embedder is not None:
+            template_rows, template_mask = self.template_torsion_embedder(features)
+            msa = torch.cat([msa, template_rows], dim=-3)
+            msa_mask = torch.cat([msa_mask, template_mask.to(dtype)], dim=-2)
+        msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
+        first_row = msa[..., 0, :, :]
+        return {
+            "msa": msa[..., :rows, :, :],
+            "msa_first_row": first_row,
+            "pair": pair,
+            "single": self.single_projection(first_row),
+        }
+
+    def _report(self, on_cycle: OnCycle | None, cycle: int, representations: Features) -> None:
+        if on_cycle is None:
+            return
+        with torch.no_grad():
+            logits = self.heads["predicted_lddt"](representations)["logits"]
+            on_cycle(cycle, {"mean_plddt": float(confidence.plddt(logits).mean())})
+
+
+def _change(before: Features, after: Features, seq_mask: Tensor) -> float:
+    """Root mean square change of CA-CA distances between two cycles in Å."""
+    ca = rc.atom_order["CA"]
+    old, new = (x["prev_pos"][..., ca, :] for x in (before, after))
+    mask = seq_mask.to(new.dtype)
+    total = new.new_zeros(())
+    for rows in range(0, new.shape[-2], 1024):
+        part = slice(rows, rows + 1024)
+        delta = _distances(old[..., part, :], old) - _distances(new[..., part, :], new)
+        total += (delta.square() * mask[..., part, None] * mask[..., None, :]).sum()
+    count = mask.sum(-1).square().sum()
+    return float((total / (count + 1e-10) + 1e-8).sqrt())
+
+
+def _distances(a: Tensor, b: Tensor) -> Tensor:
+    return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,0 +1,112 @@
+"""Attention within the MSA: along rows with pair bias, along columns, and global along columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fastfold.evoformer.attention import Attention, GlobalAttention
+from fastfold.evoformer.dropout import SharedDropout
+from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.primitives import LayerNorm, Linear
+
+
+class MSARowAttention(Executed):
+    """Row-wise gated self-attention with pair bias (supplement Algorithm 7), as a residual update.
+
+    Args:
+        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
+        c_m: MSA channels.
+        c_z: Pair channels.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(self, config: Any, c_m: int, c_z: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.norm = LayerNorm(c_m)
+        self.pair_norm = LayerNorm(c_z)
+        self.pair_bias = Linear(c_z, config.num_head, bias=False)
+        self.attention = Attention(
+            c_m,
+            c_m,
+            c_m,
+            heads=config.num_head,
+            c_hidden=c_m,
+            gating=config.gating,
+            zero_init=zero_init,
+        )
+        self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
+
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated ``msa [*, S, N, c_m]`` from ``pair [*, N, N, c_z]`` and ``msa_mask [*, S, N]``."""
+        bias = self.policy.map(pair, lambda rows, _: self.pair_bias(self.pair_norm(rows)), dim=-3)
+        bias = bias.movedim(-1, -3)
+
+        def rows_update(rows: Tensor, index: slice) -> Tensor:
+            x = self.norm(rows)
+            return self.attention(x, x, bias, msa_mask[..., index, :])
+
+        return self.policy.update(msa, rows_update, dim=-3, dropout=self.dropout(msa))
+
+
+class MSAColumnAttention(Executed):
+    """Column-wise gated self-attention (supplement Algorithm 8), as a residual update.
+
+    Args:
+        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
+        c_m: MSA channels.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(self, config: Any, c_m: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.norm = LayerNorm(c_m)
+        self.attention = Attention(
+            c_m,
+            c_m,
+            c_m,
+            heads=config.num_head,
+            c_hidden=c_m,
+            gating=config.gating,
+            zero_init=zero_init,
+        )
+        self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
+
+    def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
+
+        def columns_update(columns: Tensor, index: slice) -> Tensor:
+            x = self.norm(columns.transpose(-3, -2))
+            mask = msa_mask[..., index].transpose(-2, -1)
+            return self.attention(x, x, None, mask).transpose(-3, -2)
+
+        return self.policy.update(msa, columns_update, dim=-2, dropout=self.dropout(msa))
+
+
+class MSAColumnGlobalAttention(Executed):
+    """Global column attention of the extra MSA stack (supplement Algorithm 19), as a residual update.
+
+    Args:
+        config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
+        c_e: Extra MSA channels.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(self, config: Any, c_e: int, *, zero_init: bool) -> None:
+        super().__init__()
+        self.norm = LayerNorm(c_e)
+        self.attention = GlobalAttention(
+            c_e, heads=config.num_head, gating=config.gating, zero_init=zero_init
+        )
+        self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
+
+    def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated ``msa [*, S, N, c_e]`` under ``msa_mask [*, S, N]``."""
+
+        def columns_update(columns: Tensor, index: slice) -> Tensor:
+            x = self.norm(columns.transpose(-3, -2))
+            mask = msa_mask[..., index].transpose(-2, -1)
+            return self.attention(x, mask).transpose(-3, -2)
+
+        return self.policy.update(msa, columns_update, dim=-2, dropout=self.dropout(msa))

@@ -1,0 +1,49 @@
+"""Outer product mean: from the MSA to the pair tensor (supplement Algorithm 10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.primitives import LayerNorm, Linear
+
+
+class OuterProductMean(Executed):
+    """Mean over sequences of the outer products of two projected columns, as a residual update of the pair.
+
+    As in the official program the bias of the output projection is divided by the number of sequences too.
+
+    Args:
+        config: Official config node (``num_outer_channel``).
+        c_m: MSA channels.
+        c_z: Pair channels.
+        zero_init: Initialise the output projection with zeros.
+    """
+
+    def __init__(self, config: Any, c_m: int, c_z: int, *, zero_init: bool) -> None:
+        super().__init__()
+        c = config.num_outer_channel
+        self.norm = LayerNorm(c_m)
+        self.left = Linear(c_m, c)
+        self.right = Linear(c_m, c)
+        self.output = Linear(c * c, c_z, init="final" if zero_init else "relu")
+
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated ``pair [*, N, N, c_z]`` from ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
+        x = self.norm(msa)
+        left, right = self.left(x), self.right(x)
+
+        def rows_update(_: Tensor, index: slice) -> Tensor:
+            return kernels.outer_product_mean(
+                left[..., index, :],
+                right,
+                msa_mask[..., index],
+                msa_mask,
+                self.output.weight,
+                self.output.bias,
+            )
+
+        return self.policy.update(pair, rows_update, dim=-3)

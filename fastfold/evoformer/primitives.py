@@ -1,0 +1,63 @@
+"""Linear layers and layer norms with AlphaFold's initialisation (supplement, section 1.11.4)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fastfold import kernels
+
+Init = Literal["default", "relu", "glorot", "gating", "final"]
+
+# Standard deviation of a unit normal truncated at two: what is drawn is divided by it.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+class Linear(nn.Linear):
+    """Linear layer ``[*, c_in] -> [*, c_out]``, initialised as the supplement prescribes.
+
+    Args:
+        c_in: Input channels.
+        c_out: Output channels.
+        bias: Whether there is a bias.
+        init: ``default`` (LeCun), ``relu`` (He), ``glorot`` (uniform, attention projections), ``gating``
+            (weights zero, bias one: the gate starts open), ``final`` (zero: a residual branch starts silent).
+        heads: For ``glorot``: the number of heads that the outputs are split into. Haiku counts a tensor
+            ``[c_in, heads, c]`` as having fan-in ``c_in * heads`` and fan-out ``c_in * c``.
+    """
+
+    def __init__(
+        self, c_in: int, c_out: int, *, bias: bool = True, init: Init = "default", heads: int = 1
+    ) -> None:
+        self.init, self.heads = init, heads
+        super().__init__(c_in, c_out, bias=bias)
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            if self.init in ("default", "relu"):
+                std = math.sqrt((2.0 if self.init == "relu" else 1.0) / self.in_features) / _TRUNCATED_STD
+                nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
+            elif self.init == "glorot":
+                fan_sum = self.in_features * (self.heads + self.out_features // self.heads)
+                bound = math.sqrt(6.0 / fan_sum)
+                nn.init.uniform_(self.weight, -bound, bound)
+            else:
+                nn.init.zeros_(self.weight)
+            if self.bias is not None:
+                nn.init.constant_(self.bias, 1.0 if self.init == "gating" else 0.0)
+
+
+class LayerNorm(nn.Module):
+    """Layer norm over the last axis, statistics in float32, epsilon 1e-5."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise ``x [*, channels]``; the dtype stays."""
+        return kernels.layer_norm(x, self.weight, self.bias)

@@ -1,0 +1,157 @@
+"""The structure module: from representations to atoms (supplement Algorithm 20)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
+from fastfold.protein.torsions import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
+
+
+class AngleResNet(nn.Module):
+    """Torsion angles from the current and the initial single representation (Algorithm 20, lines 11-14).
+
+    Args:
+        config: Official ``sidechain`` config node.
+        c_s: Single channels.
+        zero_init: Initialise the second layer of each residual block with zeros.
+    """
+
+    def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
+        super().__init__()
+        c = config.num_channel
+        self.input = Linear(c_s, c)
+        self.initial_input = Linear(c_s, c)
+        self.blocks = nn.ModuleList(
+            nn.ModuleList([Linear(c, c, init="relu"), Linear(c, c, init="final" if zero_init else "default")])
+            for _ in range(config.num_residual_block)
+        )
+        self.angles = Linear(c, 14)
+
+    def forward(self, single: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+        """``single`` and ``initial`` ``[*, N, c_s]`` to normalised and raw (sine, cosine) ``[*, N, 7, 2]``."""
+        x = self.input(F.relu(single)) + self.initial_input(F.relu(initial))
+        for block in self.blocks:
+            first, second = block  # type: ignore[misc]
+            x = x + second(F.relu(first(F.relu(x))))
+        raw = self.angles(F.relu(x)).unflatten(-1, (7, 2))
+        return raw / raw.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt(), raw
+
+
+class StructureModule(nn.Module):
+    """Eight iterations (by default) of one layer with shared weights that move residue frames.
+
+    Runs in the precision of its parameters, float32 by AlphaFold's practice, whatever the trunk ran in.
+
+    Args:
+        config: Official ``structure_module`` config node.
+        c_s: Single channels of the trunk.
+        c_z: Pair channels.
+        multimer: Build the multimer network's variant of the attention.
+        zero_init: Initialise the last layer of each update with zeros.
+    """
+
+    def __init__(self, config: Any, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
+        super().__init__()
+        c = config.num_channel
+        self.layers, self.position_scale, self.dropout_rate = (
+            config.num_layer,
+            config.position_scale,
+            config.dropout,
+        )
+        final = "final" if zero_init else "default"
+        self.single_norm = LayerNorm(c_s)
+        self.pair_norm = LayerNorm(c_z)
+        self.initial = Linear(c_s, c)
+        self.attention = InvariantPointAttention(config, c, c_z, multimer=multimer, zero_init=zero_init)
+        self.attention_norm = LayerNorm(c)
+        depth = config.num_layer_in_transition
+        self.transition = nn.ModuleList(
+            Linear(c, c, init="relu" if i < depth - 1 else final)  # type: ignore[arg-type]
+            for i in range(depth)
+        )
+        self.transition_norm = LayerNorm(c)
+        self.backbone_update = Linear(c, 6, init=final)  # type: ignore[arg-type]
+        self.angles = AngleResNet(config.sidechain, c, zero_init=zero_init)
+
+    def forward(self, single: Tensor, pair: Tensor, aatype: Tensor, seq_mask: Tensor) -> dict[str, Any]:
+        """Predict the structure.
+
+        Args:
+            single: ``[*, N, c_s]``.
+            pair: ``[*, N, N, c_z]``.
+            aatype: ``[*, N]``.
+            seq_mask: ``[*, N]``, 0 for padding.
+
+        Returns:
+            AlphaFold's ``structure_module`` results: ``final_atom_positions [*, N, 37, 3]`` and
+            ``final_atom14_positions`` in Å, their masks, ``final_affines [*, N, 7]`` (quaternion, Å), ``traj``
+            ``[layers, *, N, 7]``, ``sidechains`` (``frames``: ``rotation [layers, *, N, 8, 3, 3]`` and
+            ``translation [layers, *, N, 8, 3]`` in Å,
+            ``atom_pos [layers, *, N, 14, 3]``, ``angles_sin_cos`` and ``unnormalized_angles_sin_cos``
+            ``[layers, *, N, 7, 2]``), and ``act [*, N, c]``, the final single representation.
+        """
+        dtype = self.initial.weight.dtype
+        initial = self.single_norm(single.to(dtype))
+        pair = self.pair_norm(pair.to(dtype))
+        mask = seq_mask.to(dtype)
+        x = self.initial(initial)
+        quaternion = torch.zeros(*x.shape[:-1], 4, dtype=dtype, device=x.device)
+        quaternion[..., 0] = 1.0
+        translation = torch.zeros_like(quaternion[..., :3])
+        steps: list[dict[str, Tensor]] = []
+        for layer in range(self.layers):
+            frames = Rigid(quaternion_to_rotation(quaternion), translation)
+            x = x + self.attention(x, pair, frames, mask)
+            x = self.attention_norm(F.dropout(x, self.dropout_rate, self.training))
+            hidden = x
+            for i, linear in enumerate(self.transition):
+                hidden = linear(hidden if i == 0 else F.relu(hidden))
+            x = self.transition_norm(F.dropout(x + hidden, self.dropout_rate, self.training))
+
+            rotate, move = self.backbone_update(x).split(3, dim=-1)
+            quaternion = update_quaternion(quaternion, rotate)
+            translation = translation + (frames.rotation * move.unsqueeze(-2)).sum(-1)
+            steps.append(self._atoms(x, initial, aatype, quaternion, translation))
+            if layer < self.layers - 1:
+                # No gradient through the orientation between iterations (Algorithm 20, line 20).
+                quaternion = quaternion.detach()
+        stacked = {key: torch.stack([step[key] for step in steps]) for key in steps[0]}
+        atom14 = steps[-1]["atom_pos"]
+        present = mask[..., None]
+        return {
+            "act": x,
+            "traj": stacked["affine"],
+            "final_affines": steps[-1]["affine"],
+            "sidechains": {
+                "frames": {"rotation": stacked["rotation"], "translation": stacked["translation"]},
+                "atom_pos": stacked["atom_pos"],
+                "angles_sin_cos": stacked["angles"],
+                "unnormalized_angles_sin_cos": stacked["raw_angles"],
+            },
+            "final_atom14_positions": atom14,
+            "final_atom14_mask": lookup("restype_atom14_mask", aatype, atom14) * present,
+            "final_atom_positions": atom14_to_atom37(atom14, aatype),
+            "final_atom_mask": lookup("restype_atom37_mask", aatype, atom14) * present,
+        }
+
+    def _atoms(
+        self, x: Tensor, initial: Tensor, aatype: Tensor, quaternion: Tensor, translation: Tensor
+    ) -> dict[str, Tensor]:
+        angles, raw_angles = self.angles(x, initial)
+        backbone = Rigid(quaternion_to_rotation(quaternion), translation * self.position_scale)
+        frames = torsion_angles_to_frames(aatype, backbone, angles)
+        return {
+            "affine": torch.cat([quaternion, backbone.translation], -1),
+            "angles": angles,
+            "raw_angles": raw_angles,
+            "rotation": frames.rotation,
+            "translation": frames.translation,
+            "atom_pos": frames_to_atom14(aatype, frames),
+        }

@@ -1,0 +1,105 @@
+"""Rigid transforms (rotation and translation) as plain tensors (supplement, section 1.8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rigid:
+    """Rigid transforms ``x -> R x + t``.
+
+    Attributes:
+        rotation: ``[*, 3, 3]`` rotation matrices, columns are the axes of the local frame.
+        translation: ``[*, 3]`` origins, in the unit of the points they act on.
+    """
+
+    rotation: Tensor
+    translation: Tensor
+
+    def __getitem__(self, index: Any) -> Rigid:
+        """Index the leading dimensions; ``index`` must not reach the last one or two axes."""
+        index = index if isinstance(index, tuple) else (index,)
+        return Rigid(
+            self.rotation[(*index, slice(None), slice(None))], self.translation[(*index, slice(None))]
+        )
+
+    def apply(self, points: Tensor) -> Tensor:
+        """Map ``points [*, 3]`` from the local to the global frame."""
+        return _rotate(self.rotation, points) + self.translation
+
+    def invert_apply(self, points: Tensor) -> Tensor:
+        """Map ``points [*, 3]`` from the global to the local frame."""
+        return _rotate(self.rotation.transpose(-1, -2), points - self.translation)
+
+    def compose(self, inner: Rigid) -> Rigid:
+        """The transform that applies ``inner`` first and this one after it."""
+        return Rigid(
+            self.rotation @ inner.rotation, _rotate(self.rotation, inner.translation) + self.translation
+        )
+
+    def scale_translation(self, factor: float) -> Rigid:
+        """The same rotations with translations multiplied by ``factor`` (a change of length unit)."""
+        return Rigid(self.rotation, self.translation * factor)
+
+    @staticmethod
+    def from_three_points(
+        point_on_neg_x_axis: Tensor, origin: Tensor, point_on_xy_plane: Tensor, *, eps: float = 1e-8
+    ) -> Rigid:
+        """Frames from three points by Gram-Schmidt (supplement Algorithm 21), points ``[*, 3]``.
+
+        The x axis points from the first point to the origin, the third lies in the x-y plane. ``eps`` is added
+        to squared lengths, so that coinciding points give finite numbers.
+        """
+        e0 = _normalize(origin - point_on_neg_x_axis, eps)
+        e1 = point_on_xy_plane - origin
+        e1 = _normalize(e1 - (e1 * e0).sum(-1, keepdim=True) * e0, eps)
+        e2 = torch.linalg.cross(e0, e1)
+        return Rigid(torch.stack([e0, e1, e2], dim=-1), origin)
+
+
+def _rotate(rotation: Tensor, points: Tensor) -> Tensor:
+    # A sum of three products is exact float32 everywhere; a matmul may run in tf32.
+    return (rotation * points.unsqueeze(-2)).sum(-1)
+
+
+def _normalize(v: Tensor, eps: float) -> Tensor:
+    return v / torch.sqrt(v.square().sum(-1, keepdim=True) + eps)
+
+
+def quaternion_to_rotation(quaternion: Tensor) -> Tensor:
+    """Rotation matrices ``[*, 3, 3]`` of unit quaternions ``[*, 4]`` in (w, x, y, z) order."""
+    w, x, y, z = quaternion.unbind(-1)
+    rows = [
+        torch.stack([w * w + x * x - y * y - z * z, 2 * (x * y - w * z), 2 * (x * z + w * y)], -1),
+        torch.stack([2 * (x * y + w * z), w * w - x * x + y * y - z * z, 2 * (y * z - w * x)], -1),
+        torch.stack([2 * (x * z - w * y), 2 * (y * z + w * x), w * w - x * x - y * y + z * z], -1),
+    ]
+    return torch.stack(rows, -2)
+
+
+def rotation_to_quaternion(rotation: Tensor) -> Tensor:
+    """Unit quaternions ``[*, 4]`` (w, x, y, z), up to sign, of rotation matrices ``[*, 3, 3]``."""
+    r = [[rotation[..., i, j] for j in range(3)] for i in range(3)]
+    # The quaternion is the eigenvector of the largest eigenvalue of this symmetric matrix.
+    k = [
+        [r[0][0] + r[1][1] + r[2][2], r[2][1] - r[1][2], r[0][2] - r[2][0], r[1][0] - r[0][1]],
+        [r[2][1] - r[1][2], r[0][0] - r[1][1] - r[2][2], r[0][1] + r[1][0], r[0][2] + r[2][0]],
+        [r[0][2] - r[2][0], r[0][1] + r[1][0], r[1][1] - r[0][0] - r[2][2], r[1][2] + r[2][1]],
+        [r[1][0] - r[0][1], r[0][2] + r[2][0], r[1][2] + r[2][1], r[2][2] - r[0][0] - r[1][1]],
+    ]
+    matrix = torch.stack([torch.stack(row, -1) for row in k], -2) / 3.0
+    return torch.linalg.eigh(matrix).eigenvectors[..., -1]
+
+
+def update_quaternion(quaternion: Tensor, vector: Tensor) -> Tensor:
+    """Compose ``quaternion [*, 4]`` with the rotation ``(1, vector [*, 3])`` and normalise (Algorithm 23)."""
+    w, xyz = quaternion[..., :1], quaternion[..., 1:]
+    real = -(xyz * vector).sum(-1, keepdim=True)
+    imaginary = w * vector + torch.linalg.cross(xyz, vector)
+    updated = quaternion + torch.cat([real, imaginary], -1)
+    return updated / torch.linalg.vector_norm(updated, dim=-1, keepdim=True)
