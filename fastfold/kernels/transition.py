@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, relu
 
+from fastfold.kernels.blocks import (
+    BLOCK_ELEMENTS,
+    exact_dtype,
+    normalise,
+    normalise_backward,
+    position_blocks,
+    without_autocast,
+)
 from fastfold.kernels.layer_norm import layer_norm_definition
+
+_EPS = 1e-5
 
 
 def transition_definition(
@@ -17,6 +30,76 @@ def transition_definition(
     hidden = layer_norm_definition(x.to(exact), norm_weight, norm_bias)
     hidden = relu(linear(hidden, w1.to(exact), b1.to(exact)))
     return linear(hidden, w2.to(exact), b2.to(exact)).to(x.dtype)
+
+
+class _Transition(torch.autograd.Function):
+    """Keeps only its input; the intermediate exists for one block at a time, in both directions.
+
+    Gradients are computed in an exact dtype whatever that of the data: a bfloat16 product would decide for
+    some of the hidden units on the wrong side of the ReLU.
+    """
+
+    @staticmethod
+    @without_autocast
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        norm_weight: Tensor,
+        norm_bias: Tensor,
+        w1: Tensor,
+        b1: Tensor,
+        w2: Tensor,
+        b2: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(x, norm_weight, norm_bias, w1, b1, w2, b2)
+        exact = exact_dtype(x)
+        norm_weight, norm_bias = norm_weight.to(exact), norm_bias.to(exact)
+        w1, b1, w2, b2 = (parameter.to(x.dtype) for parameter in (w1, b1, w2, b2))
+        size = BLOCK_ELEMENTS // len(w1) + 1
+        buffer = x.new_empty(size, len(w1))
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for b_x, b_out in position_blocks(size, x, out):
+            b_norm = normalise(b_x.to(exact), norm_weight, norm_bias, _EPS)[0].to(x.dtype)
+            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=buffer[: len(b_x)]).relu_()
+            torch.addmm(b2, b_hidden, w2.t(), out=b_out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    @without_autocast
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, *parameters = ctx.saved_tensors
+        exact = exact_dtype(x)
+        need_x, *need = ctx.needs_input_grad
+        totals = [
+            torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, need, strict=True)
+        ]
+        grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
+        norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
+        size = BLOCK_ELEMENTS // len(w1) + 1
+        buffer, grad_buffer = w1.new_empty(2, size, len(w1))
+        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for b_x, b_grad, b_grad_x in position_blocks(size, x, grad, grad_x):
+            b_x, b_grad = b_x.to(exact), b_grad.to(exact)
+            b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, _EPS)
+            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=buffer[: len(b_x)]).relu_()
+            if grad_w2 is not None:
+                grad_w2.addmm_(b_grad.t(), b_hidden)
+            if grad_b2 is not None:
+                grad_b2 += b_grad.sum(0)
+            b_grad_hidden = torch.mm(b_grad, w2, out=grad_buffer[: len(b_x)])
+            torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
+            if grad_w1 is not None:
+                grad_w1.addmm_(b_grad_hidden.t(), b_norm)
+            if grad_b1 is not None:
+                grad_b1 += b_grad_hidden.sum(0)
+            b_grad_norm = b_grad_hidden @ w1
+            b_grad_x.copy_(
+                normalise_backward(
+                    b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
+                )
+            )
+        return grad_x if need_x else None, *totals
 
 
 def transition(
@@ -36,4 +119,4 @@ def transition(
     Returns:
         The update ``[*, c]``, in the dtype of ``x``.
     """
-    return transition_definition(x, norm_weight, norm_bias, w1, b1, w2, b2)
+    return _Transition.apply(x, norm_weight, norm_bias, w1, b1, w2, b2)
