@@ -1,0 +1,248 @@
+"""ModelCIF files: mmCIF with what a predicted structure needs (entities, quality, software, protocol).
+
+Written with the ``modelcif`` package, which knows the dictionary. It is imported on first use, because it
+takes longer to load than the command line takes to print its help.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fastfold.errors import OutputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.protein import Protein, chain_name, check_writable
+
+
+def to_modelcif(
+    protein: Protein,
+    *,
+    entry_id: str,
+    title: str,
+    software_version: str,
+    model_name: str,
+    plddt: np.ndarray,
+    pae: np.ndarray | None = None,
+    ptm: float | None = None,
+    iptm: float | None = None,
+    details: str | None = None,
+) -> str:
+    """Writes a predicted structure as ModelCIF, the same bytes for the same prediction.
+
+    Chains of identical sequence share one entity. The full sequence of each chain is kept, residues without
+    atoms included; these count as not modelled. The B-factor column holds ``protein.b_factors``.
+
+    Args:
+        protein: The structure. Author chain names are those of the PDB file, then AA, AB, ...
+        entry_id: Identifier of the entry; anything but letters, digits, ``_``, ``.`` and ``-`` becomes ``_``.
+        title: What the entry is, in a line.
+        software_version: FastFold's version.
+        model_name: Network that made the model, ``model_1_ptm`` for example.
+        plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one.
+        pae: ``[N, N]`` in Å: written as one row per pair of residues, so only sensible for small structures.
+        ptm: Predicted TM-score, 0 to 1.
+        iptm: Predicted interface TM-score, 0 to 1.
+        details: How the model was made (seed, recycles), for the protocol step.
+
+    Returns:
+        The file's text, ASCII.
+
+    Raises:
+        OutputError: There are no atoms, or a position, B-factor or score is not finite.
+        ValueError: ``plddt`` or ``pae`` has another number of residues than ``protein``.
+    """
+    import modelcif
+    import modelcif.dumper
+    import modelcif.model
+    import modelcif.protocol
+
+    check_writable(protein)
+    _check_scores(len(protein), plddt, pae, ptm, iptm)
+
+    system = modelcif.System(title=_plain(title), id=_identifier(entry_id))
+    asym_units = _asym_units(protein)
+    # Declared here and not only through the assembly: a chain without any atom is in the entry but not in it.
+    system.asym_units.extend(asym_units)
+    modelled = [
+        unit
+        for unit, chain in zip(asym_units, protein.chains, strict=True)
+        if (protein.atom_mask[chain] > 0.5).any()
+    ]
+
+    class Model(modelcif.model.AbInitioModel):
+        """The predicted coordinates, made into atoms only while they are written."""
+
+        def get_atoms(self) -> Iterator[Any]:
+            return _atoms(protein, asym_units)
+
+    model = Model(assembly=modelcif.Assembly(modelled, name="Modelled chains"), name=_plain(model_name))
+    model.not_modeled_residue_ranges.extend(_not_modelled(protein, asym_units))
+    software = modelcif.Software(
+        name="FastFold",
+        classification="model building",
+        description="AlphaFold 2 structure prediction in PyTorch",
+        location=None,
+        type="package",
+        version=_plain(software_version),
+    )
+    model.qa_metrics.extend(_qa_metrics(protein, asym_units, software, plddt, pae, ptm, iptm))
+
+    entities = list(dict.fromkeys(unit.entity for unit in asym_units))
+    protocol = modelcif.protocol.Protocol()
+    protocol.steps.append(
+        modelcif.protocol.ModelingStep(
+            name="Structure prediction",
+            details=_plain(details) if details else None,
+            input_data=modelcif.data.DataGroup(entities),
+            output_data=model,
+            software=software,
+        )
+    )
+    system.protocols.append(protocol)
+    system.model_groups.append(modelcif.model.ModelGroup([model], name="All models"))
+
+    out = io.StringIO()
+    modelcif.dumper.write(out, [system])
+    return out.getvalue()
+
+
+def _check_scores(
+    n: int, plddt: np.ndarray, pae: np.ndarray | None, ptm: float | None, iptm: float | None
+) -> None:
+    if np.shape(plddt) != (n,):
+        raise ValueError(f"plddt has shape {list(np.shape(plddt))}, expected [{n}]")
+    if pae is not None and np.shape(pae) != (n, n):
+        raise ValueError(f"pae has shape {list(np.shape(pae))}, expected [{n}, {n}]")
+    for name, value in (("pLDDT", plddt), ("PAE", pae), ("pTM", ptm), ("ipTM", iptm)):
+        if value is not None and not np.isfinite(value).all():
+            raise OutputError(f"{name} is not finite: the prediction failed and is not written")
+
+
+def _asym_units(protein: Protein) -> list[Any]:
+    """One asymmetric unit per chain; chains with the same sequence share their entity."""
+    import modelcif
+
+    class Polymer(modelcif.Entity):
+        """An entity that stays a polymer when its chain has a single residue."""
+
+        def is_polymeric(self) -> bool:
+            return True
+
+    names_of: dict[str, list[str]] = {}
+    for i, sequence in enumerate(protein.sequences):
+        names_of.setdefault(sequence, []).append(chain_name(i))
+    entities = {
+        sequence: Polymer(
+            ["UNK" if letter == "X" else letter for letter in sequence],
+            description=f"Protein, {'chain' if len(names) == 1 else 'chains'} {', '.join(names)}",
+        )
+        for sequence, names in names_of.items()
+    }
+    return [
+        modelcif.AsymUnit(
+            entities[sequence],
+            details=f"Chain {chain_name(i)}",
+            strand_id=chain_name(i),
+            # The list is indexed by the position in the sequence, counted from 1.
+            auth_seq_id_map=[None, *protein.residue_index[chain].tolist()],
+        )
+        for i, (sequence, chain) in enumerate(zip(protein.sequences, protein.chains, strict=True))
+    ]
+
+
+def _atoms(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
+    """Atoms of the model, residue by residue, coordinates rounded to 0.001 Å."""
+    from modelcif.model import Atom
+
+    present = protein.atom_mask > 0.5
+    # Rounded here, plus zero: the writer would print -0.0001 as -0.0001 and -0.0 as -0.000.
+    xyz = (np.round(protein.atom_positions[present].astype(np.float64), 3) + 0.0).tolist()
+    b_factors = (np.round(protein.b_factors[present].astype(np.float64), 2) + 0.0).tolist()
+    first = np.array([chain.start for chain in protein.chains])
+    seq_id = (np.arange(len(protein)) - first[protein.chain_index] + 1).tolist()
+    chain_of = protein.chain_index.tolist()
+    residues, atoms = (indices.tolist() for indices in np.nonzero(present))
+    for residue, atom, (x, y, z), b in zip(residues, atoms, xyz, b_factors, strict=True):
+        name = rc.atom_types[atom]
+        yield Atom(
+            asym_unit=asym_units[chain_of[residue]],
+            seq_id=seq_id[residue],
+            atom_id=name,
+            type_symbol=name[0],
+            x=x,
+            y=y,
+            z=z,
+            biso=b,
+            occupancy=1.0,
+        )
+
+
+def _not_modelled(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
+    """Runs of residues without atoms, per chain."""
+    from modelcif.model import NotModeledResidueRange
+
+    has_atoms: np.ndarray = np.any(protein.atom_mask > 0.5, axis=1)
+    for unit, chain in zip(asym_units, protein.chains, strict=True):
+        missing = np.concatenate([[False], ~has_atoms[chain], [False]])
+        starts, ends = np.flatnonzero(np.diff(missing.astype(np.int8))).reshape(-1, 2).T
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            yield NotModeledResidueRange(unit, start + 1, end)
+
+
+def _qa_metrics(
+    protein: Protein,
+    asym_units: list[Any],
+    software: Any,
+    plddt: np.ndarray,
+    pae: np.ndarray | None,
+    ptm: float | None,
+    iptm: float | None,
+) -> list[Any]:
+    """Global pLDDT, pTM and ipTM, pLDDT per residue and, if given, PAE per pair of residues."""
+    from modelcif import qa_metric as qa
+
+    def metric(label: str, mode: type, kind: type, text: str) -> Any:
+        """A metric's class: the package identifies a metric by its class and takes the text from it."""
+        members = {"name": label, "description": text, "software": software}
+        return type(label, (mode, kind), members)
+
+    values = np.asarray(plddt, np.float64)
+    mean = metric("pLDDT", qa.Global, qa.PLDDT, "Mean predicted lDDT of the C-alpha atoms, 0 to 100")
+    local = metric("pLDDT", qa.Local, qa.PLDDT, "Predicted lDDT of the C-alpha atom, 0 to 100")
+    metrics = [mean(float(values.mean()))]
+    if ptm is not None:
+        metrics.append(metric("pTM", qa.Global, qa.PTM, "Predicted TM-score, 0 to 1")(float(ptm)))
+    if iptm is not None:
+        text = "Predicted TM-score of the interfaces, 0 to 1"
+        metrics.append(metric("ipTM", qa.Global, qa.IpTM, text)(float(iptm)))
+    residues = [
+        unit.residue(seq_id + 1)
+        for unit, chain in zip(asym_units, protein.chains, strict=True)
+        for seq_id in range(chain.stop - chain.start)
+    ]
+    metrics += [local(residue, value) for residue, value in zip(residues, values.tolist(), strict=True)]
+    if pae is not None:
+        text = "Predicted aligned error of residue 2 when aligned on residue 1, in angstrom"
+        pair = metric("PAE", qa.LocalPairwise, qa.PAE, text)
+        for first, row in zip(residues, np.asarray(pae, np.float64).tolist(), strict=True):
+            metrics += [pair(first, second, value) for second, value in zip(residues, row, strict=True)]
+    return metrics
+
+
+def _identifier(text: str) -> str:
+    """A value that needs no quotes in CIF: no reserved word, no leading special character."""
+    safe = re.sub(r"[^0-9A-Za-z_.-]", "_", text)[:100].lstrip("_.-")
+    return re.sub(r"^(?i:(data|save|loop|stop|global)_)", r"\1-", safe) or "model"
+
+
+def _plain(text: str) -> str:
+    """Text as a value that every CIF reader takes: one line of printable ASCII without quotes."""
+    safe = re.sub(r"[^ -~]", "?", " ".join(text.split()))
+    safe = re.sub(r"[\"'\\]", "`", safe)[:500]
+    # Words such as #1, _x or data_ mean something else at the start of a value.
+    safe = re.sub(r"^[^0-9A-Za-z]+", "", safe)
+    return re.sub(r"^(?i:(data|save|loop|stop|global)_)", r"\1-", safe) or "unnamed"

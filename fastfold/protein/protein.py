@@ -1,0 +1,118 @@
+"""The ``Protein`` value object: the atoms of one structure as plain arrays.
+
+Everything that reads or writes structure files goes through it. Residues of one chain stand together and
+chains are counted from 0 in the order of the arrays, so that a chain is a slice.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfold.errors import OutputError
+from fastfold.protein import residue_constants as rc
+
+PDB_CHAIN_IDS = string.ascii_uppercase + string.ascii_lowercase + string.digits
+"""The 62 one-letter chain names that a PDB file can tell apart."""
+
+
+def chain_name(index: int) -> str:
+    """Name of the chain with this index: A-Z, a-z, 0-9, and then AA, AB, ..., A9, BA, ... (mmCIF only)."""
+    name, number = "", index + 1
+    while number:
+        number, letter = divmod(number - 1, len(PDB_CHAIN_IDS))
+        name = PDB_CHAIN_IDS[letter] + name
+    return name
+
+
+@dataclass(frozen=True, eq=False)
+class Protein:
+    """Atoms of a structure with ``N`` residues in the atom37 layout.
+
+    Arrays are converted to the types below, without a copy where they have them already.
+
+    Attributes:
+        atom_positions: ``[N, 37, 3]`` float32, in Å; meaningless where ``atom_mask`` is 0.
+        atom_mask: ``[N, 37]`` float32, 1 where the atom is present. A residue may have no atom at all.
+        aatype: ``[N]`` int32, residue types 0-20.
+        residue_index: ``[N]`` int32, residue numbers as printed (usually counted from 1), unique in a chain.
+        chain_index: ``[N]`` int32: 0, ..., 0, 1, ..., 1, and so on, without a gap.
+        b_factors: ``[N, 37]`` float32; in predictions each residue's pLDDT (0 to 100).
+
+    Raises:
+        ValueError: Shapes disagree, a residue type is outside 0-20, chains are not in one piece each, or a
+            residue number occurs twice in a chain.
+    """
+
+    atom_positions: np.ndarray
+    atom_mask: np.ndarray
+    aatype: np.ndarray
+    residue_index: np.ndarray
+    chain_index: np.ndarray
+    b_factors: np.ndarray
+
+    def __post_init__(self) -> None:
+        n = len(self.aatype)
+        layout: dict[str, tuple[type, tuple[int, ...]]] = {
+            "atom_positions": (np.float32, (n, rc.atom_type_num, 3)),
+            "atom_mask": (np.float32, (n, rc.atom_type_num)),
+            "aatype": (np.int32, (n,)),
+            "residue_index": (np.int32, (n,)),
+            "chain_index": (np.int32, (n,)),
+            "b_factors": (np.float32, (n, rc.atom_type_num)),
+        }
+        for field, (dtype, shape) in layout.items():
+            array: np.ndarray = np.asarray(getattr(self, field), dtype)
+            if array.shape != shape:
+                raise ValueError(f"Protein.{field} has shape {list(array.shape)}, expected {list(shape)}")
+            object.__setattr__(self, field, array)
+        if n == 0:
+            raise ValueError("a Protein needs at least one residue")
+        if self.aatype.min() < 0 or self.aatype.max() > rc.unk_restype_index:
+            raise ValueError("Protein.aatype must lie in 0..20")
+        steps = np.diff(self.chain_index)
+        if self.chain_index[0] != 0 or np.any((steps != 0) & (steps != 1)):
+            raise ValueError("Protein.chain_index must count 0, ..., 0, 1, ..., 1, ... without a gap")
+        if len(np.unique(np.stack([self.chain_index, self.residue_index]), axis=1).T) != n:
+            raise ValueError("Protein.residue_index repeats a number within a chain")
+
+    def __len__(self) -> int:
+        """Number of residues."""
+        return len(self.aatype)
+
+    @property
+    def chains(self) -> tuple[slice, ...]:
+        """Residue range of each chain."""
+        ends = [*(np.flatnonzero(np.diff(self.chain_index)) + 1).tolist(), len(self)]
+        return tuple(slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True))
+
+    @property
+    def sequences(self) -> tuple[str, ...]:
+        """One-letter sequence of each chain, ``X`` for unknown residues."""
+        return tuple(rc.aatype_to_sequence(self.aatype[chain]) for chain in self.chains)
+
+
+def check_writable(protein: Protein) -> None:
+    """Refuses a structure that no file should ever hold.
+
+    Raises:
+        OutputError: No residue has an atom, or a position or B-factor of a present atom is not finite.
+    """
+    present = protein.atom_mask > 0.5
+    if not present.any():
+        raise OutputError(
+            "the structure has no atoms (a sequence of unknown residues, X, has none to predict); "
+            "give a sequence with at least one of the twenty amino acids"
+        )
+    finite = np.isfinite(protein.atom_positions).all(-1) & np.isfinite(protein.b_factors)
+    bad = np.argwhere(present & ~finite)
+    if len(bad):
+        residue, atom = bad[0]
+        where = f"chain {chain_name(int(protein.chain_index[residue]))}"
+        raise OutputError(
+            f"{len(bad)} atoms have no finite position or B-factor, the first is {rc.atom_types[atom]} of "
+            f"{rc.resnames[protein.aatype[residue]]} {protein.residue_index[residue]} in {where}: "
+            "the prediction failed and is not written; try --precision fp32 and check the weights"
+        )
