@@ -65,8 +65,8 @@ class _Transition(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     @without_autocast
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *parameters = ctx.saved_tensors
         exact = exact_dtype(x)
