@@ -1,0 +1,243 @@
+"""What is to be folded: a target is one chain, or the chains of one complex, under a name safe for files."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fastfold.data.text_files import PathLike, split_lines
+from fastfold.errors import InputError
+from fastfold.protein.residue_constants import restypes
+
+MAX_NAME_LENGTH = 100
+
+_KNOWN = frozenset((*restypes, "X"))
+_UNKNOWN_LETTERS = "".join(sorted(set(string.ascii_uppercase) - _KNOWN))  # BJOUZ
+_TO_X = str.maketrans(_UNKNOWN_LETTERS, "X" * len(_UNKNOWN_LETTERS))
+_NO_BLANKS = str.maketrans("", "", " \t")
+_NO_RESIDUE = re.compile(r"[^A-Za-z:*]")
+_RESERVED = frozenset(  # device names of Windows, whatever the extension
+    ("con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)))
+)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One protein chain.
+
+    Attributes:
+        id: Chain identifier in the structure, ``A``, ``B``, … in the order of the input.
+        sequence: One letter per residue, upper case, the 20 amino acids and X.
+        record: Identifier of the FASTA record that the chain came from, where it has one of its own; used to
+            find its alignments.
+    """
+
+    id: str
+    sequence: str
+    record: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One thing to fold: a chain or a complex.
+
+    Attributes:
+        name: Stem for output files: letters, digits and ``._+-``, at most 100 of them, never hidden and
+            never a path; unique among the targets of one run, also where case does not count.
+        chains: The chains.
+        source: File that the target was read from; empty if it came from no file.
+        record: Identifier as the user wrote it: the first word of the FASTA header, or the file's stem for
+            a complex of several records.
+        warnings: What was changed in the input, one sentence each.
+    """
+
+    name: str
+    chains: tuple[Chain, ...]
+    source: str
+    record: str
+    warnings: tuple[str, ...]
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether there is more than one chain."""
+        return len(self.chains) > 1
+
+    @property
+    def num_residues(self) -> int:
+        """Residues of all chains together."""
+        return sum(len(chain.sequence) for chain in self.chains)
+
+
+def target_from_sequence(sequence: str, name: str = "query") -> Target:
+    """The target of a sequence given as text.
+
+    Args:
+        sequence: One letter per residue, either case, blanks and line ends ignored; ``:`` joins the chains
+            of a complex.
+        name: Name of the target; made safe for file names if it is not.
+
+    Raises:
+        InputError: The sequence is empty or holds what is no residue.
+    """
+    sequences, warnings = parse_sequence(split_lines(sequence), record=name)
+    return Target(safe_stem(name), make_chains(sequences), "", name, tuple(warnings))
+
+
+def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
+    """Chains named A, B, … Z, a, … z, 0, … 9, and then AA, AB, …"""
+    records = records or [""] * len(sequences)
+    return tuple(Chain(*chain) for chain in zip(_chain_ids(), sequences, records, strict=False))
+
+
+def fold_unknown(sequence: str) -> str:
+    """The sequence in upper case, with B, J, O, U and Z read as X (AlphaFold's own choice)."""
+    return sequence.upper().translate(_TO_X)
+
+
+def parse_sequence(
+    lines: Sequence[str],
+    *,
+    path: PathLike | None = None,
+    record: str | None = None,
+    first_line: int | None = None,
+) -> tuple[list[str], list[str]]:
+    """The chains that the sequence lines of one record spell.
+
+    Lower case, blanks and one ``*`` at the end of a chain (the stop codon that translation tools print) are
+    accepted. The time is linear in the length of the record.
+
+    Args:
+        lines: Sequence lines without the header.
+        path: Their file, for error messages.
+        record: Their record, for error messages.
+        first_line: Number of the first of them in the file.
+
+    Returns:
+        The sequences of the chains and a list of warnings.
+
+    Raises:
+        InputError: Nothing there, an empty chain, or a character that is no residue, with its line.
+    """
+    text = "".join(lines).translate(_NO_BLANKS)
+
+    def fail(message: str, offset: int) -> InputError:
+        line = None if first_line is None else first_line + _line_index(lines, offset)
+        return InputError(message, path=path, line=line, record=record)
+
+    if not text:
+        raise InputError(
+            "has no sequence; add its residues below the header or remove the record",
+            path=path,
+            line=None if first_line is None else max(first_line - 1, 1),
+            record=record,
+        )
+    if found := _NO_RESIDUE.search(text):
+        raise fail(_explain(found.group(), found.start()), found.start())
+    sequences, warnings, start = [], [], 0
+    pieces = text.split(":")
+    for number, (chain_id, piece) in enumerate(zip(_chain_ids(), pieces, strict=False), 1):
+        chain = f"chain {chain_id}: " if len(pieces) > 1 else ""
+        body = piece.removesuffix("*")
+        if "*" in body:
+            offset = start + body.index("*")
+            raise fail(_explain("*", offset), offset)
+        if not body:
+            message = f"chain {number} of {len(pieces)} is empty; ':' stands between two chains"
+            raise fail(message, min(start, len(text) - 1))
+        if len(body) < len(piece):
+            warnings.append(f"{chain}the '*' (stop) at the end is left out")
+        warnings += (chain + warning for warning in _doubts(body.upper()))
+        sequences.append(fold_unknown(body))
+        start += len(piece) + 1
+    return sequences, warnings
+
+
+def safe_stem(identifier: str) -> str:
+    """A file stem that resembles an identifier, and that no identifier can turn into a path.
+
+    Everything but letters, digits and ``._+-`` becomes ``_``; leading dots and dashes go; what is longer
+    than 100 characters is cut and marked with a hash of the whole; what has nothing left is named by its
+    hash alone.
+    """
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "_", identifier)
+    stem = re.sub(r"\.{2,}", ".", stem).lstrip("._-").rstrip("._-")
+    if not any(character.isalnum() for character in stem):
+        return f"record_{_digest(identifier, 8)}"
+    if stem.partition(".")[0].lower() in _RESERVED:
+        stem = f"record_{stem}"
+    return stem if len(stem) <= MAX_NAME_LENGTH else _marked(stem, identifier, 8)
+
+
+def unique_stems(identifiers: Sequence[str]) -> list[str]:
+    """One safe stem per identifier, no two alike even where case does not count.
+
+    Identifiers that are safe as they are keep their names; another one whose stem is taken is marked with
+    its hash, so that its name does not depend on its place in the list.
+
+    Args:
+        identifiers: Distinct strings.
+    """
+    stems = [safe_stem(identifier) for identifier in identifiers]
+    taken: set[str] = set()
+    for i in sorted(range(len(stems)), key=lambda i: stems[i] != identifiers[i]):
+        stem = stems[i]
+        for digits in itertools.count(8, 4):
+            if stems[i].casefold() not in taken:
+                break
+            stems[i] = _marked(stem, identifiers[i], digits)
+        taken.add(stems[i].casefold())
+    return stems
+
+
+def _marked(stem: str, identifier: str, digits: int) -> str:
+    return f"{stem[: MAX_NAME_LENGTH - 1 - digits]}_{_digest(identifier, digits)}"
+
+
+def _digest(identifier: str, digits: int) -> str:
+    return hashlib.sha256(identifier.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+
+
+def _chain_ids() -> Iterator[str]:
+    letters = string.ascii_uppercase + string.ascii_lowercase + string.digits
+    for length in itertools.count(1):
+        yield from ("".join(letter) for letter in itertools.product(letters, repeat=length))
+
+
+def _line_index(lines: Sequence[str], offset: int) -> int:
+    """Index of the line that holds character ``offset`` of the joined lines without blanks."""
+    ends = itertools.accumulate(len(line.translate(_NO_BLANKS)) for line in lines)
+    return next(i for i, end in enumerate(ends) if offset < end)
+
+
+def _explain(character: str, offset: int) -> str:
+    """What is wrong with a character that is no residue, and the remedy."""
+    place = f"at position {offset + 1} of the sequence"
+    if character in "-.~":
+        return (
+            f"gap {character!r} {place}; remove the gaps: FASTA holds the plain sequence, an alignment "
+            "belongs into the folder of alignments"
+        )
+    if character == "*":
+        return f"'*' (stop) {place}, before the end; cut the sequence there or remove it"
+    if character.isdigit():
+        return f"digit {character!r} {place}; remove the position numbers"
+    if not character.isascii():
+        code = ord(character)
+        shown = f"byte 0x{code - 0xDC00:02X}" if 0xDC80 <= code <= 0xDCFF else repr(character)
+        return f"{shown} {place} is not ASCII; write the sequence in plain letters A-Z"
+    return f"{character!r} {place} is no residue; write one letter A-Z per residue, ':' between chains"
+
+
+def _doubts(sequence: str) -> Iterator[str]:
+    """Warnings about an upper-case sequence that is accepted."""
+    unknown = [i for i, letter in enumerate(sequence) if letter in _UNKNOWN_LETTERS]
+    if unknown:
+        shown = ", ".join(f"{sequence[i]} at {i + 1}" for i in unknown[:5])
+        more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        yield f"{shown}{more} read as X (unknown residue)"
+    if len(sequence) >= 15 and set(sequence) <= set("ACGTUN"):
+        yield "the sequence looks like DNA or RNA; each letter is read as an amino acid"

@@ -1,0 +1,86 @@
+"""Bytes of a text input file, read with every failure turned into a clear error."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import zlib
+from typing import BinaryIO, Final
+
+from fastfold.errors import InputError
+
+PathLike = str | os.PathLike[str]
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+_PIECE = 1 << 24
+_UTF8_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
+    """Content of a text file, unpacked if its name ends in ``.gz``, without a UTF-8 byte order mark.
+
+    Pipes and process substitutions work too: the file is read once from front to end, and never further
+    than ``limit``, so that neither an endless device nor a decompression bomb fills the memory.
+
+    Args:
+        path: The file.
+        limit: Largest size in bytes, after unpacking.
+
+    Raises:
+        InputError: The file is missing, a folder, unreadable, too large, a damaged gzip, a gzip whose name
+            does not end in ``.gz`` (or the other way round), or UTF-16.
+    """
+    data = _read(path, limit)
+    if os.fspath(path).lower().endswith(".gz"):
+        data = _unpack(data, path, limit)
+    elif data.startswith(GZIP_MAGIC):
+        raise InputError("is compressed with gzip; unpack it, or let its name end in .gz", path=path)
+    if len(data) > limit:
+        raise InputError(f"is larger than {limit:,} bytes, the most that is read from one file", path=path)
+    if data.startswith(_WIDE_BOMS):
+        raise InputError("is text in UTF-16; save it as plain text (ASCII or UTF-8)", path=path)
+    return data[len(_UTF8_BOM) :] if data.startswith(_UTF8_BOM) else data
+
+
+def split_lines(text: str) -> list[str]:
+    """Lines of a text, whichever of LF, CRLF and CR ends them; other control characters end no line."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+def _read(path: PathLike, limit: int) -> bytes:
+    """At most ``limit + 1`` raw bytes of the file."""
+    try:
+        if os.path.isdir(path):
+            raise InputError("is a folder; name a file in it", path=path)
+        with open(path, "rb") as file:
+            return _read_up_to(file, limit + 1)
+    except FileNotFoundError:
+        raise InputError("no such file; check the name", path=path) from None
+    except PermissionError:
+        raise InputError("may not be read; change its permissions (chmod +r)", path=path) from None
+    except ValueError as error:  # a NUL inside the name
+        raise InputError(f"is no valid file name: {error}", path=repr(path)) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", path=path) from None
+
+
+def _read_up_to(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:
+    """At most ``size`` bytes; in pieces, because one call would reserve all that memory beforehand."""
+    pieces = []
+    while size > 0 and (piece := file.read(min(size, _PIECE))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _unpack(data: bytes, path: PathLike, limit: int) -> bytes:
+    """At most ``limit + 1`` unpacked bytes."""
+    if not data.startswith(GZIP_MAGIC):
+        raise InputError("is no gzip file although its name ends in .gz; rename it", path=path)
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            return _read_up_to(file, limit + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"is a damaged gzip file ({error}); download or copy it again", path=path) from None
