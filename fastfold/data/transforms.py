@@ -1,0 +1,283 @@
+"""Transforms that the monomer and the complex networks share: from integer arrays to what the network embeds.
+
+All functions are pure; the only randomness is in :func:`corrupt_msa`, and it comes from the generator
+passed in. Residue types follow :mod:`fastfold.protein.residue_constants`: 0-19, 20 unknown, 21 gap, 22
+masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastfold.errors import ConfigError
+from fastfold.protein import residue_constants as rc
+
+NUM_MSA_CLASSES = 23
+_MASK_CLASS = 22
+# Rows whose one-hot form is in memory at once: 128 rows of 1,000 residues are 11 MB, near the size of a
+# cache.
+_ROW_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A target's whole alignment, from which each recycling iteration draws its rows.
+
+    Attributes:
+        msa: ``[S, N]`` uint8 residue types 0-21; row 0 is the query.
+        deletions: ``[S, N]`` float32, residues deleted before each column.
+        mask: ``[S, N]`` float32, 0 where a row is padding.
+        bert_mask: ``[S, N]`` float32, 0 where a masked position must not count as a training target.
+        cluster_bias: ``[S]`` float32, 1 for rows that are always drawn as cluster centres.
+        profile: ``[N, 22]`` float32 residue frequencies of all rows, padding left out.
+    """
+
+    msa: np.ndarray
+    deletions: np.ndarray
+    mask: np.ndarray
+    bert_mask: np.ndarray
+    cluster_bias: np.ndarray
+    profile: np.ndarray
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What was drawn at random for one iteration; all features follow from it and the :class:`Alignment`.
+
+    Attributes:
+        clusters: ``[C]`` rows of the alignment that are cluster centres, the query first.
+        extra: ``[E]`` all other rows; all of them join clusters.
+        num_extra: How many of them, from the first, go into the extra MSA.
+        masked: ``[C, N]`` bool, positions chosen for masked-residue prediction.
+        msa: ``[C, N]`` uint8, the centres with the masked positions replaced (22: masked).
+    """
+
+    clusters: np.ndarray
+    extra: np.ndarray
+    num_extra: int
+    masked: np.ndarray
+    msa: np.ndarray
+
+
+def one_hot(ids: np.ndarray, classes: int) -> np.ndarray:
+    """One-hot float32 ``[*, classes]`` of integers ``[*]``."""
+    return (np.asarray(ids)[..., None] == np.arange(classes)).astype(np.float32)
+
+
+def to_restype_order(ids: np.ndarray) -> np.ndarray:
+    """Residue types uint8 of HHblits ids 0-21 (any integer array), same shape."""
+    return rc.hhblits_id_to_restype.astype(np.uint8)[ids]
+
+
+def has_deletion(deletions: np.ndarray) -> np.ndarray:
+    """1 where residues were deleted, from deletion counts ``[*]``, float32."""
+    return np.clip(deletions, 0.0, 1.0).astype(np.float32)
+
+
+def deletion_value(deletions: np.ndarray) -> np.ndarray:
+    """Deletion counts ``[*]`` squeezed into [0, 1): ``2/π · arctan(d/3)``, float32 (supplement, Table 1)."""
+    scaled = np.asarray(deletions, np.float32) / np.float32(3.0)
+    return np.arctan(scaled) * np.float32(2.0 / np.pi)
+
+
+def count_residues(msa: np.ndarray, classes: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """How often each class stands in each column.
+
+    Args:
+        msa: ``[S, N]`` integers below ``classes``.
+        classes: Number of classes.
+        weights: ``[S]`` weight of each row; ones if None.
+
+    Returns:
+        ``[N, classes]`` float64.
+    """
+    length = msa.shape[1]
+    columns = np.arange(length) * classes
+    counts = np.zeros(length * classes)
+    for rows in row_blocks(len(msa), 1024):
+        index = (msa[rows] + columns).ravel()
+        weight = None if weights is None else np.repeat(weights[rows], length)
+        counts += np.bincount(index, weight, minlength=counts.size)
+    return counts.reshape(length, classes)
+
+
+def msa_profile(msa: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Residue frequencies ``[N, 22]`` float32 where the alignment's mask is not 0; both are ``[S, N]``."""
+    counts = count_residues(np.where(mask > 0, msa, _MASK_CLASS), NUM_MSA_CLASSES)[:, :_MASK_CLASS]
+    return (counts / np.maximum(mask.sum(axis=0), 1e-10)[:, None]).astype(np.float32)
+
+
+def row_blocks(rows: int, size: int = _ROW_BLOCK) -> Iterator[slice]:
+    """Slices of ``size`` that cover ``range(rows)``: they bound the memory of what is done row by row."""
+    return (slice(start, start + size) for start in range(0, rows, size))
+
+
+def agreement(
+    centres: np.ndarray, centre_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
+) -> np.ndarray:
+    """Number of columns in which a row and a cluster centre have the same residue (supplement, section
+    1.2.7).
+
+    Gaps and masked positions agree with nothing. The counts come from one matrix product of one-hot codes.
+
+    Args:
+        centres: ``[C, N]`` residue types 0-22.
+        centre_mask: ``[C, N]`` 0 or 1.
+        rows: ``[E, N]`` residue types 0-22.
+        row_mask: ``[E, N]`` 0 or 1.
+
+    Returns:
+        ``[E, C]`` float32, whole numbers.
+    """
+    codes = np.arange(rc.gap_index, dtype=np.uint8)
+
+    def flat(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        visible = np.where(mask > 0, ids, _MASK_CLASS).astype(np.uint8)
+        return (visible[..., None] == codes).astype(np.float32).reshape(len(ids), -1)
+
+    centre_codes = np.ascontiguousarray(flat(centres, centre_mask).T)
+    result = np.empty((len(rows), len(centres)), np.float32)
+    for block in row_blocks(len(rows)):
+        np.matmul(flat(rows[block], row_mask[block]), centre_codes, out=result[block])
+    return result
+
+
+def corrupt_msa(
+    rng: np.random.Generator,
+    msa: np.ndarray,
+    masked: np.ndarray,
+    profile: np.ndarray,
+    config: Any,
+    *,
+    epsilon: float,
+) -> np.ndarray:
+    """Replaces the masked positions as BERT does (supplement, section 1.2.7).
+
+    A masked position becomes a residue drawn evenly, one drawn from its column's profile, itself, or, with
+    all the probability that is left, the mask class 22.
+
+    Args:
+        rng: Source of randomness.
+        msa: ``[C, N]`` uint8 residue types 0-21.
+        masked: ``[C, N]`` bool.
+        profile: ``[N, 22]`` residue frequencies of the whole alignment.
+        config: Has ``uniform_prob``, ``profile_prob``, ``same_prob``.
+        epsilon: Added to each class's probability, as the official networks do.
+
+    Returns:
+        ``[C, N]`` uint8 residue types 0-22.
+
+    Raises:
+        ConfigError: The three probabilities add up to more than one.
+    """
+    mask_prob = 1.0 - config.uniform_prob - config.profile_prob - config.same_prob
+    if mask_prob < 0.0:
+        raise ConfigError("masked_msa: uniform_prob, profile_prob and same_prob add up to more than 1")
+    row, column = np.nonzero(masked)
+    probabilities = np.full((len(row), NUM_MSA_CLASSES), epsilon)
+    probabilities[:, : rc.restype_num] += config.uniform_prob / rc.restype_num
+    probabilities[:, :_MASK_CLASS] += config.profile_prob * profile[column]
+    probabilities[np.arange(len(row)), msa[row, column]] += config.same_prob
+    probabilities[:, _MASK_CLASS] += mask_prob
+    cumulative = probabilities.cumsum(axis=1)
+    point = rng.random(len(row)) * cumulative[:, -1]
+    result = msa.copy()
+    result[row, column] = np.minimum((point[:, None] >= cumulative).sum(axis=1), _MASK_CLASS)
+    return result
+
+
+def cluster_features(
+    alignment: Alignment, draw: Draw, profile: np.ndarray, deletion_mean: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The network's alignment features of one iteration (supplement, Table 1).
+
+    Args:
+        alignment: The whole alignment.
+        draw: The rows drawn from it.
+        profile: ``[C, N, 23]`` residue frequencies of each cluster.
+        deletion_mean: ``[C, N]`` mean deletion count of each cluster.
+
+    Returns:
+        ``msa_feat`` ``[C, N, 49]`` (residue one-hot 23, has deletion, deletion value, cluster profile 23,
+        mean deletion value), ``msa_mask``, ``bert_mask`` ``[C, N]`` float32, ``true_msa`` ``[C, N]`` int32,
+        ``extra_msa`` ``[E, N]`` int32, ``extra_msa_mask``, ``extra_has_deletion``, ``extra_deletion_value``
+        ``[E, N]`` float32. ``E`` is at least one: where no row is left, one row of zeros with mask 0 stands
+        in, because the outer product of a wholly masked extra MSA is not zero (its bias remains).
+    """
+    deletions = alignment.deletions[draw.clusters]
+    kept = draw.extra[: draw.num_extra]
+    extra = {
+        "extra_msa": alignment.msa[kept].astype(np.int32),
+        "extra_msa_mask": alignment.mask[kept],
+        "extra_has_deletion": has_deletion(alignment.deletions[kept]),
+        "extra_deletion_value": deletion_value(alignment.deletions[kept]),
+    }
+    if not len(kept):
+        extra = {name: np.zeros((1, *value.shape[1:]), value.dtype) for name, value in extra.items()}
+    return {
+        "msa_feat": np.concatenate(
+            [
+                one_hot(draw.msa, NUM_MSA_CLASSES),
+                has_deletion(deletions)[..., None],
+                deletion_value(deletions)[..., None],
+                profile,
+                deletion_value(deletion_mean)[..., None],
+            ],
+            axis=-1,
+            dtype=np.float32,
+        ),
+        "msa_mask": alignment.mask[draw.clusters],
+        "true_msa": alignment.msa[draw.clusters].astype(np.int32),
+        "bert_mask": alignment.bert_mask[draw.clusters] * draw.masked,
+        **extra,
+    }
+
+
+def atom_maps(aatype: np.ndarray) -> dict[str, np.ndarray]:
+    """Which atoms each residue has and how the two atom layouts map onto each other.
+
+    Args:
+        aatype: ``[N]`` residue types 0-20.
+
+    Returns:
+        ``atom14_atom_exists`` ``[N, 14]`` and ``atom37_atom_exists`` ``[N, 37]`` float32,
+        ``residx_atom14_to_atom37`` ``[N, 14]`` and ``residx_atom37_to_atom14`` ``[N, 37]`` int32.
+    """
+    return {
+        "atom14_atom_exists": rc.restype_atom14_mask[aatype],
+        "atom37_atom_exists": rc.restype_atom37_mask[aatype],
+        "residx_atom14_to_atom37": rc.restype_atom14_to_atom37[aatype],
+        "residx_atom37_to_atom14": rc.restype_atom37_to_atom14[aatype],
+    }
+
+
+def pseudo_beta(aatype: np.ndarray, positions: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cβ of each residue, Cα for glycine.
+
+    Args:
+        aatype: ``[*, N]`` residue types.
+        positions: ``[*, N, 37, 3]`` in Å.
+        mask: ``[*, N, 37]``.
+
+    Returns:
+        Positions ``[*, N, 3]`` in Å and mask ``[*, N]``, float32.
+    """
+    is_glycine = aatype == rc.restype_order["G"]
+    ca, cb = rc.atom_order["CA"], rc.atom_order["CB"]
+    atoms = np.where(is_glycine[..., None], positions[..., ca, :], positions[..., cb, :])
+    return atoms.astype(np.float32), np.where(is_glycine, mask[..., ca], mask[..., cb]).astype(np.float32)
+
+
+def template_aatype(one_hot_hhblits: np.ndarray) -> np.ndarray:
+    """Residue types ``[T, N]`` int32 of raw template sequences ``[T, N, 22]`` (one-hot over HHblits ids)."""
+    return rc.hhblits_id_to_restype[np.argmax(one_hot_hhblits, axis=-1)]
+
+
+def pad_templates(value: np.ndarray, number: int) -> np.ndarray:
+    """The first ``number`` templates of ``[T, ...]``, filled up with zeros to exactly ``[number, ...]``."""
+    missing = max(0, number - len(value))
+    return np.pad(value[:number], [(0, missing)] + [(0, 0)] * (value.ndim - 1))
