@@ -15,12 +15,13 @@ from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError
 
+# Rows of the extra MSA, and whether the network has templates.
 _MONOMER = {
-    "model_1": {"max_extra_msa": 5120, "templates": True},
-    "model_2": {"max_extra_msa": 1024, "templates": True},
-    "model_3": {"max_extra_msa": 5120, "templates": False},
-    "model_4": {"max_extra_msa": 5120, "templates": False},
-    "model_5": {"max_extra_msa": 1024, "templates": False},
+    "model_1": (5120, True),
+    "model_2": (1024, True),
+    "model_3": (5120, False),
+    "model_4": (5120, False),
+    "model_5": (1024, False),
 }
 
 PRESETS: tuple[str, ...] = (
@@ -50,7 +51,7 @@ def model_config(name: str) -> ConfigDict:
     if base != name:
         return _multimer(int(base[-1]), version=int(kind[-1]) if kind else 1)
     base = name.removesuffix("_ptm")
-    return _monomer(**_MONOMER[base], ptm=base != name)
+    return _monomer(*_MONOMER[base], ptm=base != name)
 
 
 def is_multimer(config: Mapping[str, Any]) -> bool:
@@ -63,8 +64,8 @@ def _step(rate: float, orientation: str = "per_row", **extra: Any) -> dict[str, 
 
 
 def _pair_steps(c: int, *, factor: int, fused: bool, **attention: Any) -> dict[str, Any]:
-    heads = {"gating": True, "num_head": 4, **attention}
-    edges = {"num_intermediate_channel": c, "fuse_projection_weights": fused}
+    heads: dict[str, Any] = {"gating": True, "num_head": 4, **attention}
+    edges: dict[str, Any] = {"num_intermediate_channel": c, "fuse_projection_weights": fused}
     return {
         "triangle_attention_starting_node": _step(0.25, **heads),
         "triangle_attention_ending_node": _step(0.25, "per_column", **heads),
@@ -75,7 +76,7 @@ def _pair_steps(c: int, *, factor: int, fused: bool, **attention: Any) -> dict[s
 
 
 def _trunk(*, outer_first: bool, fused: bool) -> dict[str, Any]:
-    heads = {"gating": True, "num_head": 8}
+    heads: dict[str, Any] = {"gating": True, "num_head": 8}
     return {
         "evoformer_num_block": 48,
         "evoformer": {
@@ -136,7 +137,7 @@ _MASKING = {"profile_prob": 0.1, "same_prob": 0.1, "uniform_prob": 0.1}
 _TEMPLATE_DISTANCES = {"min_bin": 3.25, "max_bin": 50.75, "num_bins": 39}
 
 
-def _monomer(*, max_extra_msa: int, templates: bool, ptm: bool) -> ConfigDict:
+def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
     trunk = _trunk(outer_first=False, fused=False) | {
         "max_relative_feature": 32,
         "template": {

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
-from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
 from fastfold.protein.torsions import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
 
@@ -29,7 +29,12 @@ class AngleResNet(nn.Module):
         self.input = Linear(c_s, c)
         self.initial_input = Linear(c_s, c)
         self.blocks = nn.ModuleList(
-            nn.ModuleList([Linear(c, c, init="relu"), Linear(c, c, init="final" if zero_init else "default")])
+            nn.Sequential(
+                nn.ReLU(),
+                Linear(c, c, init="relu"),
+                nn.ReLU(),
+                Linear(c, c, init="final" if zero_init else "default"),
+            )
             for _ in range(config.num_residual_block)
         )
         self.angles = Linear(c, 14)
@@ -38,8 +43,7 @@ class AngleResNet(nn.Module):
         """``single`` and ``initial`` ``[*, N, c_s]`` to normalised and raw (sine, cosine) ``[*, N, 7, 2]``."""
         x = self.input(F.relu(single)) + self.initial_input(F.relu(initial))
         for block in self.blocks:
-            first, second = block  # type: ignore[misc]
-            x = x + second(F.relu(first(F.relu(x))))
+            x = x + block(x)
         raw = self.angles(F.relu(x)).unflatten(-1, (7, 2))
         return raw / raw.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt(), raw
 
@@ -65,7 +69,7 @@ class StructureModule(nn.Module):
             config.position_scale,
             config.dropout,
         )
-        final = "final" if zero_init else "default"
+        final: Init = "final" if zero_init else "default"
         self.single_norm = LayerNorm(c_s)
         self.pair_norm = LayerNorm(c_z)
         self.initial = Linear(c_s, c)
@@ -73,11 +77,10 @@ class StructureModule(nn.Module):
         self.attention_norm = LayerNorm(c)
         depth = config.num_layer_in_transition
         self.transition = nn.ModuleList(
-            Linear(c, c, init="relu" if i < depth - 1 else final)  # type: ignore[arg-type]
-            for i in range(depth)
+            Linear(c, c, init="relu" if i < depth - 1 else final) for i in range(depth)
         )
         self.transition_norm = LayerNorm(c)
-        self.backbone_update = Linear(c, 6, init=final)  # type: ignore[arg-type]
+        self.backbone_update = Linear(c, 6, init=final)
         self.angles = AngleResNet(config.sidechain, c, zero_init=zero_init)
 
     def forward(self, single: Tensor, pair: Tensor, aatype: Tensor, seq_mask: Tensor) -> dict[str, Any]:

@@ -189,6 +189,7 @@ def _stack(name: str, scope: str, stack: BlockStack, block_ties: Any, fused: boo
 
 def _invariant_point_attention(name: str, scope: str, module: InvariantPointAttention) -> Iterator[Tie]:
     h, c_s = module.heads, module.query.in_features
+    how: dict[str, Any]
     if module.multimer:
         for part, c in (("query", module.c_qk), ("key", module.c_qk), ("value", module.c_v)):
             shape = (c_s, h, c)
@@ -244,9 +245,9 @@ def _structure_module(module: Any, multimer: bool) -> Iterator[Tie]:
     name, scope, angles = f"{name}.angles", f"{scope}/rigid_sidechain", module.angles
     yield from _matrix(f"{name}.input", f"{scope}/input_projection", angles.input)
     yield from _matrix(f"{name}.initial_input", f"{scope}/input_projection_1", angles.initial_input)
-    for i, (first, second) in enumerate(angles.blocks):
-        yield from _matrix(f"{name}.blocks.{i}.0", f"{scope}/resblock1{_suffix(i)}", first)
-        yield from _matrix(f"{name}.blocks.{i}.1", f"{scope}/resblock2{_suffix(i)}", second)
+    for i, block in enumerate(angles.blocks):
+        yield from _matrix(f"{name}.blocks.{i}.1", f"{scope}/resblock1{_suffix(i)}", block[1])
+        yield from _matrix(f"{name}.blocks.{i}.3", f"{scope}/resblock2{_suffix(i)}", block[3])
     yield from _matrix(f"{name}.angles", f"{scope}/unnormalized_angles", angles.angles)
 
 
@@ -425,19 +426,12 @@ _OPENFOLD_MODULES = {
         "evoformer/template_embedding/single_template_embedding/query_embedding_norm"
     ),
     **{
-        f"template_pair_embedder.{name}_linear{suffix}": (
+        f"template_pair_embedder.{name}": (
             f"evoformer/template_embedding/single_template_embedding/template_pair_embedding_{i}"
         )
-        for i, (name, suffix) in enumerate(
-            [
-                ("dgram", ""),
-                ("pseudo_beta_mask", ""),
-                ("aatype", "_1"),
-                ("aatype", "_2"),
-                ("x", ""),
-                ("y", ""),
-            ]
-            + [("z", ""), ("backbone_mask", ""), ("query_embedding", "")]
+        for i, name in enumerate(
+            ("dgram_linear", "pseudo_beta_mask_linear", "aatype_linear_1", "aatype_linear_2", "x_linear")
+            + ("y_linear", "z_linear", "backbone_mask_linear", "query_embedding_linear")
         )
     },
     "structure_module.layer_norm_s": "structure_module/single_layer_norm",
@@ -446,7 +440,9 @@ _OPENFOLD_MODULES = {
     "structure_module.layer_norm_ipa": "structure_module/fold_iteration/attention_layer_norm",
     "structure_module.transition.layer_norm": "structure_module/fold_iteration/transition_layer_norm",
     **{
-        f"structure_module.transition.layers.0.linear_{i + 1}": f"structure_module/fold_iteration/transition{_suffix(i)}"
+        f"structure_module.transition.layers.0.linear_{i + 1}": (
+            f"structure_module/fold_iteration/transition{_suffix(i)}"
+        )
         for i in range(3)
     },
     "structure_module.bb_update.linear": "structure_module/fold_iteration/affine_update",

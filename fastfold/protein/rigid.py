@@ -24,9 +24,8 @@ class Rigid:
     def __getitem__(self, index: Any) -> Rigid:
         """Index the leading dimensions; ``index`` must not reach the last one or two axes."""
         index = index if isinstance(index, tuple) else (index,)
-        return Rigid(
-            self.rotation[(*index, slice(None), slice(None))], self.translation[(*index, slice(None))]
-        )
+        vector = (*index, slice(None))
+        return Rigid(self.rotation[(*vector, slice(None))], self.translation[vector])
 
     def apply(self, points: Tensor) -> Tensor:
         """Map ``points [*, 3]`` from the local to the global frame."""

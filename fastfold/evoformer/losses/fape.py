@@ -1,0 +1,121 @@
+"""Frame aligned point error (supplement Algorithm 28) on the backbone and on all atoms (Algorithm 20)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.protein.rigid import Rigid, quaternion_to_rotation
+
+
+def frame_aligned_point_error(
+    predicted: Rigid,
+    target: Rigid,
+    frames_mask: Tensor,
+    predicted_points: Tensor,
+    target_points: Tensor,
+    points_mask: Tensor,
+    *,
+    length_scale: float,
+    clamp_distance: float | None,
+    eps: float = 1e-4,
+) -> Tensor:
+    """Mean distance between points seen from predicted and from true frames.
+
+    Args:
+        predicted: Frames ``[*, F]``, Å.
+        target: Frames ``[*, F]``, Å.
+        frames_mask: ``[*, F]``.
+        predicted_points: ``[*, P, 3]`` in Å.
+        target_points: ``[*, P, 3]`` in Å.
+        points_mask: ``[*, P]``.
+        length_scale: Unit of the result in Å.
+        clamp_distance: Errors are cut off there, in Å; None for no clamping.
+        eps: Added to squared errors and to the count.
+
+    Returns:
+        ``[*]``.
+    """
+    local_prediction = predicted[..., None].invert_apply(predicted_points[..., None, :, :])
+    local_target = target[..., None].invert_apply(target_points[..., None, :, :])
+    error = ((local_prediction - local_target).square().sum(-1) + eps).sqrt()
+    if clamp_distance is not None:
+        error = error.clamp(max=clamp_distance)
+    error = error / length_scale * frames_mask[..., :, None] * points_mask[..., None, :]
+    return error.sum((-2, -1)) / (eps + frames_mask.sum(-1) * points_mask.sum(-1))
+
+
+def affine_to_rigid(affine: Tensor) -> Rigid:
+    """Rigid transforms from ``[*, 7]`` (unit quaternion, translation in Å)."""
+    return Rigid(quaternion_to_rotation(affine[..., :4]), affine[..., 4:])
+
+
+def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
+    """Backbone FAPE of every structure module layer ``[layers, *]`` (Algorithm 20, line 17).
+
+    With ``use_clamped_fape [*]`` in the batch, the share of samples that are clamped (section 1.11.5) is blended.
+    """
+    trajectory = affine_to_rigid(structure["traj"])
+    target = affine_to_rigid(batch["backbone_affine_tensor"])
+    mask = batch["backbone_affine_mask"]
+
+    def fape(clamp: float | None) -> Tensor:
+        return frame_aligned_point_error(
+            trajectory,
+            target,
+            mask,
+            trajectory.translation,
+            target.translation,
+            mask,
+            length_scale=config.fape.loss_unit_distance,
+            clamp_distance=clamp,
+        )
+
+    clamped = fape(config.fape.clamp_distance)
+    if "use_clamped_fape" not in batch:
+        return clamped
+    share = batch["use_clamped_fape"]
+    return clamped * share + fape(None) * (1.0 - share)
+
+
+def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
+    """FAPE ``[*]`` of all atoms in all rigid groups' frames, last layer (Algorithm 20, line 28).
+
+    ``structure`` holds the renamed ground truth of :func:`fastfold.evoformer.losses.renaming.rename_ground_truth`.
+    """
+    better = structure["alt_naming_is_better"][..., None, None]
+    target = (1.0 - better) * batch["rigidgroups_gt_frames"] + better * batch["rigidgroups_alt_gt_frames"]
+    target = target.flatten(-3, -2)
+    frames = structure["sidechains"]["frames"]
+    predicted = Rigid(frames["rotation"][-1].flatten(-4, -3), frames["translation"][-1].flatten(-3, -2))
+    return frame_aligned_point_error(
+        predicted,
+        Rigid(target[..., :9].unflatten(-1, (3, 3)), target[..., 9:]),
+        batch["rigidgroups_gt_exists"].flatten(-2),
+        structure["sidechains"]["atom_pos"][-1].flatten(-3, -2),
+        structure["renamed_atom14_gt_positions"].flatten(-3, -2),
+        structure["renamed_atom14_gt_exists"].flatten(-2),
+        length_scale=config.sidechain.length_scale,
+        clamp_distance=config.sidechain.atom_clamp_distance,
+    )
+
+
+def aligned_errors(structure: dict[str, Any], batch: dict[str, Tensor], position_scale: float) -> Tensor:
+    """Squared error in Å² of every residue's CA in every residue's frame ``[*, N, N]``, without gradient.
+
+    A residue has no error in its own frame, but the lowest bin of the aligned error ends at 0 Å, so rounding decides.
+    The official program scales positions to Å in a fused multiply-add and keeps its rounding residue there: the
+    error is above zero unless the product was exact in float32. That is reproduced here.
+    """
+    with torch.no_grad():
+        predicted = affine_to_rigid(structure["final_affines"])
+        target = affine_to_rigid(batch["backbone_affine_tensor"])
+        seen = predicted[..., None].invert_apply(predicted.translation[..., None, :, :])
+        true = target[..., None].invert_apply(target.translation[..., None, :, :])
+        errors = (seen - true).square().sum(-1)
+        positions = predicted.translation.double()
+        exact = ((positions / position_scale).float().double() * position_scale == positions).all(-1)
+        residue = torch.where(exact, 0.0, 1e-12).to(errors.dtype)
+        return errors + torch.diag_embed(residue)

@@ -1,0 +1,48 @@
+"""Means under masks and cross entropies: the arithmetic that the losses share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> Tensor:
+    """Mean of ``value`` over its last ``dims`` axes where ``mask`` is 1; the mask broadcasts.
+
+    Args:
+        mask: Broadcasts against ``value``.
+        value: ``[*, ...]``.
+        dims: Number of trailing axes to reduce.
+        eps: Added to the count.
+    """
+    axes = tuple(range(-dims, 0))
+    mask = mask.to(value.dtype).expand_as(value)
+    return (mask * value).sum(axes) / (mask.sum(axes) + eps)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy ``[*]`` of ``logits [*, classes]`` with class indices ``target [*]``."""
+    return (
+        -torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
+        .gather(-1, target.long().unsqueeze(-1))
+        .squeeze(-1)
+    )
+
+
+def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Binary cross entropy ``[*]`` of ``logits [*]`` with ``labels [*]`` in [0, 1]."""
+    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+
+
+def within_resolution(resolution: Tensor, config: Any) -> Tensor:
+    """1 where the structure's ``resolution [*]`` (Å) lies in the head's range, else 0.
+
+    NMR and distillation structures have resolution 0 and are left out.
+    """
+    if not config.filter_by_resolution:
+        return torch.ones_like(resolution)
+    inside = (resolution >= config.min_resolution) & (resolution <= config.max_resolution)
+    return inside.to(resolution.dtype)

@@ -1,0 +1,230 @@
+"""Violations of stereochemistry: bonds, angles and clashes (supplement, section 1.9.11)."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastfold.evoformer.losses.masked import masked_mean
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.torsions import lookup
+
+Violations = dict[str, Any]
+
+
+def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) -> Violations:
+    """All violations of a prediction, soft (losses) and hard (masks).
+
+    Args:
+        positions: Predicted atom14 positions ``[*, N, 14, 3]`` in Å.
+        batch: ``atom14_atom_exists [*, N, 14]``, ``residue_index [*, N]``, ``aatype [*, N]``.
+        config: Official ``structure_module`` config node.
+
+    Returns:
+        AlphaFold's tree: ``between_residues``, ``within_residues``, ``total_per_residue_violations_mask``.
+    """
+    exists = batch["atom14_atom_exists"].to(positions.dtype)
+    index, aatype = batch["residue_index"].long(), batch["aatype"]
+    bonds = _between_residue_bonds(positions, exists, index, aatype, config.violation_tolerance_factor)
+    clashes = _between_residue_clashes(positions, exists, index, aatype, config.clash_overlap_tolerance)
+    within = _within_residues(positions, exists, aatype, config)
+    per_residue = torch.stack(
+        [
+            bonds["connections_per_residue_violation_mask"],
+            clashes["clashes_per_atom_clash_mask"].amax(-1),
+            within["per_atom_violations"].amax(-1),
+        ]
+    ).amax(0)
+    return {
+        "between_residues": bonds | clashes,
+        "within_residues": within,
+        "total_per_residue_violations_mask": per_residue,
+    }
+
+
+def violation_loss(violations: Violations, batch: dict[str, Tensor]) -> Tensor:
+    """The violation loss ``[*]`` (section 1.9.11, equations 44 to 46)."""
+    between, within = violations["between_residues"], violations["within_residues"]
+    atoms = batch["atom14_atom_exists"].sum((-2, -1))
+    overlaps = (between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]).sum((-2, -1))
+    return (
+        between["bonds_c_n_loss_mean"]
+        + between["angles_ca_c_n_loss_mean"]
+        + between["angles_c_n_ca_loss_mean"]
+        + overlaps / (1e-6 + atoms)
+    )
+
+
+def violation_metrics(
+    positions: Tensor, violations: Violations, batch: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Shares ``[*]`` of residues (or neighbours) with a hard violation, under AlphaFold's names."""
+    exists, seq_mask = batch["atom14_atom_exists"], batch["seq_mask"]
+    ca, ca_exists = positions[..., 1, :], exists[..., 1]
+    distance = ((ca[..., :-1, :] - ca[..., 1:, :]).square().sum(-1) + 1e-6).sqrt()
+    extreme = (distance - rc.ca_ca_distance > 1.5).to(positions.dtype)
+    mask = ca_exists[..., :-1] * ca_exists[..., 1:] * _neighbours(batch["residue_index"])
+    between, within = violations["between_residues"], violations["within_residues"]
+    per_residue = {
+        "violations_between_residue_bond": between["connections_per_residue_violation_mask"],
+        "violations_between_residue_clash": between["clashes_per_atom_clash_mask"].amax(-1),
+        "violations_within_residue": within["per_atom_violations"].amax(-1),
+        "violations_per_residue": violations["total_per_residue_violations_mask"],
+    }
+    shares = {name: masked_mean(seq_mask, value, 1) for name, value in per_residue.items()}
+    return {"violations_extreme_ca_ca_distance": masked_mean(mask, extreme, 1), **shares}
+
+
+def _neighbours(residue_index: Tensor) -> Tensor:
+    """1 between residues ``[*, N - 1]`` that follow each other without a gap."""
+    return (residue_index[..., 1:] - residue_index[..., :-1] == 1).float()
+
+
+def _length(v: Tensor) -> Tensor:
+    return (v.square().sum(-1) + 1e-6).sqrt()
+
+
+def _between_residue_bonds(
+    positions: Tensor, exists: Tensor, residue_index: Tensor, aatype: Tensor, tolerance: float
+) -> dict[str, Tensor]:
+    n, ca, c = (positions[..., i, :] for i in range(3))
+    has_n, has_ca, has_c = (exists[..., i] for i in range(3))
+    this_c, next_n = c[..., :-1, :], n[..., 1:, :]
+    peptide = next_n - this_c
+    to_ca, from_n = ca[..., :-1, :] - this_c, ca[..., 1:, :] - next_n
+    peptide_length = _length(peptide)
+    peptide_unit = peptide / peptide_length[..., None]
+    to_ca_unit, from_n_unit = to_ca / _length(to_ca)[..., None], from_n / _length(from_n)[..., None]
+
+    proline = (aatype[..., 1:] == rc.restype_order["P"]).to(positions.dtype)
+
+    def by_residue(values: tuple[float, ...]) -> Tensor:
+        return values[0] * (1.0 - proline) + values[1] * proline
+
+    connected = has_c[..., :-1] * has_n[..., 1:] * _neighbours(residue_index).to(positions.dtype)
+    terms: dict[str, tuple[Any, Any, Any, Tensor]] = {
+        "bonds_c_n": (
+            peptide_length,
+            by_residue(rc.between_res_bond_length_c_n),
+            by_residue(rc.between_res_bond_length_stddev_c_n),
+            connected,
+        ),
+        "angles_ca_c_n": (
+            (to_ca_unit * peptide_unit).sum(-1),
+            *rc.between_res_cos_angles_ca_c_n,
+            connected * has_ca[..., :-1],
+        ),
+        "angles_c_n_ca": (
+            (-peptide_unit * from_n_unit).sum(-1),
+            *rc.between_res_cos_angles_c_n_ca,
+            connected * has_ca[..., 1:],
+        ),
+    }
+    result: dict[str, Tensor] = {}
+    losses, hard = [], []
+    for name, (value, mean, stddev, mask) in terms.items():
+        error = ((value - mean).square() + 1e-6).sqrt()
+        loss = F.relu(error - tolerance * stddev)
+        result[f"{name}_loss_mean"] = masked_mean(mask, loss, 1, eps=1e-6)
+        losses.append(loss)
+        hard.append(mask * (error > tolerance * stddev))
+    # Each neighbour carries half of a bond's loss.
+    total = sum(losses[1:], losses[0])
+    result["connections_per_residue_loss_sum"] = 0.5 * (F.pad(total, (0, 1)) + F.pad(total, (1, 0)))
+    worst = torch.stack(hard).amax(0)
+    result["connections_per_residue_violation_mask"] = torch.maximum(
+        F.pad(worst, (0, 1)), F.pad(worst, (1, 0))
+    )
+    return result
+
+
+def _between_residue_clashes(
+    positions: Tensor, exists: Tensor, residue_index: Tensor, aatype: Tensor, tolerance: float
+) -> dict[str, Tensor]:
+    radius_of = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types], device=positions.device)
+    radius = exists * radius_of.to(positions.dtype)[lookup("restype_atom14_to_atom37", aatype)]
+    # Atom pairs [*, N, N, 14, 14]; every pair of residues counts once.
+    offset = (residue_index[..., None, :] - residue_index[..., :, None])[..., None, None]
+    mask = exists[..., :, None, :, None] * exists[..., None, :, None, :] * (offset > 0)
+    allowed = torch.zeros(14, 14, dtype=positions.dtype, device=positions.device)
+    allowed[2, 0] = 1.0
+    mask = mask * (1.0 - (offset == 1) * allowed)
+    # As in the official program this slot counts as a disulfide bridge whatever the residues are.
+    sulphur = rc.restype_atom14_names[rc.restype_order["C"]].index("SG")
+    bridge = torch.zeros_like(allowed)
+    bridge[sulphur, sulphur] = 1.0
+    mask = mask * (1.0 - bridge)
+
+    delta = positions[..., :, None, :, None, :] - positions[..., None, :, None, :, :]
+    distance = (delta.square().sum(-1) + 1e-10).sqrt()
+    bound = mask * (radius[..., :, None, :, None] + radius[..., None, :, None, :])
+    loss = mask * F.relu(bound - tolerance - distance)
+    hard = mask * (distance < bound - tolerance)
+    return {
+        "clashes_mean_loss": loss.sum((-4, -3, -2, -1)) / (1e-6 + mask.sum((-4, -3, -2, -1))),
+        "clashes_per_atom_loss_sum": loss.sum((-4, -2)) + loss.sum((-3, -1)),
+        "clashes_per_atom_clash_mask": torch.maximum(hard.amax((-4, -2)), hard.amax((-3, -1))),
+    }
+
+
+@cache
+def distance_bounds(overlap_tolerance: float, bond_tolerance: float) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper bounds ``[21, 14, 14]`` in Å for distances within a residue.
+
+    Bonded atoms and atoms one angle apart stay within ``bond_tolerance`` standard deviations of their mean; all
+    others may overlap by ``overlap_tolerance`` Å.
+    """
+    stereo = rc.Stereochemistry()
+    lower, upper = np.zeros((2, 21, 14, 14), np.float32)
+    for i, names in enumerate(rc.restype_atom14_names[:20]):
+        radii = np.array([rc.element_radius[name[0]] if name else 0.0 for name in names])
+        present = np.array([bool(name) for name in names])
+        apart = present[:, None] & present[None, :] & ~np.eye(14, dtype=bool)
+        lower[i][apart] = (radii[:, None] + radii[None, :] - overlap_tolerance)[apart]
+        upper[i][apart] = 1e10
+        residue = rc.resnames[i]
+        bonds = {frozenset((a, b)): (mean, std) for r, a, b, mean, std in stereo.bonds if r == residue}
+        fixed = dict(bonds)
+        for r, a, b, c, mean, std in stereo.angles:
+            if r == residue:
+                pair = _across_angle(bonds[frozenset((a, b))], bonds[frozenset((b, c))], mean, std)
+                fixed[frozenset((a, c))] = pair
+        for pair_names, (mean, std) in fixed.items():
+            a, b = (names.index(name) for name in pair_names)
+            lower[i, a, b] = lower[i, b, a] = mean - bond_tolerance * std
+            upper[i, a, b] = upper[i, b, a] = mean + bond_tolerance * std
+    return lower, upper
+
+
+def _across_angle(
+    first: tuple[float, float], second: tuple[float, float], degrees: float, stddev: float
+) -> tuple[float, float]:
+    """Distance of two atoms bonded to a third, and its uncertainty (law of cosines, errors uncorrelated)."""
+    (a, sa), (b, sb), gamma = first, second, math.radians(degrees)
+    length = math.sqrt(a * a + b * b - 2 * a * b * math.cos(gamma))
+    by_gamma = a * b * math.sin(gamma) / length * math.radians(stddev)
+    by_a = (a - b * math.cos(gamma)) / length * sa
+    by_b = (b - a * math.cos(gamma)) / length * sb
+    return length, math.sqrt(by_gamma**2 + by_a**2 + by_b**2)
+
+
+def _within_residues(positions: Tensor, exists: Tensor, aatype: Tensor, config: Any) -> dict[str, Tensor]:
+    tables = distance_bounds(config.clash_overlap_tolerance, config.violation_tolerance_factor)
+    types = aatype.long().clamp(max=rc.unk_restype_index)
+    lower, upper = (torch.from_numpy(t).to(positions)[types] for t in tables)
+    mask = exists[..., :, None] * exists[..., None, :]
+    mask = mask * (1.0 - torch.eye(14, dtype=positions.dtype, device=positions.device))
+    delta = positions[..., :, None, :] - positions[..., None, :, :]
+    distance = (delta.square().sum(-1) + 1e-10).sqrt()
+    loss = mask * (F.relu(lower - distance) + F.relu(distance - upper))
+    hard = mask * ((distance < lower) | (distance > upper))
+    return {
+        "per_atom_loss_sum": loss.sum(-2) + loss.sum(-1),
+        "per_atom_violations": torch.maximum(hard.amax(-2), hard.amax(-1)),
+    }
