@@ -1,5 +1,4 @@
-"""From the raw features of each chain to the features of the whole complex (AlphaFold-Multimer's data
-pipeline).
+"""From the raw features of each chain to those of the whole complex (AlphaFold-Multimer's data pipeline).
 
 Chains with one sequence are copies of an entity and share its alignment side by side. Different entities
 are paired by species as far as possible; what is left stands block-diagonally below, each entity's rows
@@ -92,8 +91,7 @@ def merge_chains(
         seen[sequences[index]] += 1
         entity, sym = entities[sequences[index]], seen[sequences[index]]
         chains.append(_chain(raw[index], asym=len(chains) + 1, entity=entity, sym=sym))
-    is_paired = len(entities) > 1
-    if is_paired:
+    if len(entities) > 1:
         chains = _pair(chains, [raw_paired[index] for index in order])
     chains = [_crop(chain) for chain in chains]
     merged = {name: np.concatenate([chain.features[name] for chain in chains]) for name in chains[0].features}

@@ -95,7 +95,7 @@ def num_clusters(config: Any) -> int:
 
 
 def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
-    """Draws the cluster centres, the masked positions and the extra rows (supplement, sections 1.2.6, 1.2.7).
+    """Draws the cluster centres, the masked positions and the extra rows (supplement, section 1.2.7).
 
     The query is always the first centre; all other rows are drawn evenly without replacement. The centres
     are masked before the others join their clusters, so that no cluster gives a masked residue away.

@@ -1,4 +1,4 @@
-"""Features of a complex for the multimer networks (Evans et al. 2021, section 7.2 and its official code).
+"""Features of a complex for the multimer networks (AlphaFold-Multimer, Evans et al. 2021).
 
 The official networks draw and cluster the alignment inside the network; here it happens in the data code,
 with the same three stages as for one chain: :func:`prepare`, :func:`draw_rows` (or :func:`rows_in_order`) and
@@ -162,9 +162,8 @@ def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np
         deletions = alignment.deletions[draw.extra] * row_mask
         score = transforms.agreement(draw.msa, centre_mask, msa, row_mask)
         best = score == score.max(axis=1, keepdims=True)
-        weight = (
-            best / best.sum(axis=1, keepdims=True, dtype=np.float32) * (row_mask @ centre_mask.T)
-        )  # [E, C]
+        share = best / best.sum(axis=1, keepdims=True, dtype=np.float32)
+        weight = share * (row_mask @ centre_mask.T)  # [E, C]
         counts += _weighted_counts(weight, msa, row_mask)
         deletion_sum += weight.T @ deletions
         total += weight.sum(axis=0)
@@ -174,8 +173,8 @@ def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np
 def _weighted_counts(weight: np.ndarray, msa: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """``[C, N, 23]`` float32: residues of the extra rows, each row counted with its weight ``[E, C]``.
 
-    Most rows belong to one cluster and are counted there; a product with their one-hot code would take as
-    long as the agreement itself, and is left for the rows that several clusters share.
+    Most rows belong to one cluster and are counted there, which is much faster than a product with their
+    one-hot codes; that is left for the rows that several clusters share.
     """
     classes = transforms.NUM_MSA_CLASSES
     length = msa.shape[1]

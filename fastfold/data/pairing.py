@@ -1,4 +1,4 @@
-"""Pairing of alignment rows across the chains of a complex (Evans et al. 2021, section 7.3).
+"""Pairing of alignment rows across the chains of a complex (AlphaFold-Multimer, Evans et al. 2021).
 
 Two chains that touch have co-evolved within each species, so rows of the same species are put on one line.
 Within a species, rows are paired by their rank of similarity to their own chain's query.

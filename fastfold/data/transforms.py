@@ -118,10 +118,9 @@ def row_blocks(rows: int, size: int = _ROW_BLOCK) -> Iterator[slice]:
 def agreement(
     centres: np.ndarray, centre_mask: np.ndarray, rows: np.ndarray, row_mask: np.ndarray
 ) -> np.ndarray:
-    """Number of columns in which a row and a cluster centre have the same residue (supplement, section
-    1.2.7).
+    """Number of columns in which a row and a cluster centre have the same residue.
 
-    Gaps and masked positions agree with nothing.
+    Gaps and masked positions agree with nothing (supplement, section 1.2.7).
 
     Args:
         centres: ``[C, N]`` residue types 0-22.
@@ -132,8 +131,9 @@ def agreement(
     Returns:
         ``[E, C]`` int32.
     """
-    # Counting equal bytes column by column takes a sixth of the time of a product of one-hot codes (measured on
-    # 4,612 rows, 508 centres, 1,000 columns). What agrees with nothing gets different codes on the two sides.
+    # Counting equal bytes column by column takes a sixth of the processor time of a product of one-hot codes
+    # (4,612 rows, 508 centres, 1,000 columns: 0.2 s against 1.3 s). What agrees with nothing gets another
+    # code on either side.
     centre_codes = _columns(np.where((centre_mask > 0) & (centres < rc.gap_index), centres, _NO_CENTRE))
     row_codes = _columns(np.where((row_mask > 0) & (rows < rc.gap_index), rows, _NO_ROW))
     result = np.zeros((len(rows), len(centres)), np.int32)
