@@ -262,7 +262,6 @@ def _read_marker(path: Path) -> dict[str, Any] | None:
     sound = isinstance(files, list) and all(
         isinstance(file, dict)
         and isinstance(file.get("name"), str)
-        and file["name"] not in ("", ".", "..")
         and not set(file["name"]) & set("/\\\0")
         and isinstance(file.get("bytes"), int)
         and isinstance(file.get("sha256"), str)
@@ -277,6 +276,8 @@ def _remove_stale(directory: Path, stem: str, marker: dict[str, Any] | None, kee
         # Only files that bear the target's name: a marker from elsewhere must not remove anything else.
         if file["name"] not in keep and file["name"].startswith(f"{stem}_"):
             try:
-                (directory / file["name"]).unlink(missing_ok=True)
+                os.unlink(directory / file["name"])
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 raise _output_error(directory / file["name"], "remove", error) from error

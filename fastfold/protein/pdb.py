@@ -138,7 +138,7 @@ class _Residue:
     atoms: dict[int, tuple[float, ...]] = field(default_factory=dict)
 
 
-_MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9]{3}) (.) ([ \d-]{4}\d) *$")
+_MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9]{3}) (.) +(-?\d{1,5}) *$")
 
 
 def from_pdb(text: str, *, path: str | os.PathLike[str] | None = None) -> Protein:

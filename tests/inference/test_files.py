@@ -1,0 +1,380 @@
+"""Files are whole or absent, digests are stable, and nothing unfinished passes for finished."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastfold.errors import OutputError
+from fastfold.inference.files import (
+    CompletionMarker,
+    file_digest,
+    input_hash,
+    prepare_output_directory,
+    write_atomic,
+)
+
+
+@pytest.fixture
+def forbidden(tmp_path: Path) -> Iterator[Path]:
+    """A folder that this process may not write to, also where the tests run as root."""
+    folder = tmp_path / "forbidden"
+    folder.mkdir(mode=0o555)
+    root = os.geteuid() == 0
+    if root:
+        os.chmod(tmp_path, 0o755)
+        os.seteuid(65534)
+    try:
+        yield folder
+    finally:
+        if root:
+            os.seteuid(0)
+        os.chmod(folder, 0o755)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("data", "written"), [("Å\n", b"\xc3\x85\n"), (b"\x00\r\n", b"\x00\r\n"), ("", b"")])
+def test_write_atomic_writes_exactly_the_data_and_nothing_else(tmp_path, data, written):
+    write_atomic(tmp_path / "a", "old contents")
+    write_atomic(tmp_path / "a", data)
+    assert (tmp_path / "a").read_bytes() == written
+    assert names(tmp_path) == ["a"]
+
+
+def test_results_have_the_permissions_of_ordinary_files(tmp_path):
+    write_atomic(tmp_path / "a", "x")
+    (tmp_path / "b").write_text("x")
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
+def test_a_name_as_long_as_the_file_system_takes_can_be_written(tmp_path):
+    write_atomic(tmp_path / ("n" * 255), "x")
+    assert names(tmp_path) == ["n" * 255]
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file may grow beyond ``size``: writing fails in the middle, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_write_that_fails_half_way_keeps_the_old_file_and_no_temporary_one(tmp_path):
+    write_atomic(tmp_path / "a", "old")
+    with file_size_limit(1000), pytest.raises(OutputError, match=r"cannot write '.*/a': the file is larger"):
+        write_atomic(tmp_path / "a", b"x" * 100_000)
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "disk is full; free some space"),
+        (errno.EDQUOT, "quota is used up"),
+        (errno.EROFS, "read-only; choose another"),
+        (errno.EIO, "; choose another output folder"),
+    ],
+)
+def test_each_failure_of_the_disk_has_its_remedy(tmp_path, monkeypatch, number, remedy):
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OutputError, match=remedy):
+        write_atomic(tmp_path / "a", "x")
+    assert names(tmp_path) == []
+
+
+def test_an_interrupt_while_writing_leaves_the_old_file_and_no_temporary_one(tmp_path, monkeypatch):
+    write_atomic(tmp_path / "a", "old")
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_places_that_cannot_be_written_are_named_with_the_remedy(tmp_path):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    for place, remedy in (
+        ("missing/a", "folder does not exist"),
+        ("file/a", "part of the path is a file"),
+        ("folder", "a folder stands where the file belongs"),
+        ("n" * 256, "name is too long"),
+        ("nul\0", "null"),
+    ):
+        with pytest.raises(OutputError, match=remedy) as caught:
+            write_atomic(tmp_path / place, "x")
+        assert repr(str(tmp_path / place)) in str(caught.value)
+    assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_folder_without_permission_is_named_with_the_remedy(forbidden):
+    with pytest.raises(OutputError, match="permission denied"):
+        write_atomic(forbidden / "a", "x")
+    with pytest.raises(OutputError, match="permission denied"):
+        prepare_output_directory(forbidden)
+    with pytest.raises(OutputError, match="permission denied"):
+        prepare_output_directory(forbidden / "sub" / "folder")
+
+
+def test_prepare_output_directory_creates_it_and_leaves_it_empty(tmp_path):
+    folder = prepare_output_directory(tmp_path / "a" / "b")
+    assert prepare_output_directory(str(folder)) == folder
+    assert names(folder) == []
+
+
+def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="it is a file, not a folder"):
+        prepare_output_directory(tmp_path / "file")
+    with pytest.raises(OutputError, match="part of the path is a file"):
+        prepare_output_directory(tmp_path / "file" / "sub")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=6), st.randoms())
+def test_the_order_of_settings_does_not_change_their_hash(values, random):
+    keys = list(values)
+    random.shuffle(keys)
+    assert input_hash({key: values[key] for key in keys}) == input_hash(values)
+
+
+def test_different_inputs_have_different_hashes():
+    values = [
+        None, "", 0, 0.0, False, "0", b"", b"0", [], {}, [[]], [None], "None", {"a": None}, ["a", None],
+        Path("a"), "a", b"a", {"a"}, ["a"], np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), [0.0, 0.0],
+        ["ab", "c"], ["a", "bc"],
+    ]  # fmt: skip
+    assert len({input_hash(value) for value in values}) == len(values)
+    assert input_hash("a", "b") != input_hash("ab")
+
+
+def test_equal_inputs_in_other_types_have_the_same_hash():
+    @dataclasses.dataclass
+    class Settings:
+        seed: int
+
+    assert input_hash((1, 2)) == input_hash([1, 2])
+    assert input_hash(np.float64(0.5), np.int32(3)) == input_hash(0.5, 3)
+    assert input_hash(Settings(3)) == input_hash({"seed": 3})
+    assert input_hash({"b", "a", "c"}) == input_hash({"c", "a", "b"})
+    assert input_hash(np.arange(6).reshape(2, 3).T) == input_hash(np.arange(6).reshape(2, 3).T.copy())
+    assert input_hash(np.arange(3, dtype=">i4")) == input_hash(np.arange(3, dtype="<i4"))
+
+
+def test_hashes_stay_the_same_from_version_to_version():
+    """Finished targets of an earlier version are recognised; a new value here makes users fold them again."""
+    value = {
+        "seed": 0,
+        "recycles": 3,
+        "tolerance": 0.5,
+        "names": ["é", None, True],
+        "msa": np.arange(4, dtype="i1"),
+    }
+    assert input_hash(value) == "e98e3ceb1c9b50ee41f907412de7c52fb78266e422088cd924ae9e39420f79de"
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, np.array([object()]), len, 1j])
+def test_values_without_a_stable_form_are_refused(value):
+    with pytest.raises(TypeError, match="input_hash"):
+        input_hash(value)
+
+
+def test_file_digest_is_sha256(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert file_digest(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def run(folder: Path, digest: str, contents: dict[str, str]) -> None:
+    """What the runner does for a target: its files, then the marker."""
+    for name, text in contents.items():
+        write_atomic(folder / name, text)
+    CompletionMarker.mark_complete(folder, "t", digest, [folder / name for name in contents])
+
+
+OLD = {"t_rank_001_m_seed_0.pdb": "old!", "t_rank_001_m_seed_0.cif": "old", "t_scores.json": "{}"}
+NEW = {"t_rank_001_m_seed_0.pdb": "new!", "t_rank_001_m_seed_1.cif": "new"}
+
+
+def test_a_target_is_complete_for_its_own_digest_and_name_only(tmp_path):
+    assert not CompletionMarker.is_complete(tmp_path, "t", "d")
+    run(tmp_path, "d", OLD)
+    assert CompletionMarker.is_complete(tmp_path, "t", "d")
+    assert not CompletionMarker.is_complete(tmp_path, "t", "other")
+    assert not CompletionMarker.is_complete(tmp_path, "u", "d")
+    assert not CompletionMarker.is_complete(tmp_path / "missing", "t", "d")
+
+
+@pytest.mark.parametrize("damage", ["remove", "truncate", "same size", "folder"])
+def test_a_target_whose_files_changed_is_not_complete(tmp_path, damage):
+    run(tmp_path, "d", OLD)
+    path = tmp_path / "t_scores.json"
+    if damage == "same size":
+        path.write_text("[]")
+    elif damage == "truncate":
+        path.write_text("")
+    else:
+        path.unlink()
+        if damage == "folder":
+            path.mkdir()
+    assert not CompletionMarker.is_complete(tmp_path, "t", "d")
+
+
+def test_files_of_an_earlier_run_go_when_the_new_ones_are_there(tmp_path):
+    (tmp_path / "t_notes.txt").write_text("the user's own")
+    run(tmp_path, "old", OLD)
+    run(tmp_path, "new", NEW)
+    assert names(tmp_path) == sorted([*NEW, "t_complete.json", "t_notes.txt"])
+    assert CompletionMarker.is_complete(tmp_path, "t", "new")
+    assert not CompletionMarker.is_complete(tmp_path, "t", "old")
+
+
+def test_a_crash_anywhere_leaves_nothing_that_passes_for_finished(tmp_path, monkeypatch):
+    """Stops the second run at each of its operations in turn and looks at what is left."""
+
+    class Crash(BaseException):
+        pass
+
+    def crash_at(operation: int) -> None:
+        calls = 0
+        for name in ("replace", "unlink"):
+            original = getattr(os, name)
+
+            def counted(*args: object, original: object = original, **options: object) -> None:
+                nonlocal calls
+                calls += 1
+                if calls == operation:
+                    raise Crash
+                original(*args, **options)
+
+            patch.setattr(os, name, counted)
+
+    for operation in range(1, 20):
+        folder = tmp_path / str(operation)
+        folder.mkdir()
+        run(folder, "old", OLD)
+        with monkeypatch.context() as patch:
+            crash_at(operation)
+            try:
+                run(folder, "new", NEW)
+                finished = True
+            except Crash:
+                finished = False
+        assert CompletionMarker.is_complete(folder, "t", "new") == finished
+        untouched = {name: (folder / name).read_text() for name in OLD if (folder / name).exists()} == OLD
+        assert CompletionMarker.is_complete(folder, "t", "old") == (untouched and not finished)
+        if not finished:
+            # Nothing of the old run goes before the new one is whole.
+            if any(not (folder / name).exists() for name in OLD):
+                assert {name: (folder / name).read_text() for name in NEW} == NEW
+            run(folder, "new", NEW)
+        assert CompletionMarker.is_complete(folder, "t", "new")
+        assert names(folder) == sorted([*NEW, "t_complete.json"])
+        if finished:
+            break
+    assert operation > len(NEW) + 2  # every write, both removals and the marker were hit
+
+
+def test_a_process_killed_between_two_files_is_not_finished(tmp_path):
+    script = f"""
+import os
+from pathlib import Path
+from fastfold.inference.files import write_atomic
+write_atomic(Path({str(tmp_path)!r}) / "t_a.pdb", "new!")
+os.kill(os.getpid(), 9)
+"""
+    run(tmp_path, "old", {"t_a.pdb": "old!", "t_b.cif": "old"})
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    assert not CompletionMarker.is_complete(tmp_path, "t", "new")
+    assert not CompletionMarker.is_complete(tmp_path, "t", "old")
+
+
+def test_a_missing_file_cannot_be_marked_complete(tmp_path):
+    with pytest.raises(OutputError, match="cannot finish the target"):
+        CompletionMarker.mark_complete(tmp_path, "t", "d", [tmp_path / "t_a.pdb"])
+    assert names(tmp_path) == []
+
+
+def test_files_of_other_folders_cannot_be_marked_complete(tmp_path):
+    with pytest.raises(ValueError, match="not a file of the folder"):
+        CompletionMarker.mark_complete(tmp_path, "t", "d", [tmp_path / "sub" / "t_a.pdb"])
+
+
+def test_a_marker_from_elsewhere_removes_nothing_but_files_of_its_target(tmp_path):
+    (tmp_path / "out").mkdir()
+    kept = [tmp_path / "secret", tmp_path / "t_secret", tmp_path / "out" / "u_rank_001.pdb"]
+    for path in kept:
+        path.write_text("x")
+    (tmp_path / "out" / "t_..").mkdir()  # makes t_../../../secret lead out of the folder
+    names = [str(kept[0]), "../secret", "../t_secret", "t_../../../secret", "u_rank_001.pdb", "..", "t_x"]
+    files = [{"name": name, "bytes": 1, "sha256": ""} for name in names]
+    for listed in (files, *([file] for file in files)):
+        marker = {"schema_version": 1, "digest": "d", "files": listed}
+        (tmp_path / "out" / "t_complete.json").write_text(json.dumps(marker))
+        run(tmp_path / "out", "new", {"t_a.pdb": "x"})
+    assert all(path.exists() for path in kept)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["schema_version", "digest", "files", "name", "bytes", "sha256"]),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(JSON.map(json.dumps) | st.text(max_size=30) | st.just("[" * 100_000))
+def test_any_other_marker_counts_as_none(tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("marker")
+    (folder / "t_complete.json").write_text(text, encoding="utf-8")
+    assert not CompletionMarker.is_complete(folder, "t", "d")
+    run(folder, "d", {"t_a.pdb": "x"})
+    assert CompletionMarker.is_complete(folder, "t", "d")
+
+
+def test_marker_names_never_leave_the_folder(tmp_path):
+    for name in ("../../x", "/etc/passwd", "a/b", "n" * 5000, "\0", "."):
+        path = CompletionMarker.path(tmp_path, name)
+        assert path.parent == tmp_path
+        CompletionMarker.mark_complete(tmp_path, name, "d", [])
+        assert CompletionMarker.is_complete(tmp_path, name, "d")
