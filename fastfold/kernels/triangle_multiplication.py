@@ -26,6 +26,7 @@ def triangle_multiplication_definition(
     out_gate_weight: Tensor,
     out_gate_bias: Tensor,
     outgoing: bool,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Specification of :func:`triangle_multiplication`."""
     exact = torch.promote_types(z.dtype, torch.float32)
@@ -33,7 +34,7 @@ def triangle_multiplication_definition(
     def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return linear(x, weight.to(exact), bias.to(exact))
 
-    x = layer_norm_definition(z.to(exact), norm_in_weight, norm_in_bias)
+    x = layer_norm_definition(z.to(exact), norm_in_weight, norm_in_bias, eps)
     p = mask.to(exact)[..., None] * affine(x, proj_weight, proj_bias)
     p = p * affine(x, gate_weight, gate_bias).sigmoid()
     left, right = p.chunk(2, dim=-1)
@@ -41,7 +42,7 @@ def triangle_multiplication_definition(
         out = torch.einsum("...ikc,...jkc->...ijc", left, right)
     else:
         out = torch.einsum("...kjc,...kic->...ijc", left, right)
-    out = affine(layer_norm_definition(out, norm_out_weight, norm_out_bias), out_weight, out_bias)
+    out = affine(layer_norm_definition(out, norm_out_weight, norm_out_bias, eps), out_weight, out_bias)
     return (out * affine(x, out_gate_weight, out_gate_bias).sigmoid()).to(z.dtype)
 
 
@@ -62,6 +63,7 @@ def triangle_multiplication(
     out_gate_weight: Tensor,
     out_gate_bias: Tensor,
     outgoing: bool,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11, 12).
 
@@ -85,6 +87,7 @@ def triangle_multiplication(
         out_gate_weight: Og ``[c_z, c_z]``.
         out_gate_bias: og ``[c_z]``.
         outgoing: Which of the two contractions.
+        eps: Added to the variance in both normalisations (AlphaFold's fused program uses 1e-6, the others 1e-5).
 
     Returns:
         The update ``[*, N, N, c_z]``, in the dtype of ``z``.
@@ -105,4 +108,5 @@ def triangle_multiplication(
         out_gate_weight=out_gate_weight,
         out_gate_bias=out_gate_bias,
         outgoing=outgoing,
+        eps=eps,
     )

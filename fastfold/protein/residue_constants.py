@@ -65,9 +65,13 @@ def _frame(ex: np.ndarray, ey: np.ndarray, origin: np.ndarray) -> np.ndarray:
 
 
 def _default_frames(residue: dict[str, Any]) -> np.ndarray:
-    """Each rigid group's frame ``[8, 4, 4]`` in its parent's frame, all torsion angles zero."""
+    """Each rigid group's frame ``[8, 4, 4]`` in its parent's frame, all torsion angles zero.
+
+    Groups that the residue does not have are zero matrices, as in AlphaFold's table.
+    """
     pos = {name: np.array(xyz) for name, _, xyz in residue["atoms"]}
-    frames = np.tile(np.eye(4), (8, 1, 1))
+    frames = np.zeros((8, 4, 4))
+    frames[:2] = np.eye(4)
     frames[2] = _frame(pos["N"] - pos["CA"], np.array([1.0, 0.0, 0.0]), pos["N"])
     frames[3] = _frame(pos["C"] - pos["CA"], pos["CA"] - pos["N"], pos["C"])
     for i, atoms in enumerate(residue["chi_atoms"]):
@@ -93,7 +97,7 @@ restype_atom37_to_atom14 = np.zeros((21, 37), np.int32)
 restype_atom37_mask = np.zeros((21, 37), np.float32)
 restype_atom14_to_rigid_group = np.zeros((21, 14), np.int32)
 restype_atom14_rigid_group_positions = np.zeros((21, 14, 3), np.float32)
-restype_rigid_group_default_frame = np.tile(np.eye(4), (21, 8, 1, 1))
+restype_rigid_group_default_frame = np.zeros((21, 8, 4, 4))
 restype_atom14_is_ambiguous = np.zeros((21, 14), np.float32)
 restype_atom14_renaming = np.tile(np.arange(14, dtype=np.int32), (21, 1))
 """``[21, 14]``: atom14 slot that holds the same atom under the residue's alternative naming (180° symmetry)."""

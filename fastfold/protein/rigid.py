@@ -25,7 +25,8 @@ class Rigid:
         """Index the leading dimensions; ``index`` must not reach the last one or two axes."""
         index = index if isinstance(index, tuple) else (index,)
         vector = (*index, slice(None))
-        return Rigid(self.rotation[(*vector, slice(None))], self.translation[vector])
+        matrix = (*vector, slice(None))
+        return Rigid(self.rotation[matrix], self.translation[vector])
 
     def apply(self, points: Tensor) -> Tensor:
         """Map ``points [*, 3]`` from the local to the global frame."""

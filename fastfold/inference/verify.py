@@ -1,0 +1,161 @@
+"""``fastfold verify``: run the network on a recorded run of the official program and compare every output."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from ml_collections import ConfigDict
+from torch import Tensor
+
+from fastfold.data.features import sampler_from_merged
+from fastfold.errors import InputError
+from fastfold.evoformer.checkpoint import load_model
+from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.losses import alphafold_loss
+
+RELATIVE_TOLERANCE = 1e-4
+POSITION_TOLERANCE = 0.01
+"""Largest distance in Å that an atom may lie from the official program's."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One output beside the official one.
+
+    Attributes:
+        name: Key of the official result tree, or ``confidence/...``.
+        relative_error: Norm of the difference over the norm of the official array.
+        largest_error: Largest absolute difference; for positions the largest distance in Å.
+        passed: Whether both are within their tolerances.
+    """
+
+    name: str
+    relative_error: float
+    largest_error: float
+    passed: bool
+
+
+def verify(directory: str | Path, *, device: str = "cpu") -> Iterator[Comparison]:
+    """Compare the network with a recorded run of the official program, one output after the other.
+
+    Args:
+        directory: Folder with ``params.npz``, ``config.json``, ``features.npz``, ``outputs.npz`` and
+            ``confidence.npz``. Loss targets that depend on the predicted structure through rounding alone (which
+            of the two lowest bins a residue's aligned error in its own frame, zero, falls in) are taken from the
+            recorded structure, which is compared by itself.
+        device: Where to run.
+
+    Yields:
+        A comparison for each recorded array.
+
+    Raises:
+        InputError: A file is missing or unreadable, or the network lacks an output that was recorded.
+    """
+    directory = Path(directory)
+    config = _config(directory)
+    features = _arrays(directory, "features.npz")
+    outputs = _arrays(directory, "outputs.npz")
+    recorded = {f"confidence/{k}": v for k, v in _arrays(directory, "confidence.npz").items()}
+    recorded = outputs | recorded
+    cycles = config.model.num_recycle + 1
+    if is_multimer(config):
+        features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
+    model = load_model(directory / "params.npz", config=config).to(device)
+    tensors = {name: torch.as_tensor(value).to(device) for name, value in features.items()}
+    with torch.no_grad():
+        result = model(tensors)
+        ours = _flatten(result) | {
+            f"confidence/{k}": v for k, v in _confidence(result, model.multimer).items()
+        }
+        if "total_loss" in outputs:
+            last = {name: value[-1] for name, value in tensors.items()}
+            ours |= _losses(result, last, outputs, config)
+    for name, theirs in recorded.items():
+        if name not in ours:
+            raise InputError(f"the network has no output {name!r}", path=directory / "outputs.npz")
+        yield _compare(name, np.asarray(ours[name].detach().cpu()), theirs)
+
+
+def _compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:
+    if ours.shape != theirs.shape:
+        return Comparison(name, float("inf"), float("inf"), False)
+    difference = ours.astype(np.float64) - theirs
+    norm = float(np.linalg.norm(theirs))
+    relative = float(np.linalg.norm(difference)) / norm if norm else float(np.linalg.norm(difference))
+    is_positions = name.endswith("final_atom_positions")
+    errors = np.linalg.norm(difference, axis=-1) if is_positions else np.abs(difference)
+    largest = float(errors.max(initial=0.0))
+    passed = relative <= RELATIVE_TOLERANCE and (not is_positions or largest <= POSITION_TOLERANCE)
+    return Comparison(name, relative, largest, passed)
+
+
+def _config(directory: Path) -> ConfigDict:
+    path = directory / "config.json"
+    try:
+        return ConfigDict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise InputError(f"not a folder that verify can use: {error}", path=path) from None
+
+
+def _arrays(directory: Path, name: str) -> dict[str, np.ndarray]:
+    path = directory / name
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise InputError(f"not a readable array file: {error}", path=path) from None
+
+
+def _confidence(result: dict[str, Any], multimer: bool) -> dict[str, Tensor]:
+    """The confidences that the official program stores beside its outputs."""
+    found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
+    if "predicted_aligned_error" in result:
+        head = result["predicted_aligned_error"]
+        logits, breaks = head["logits"], head["breaks"]
+        error, largest = predicted_aligned_error(logits, breaks)
+        found |= {"predicted_aligned_error": error, "max_predicted_aligned_error": largest}
+        found["ptm"] = predicted_tm_score(logits, breaks)
+        if multimer:
+            found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
+    return found
+
+
+def _losses(
+    result: dict[str, Any], batch: dict[str, Tensor], outputs: Mapping[str, np.ndarray], config: Any
+) -> dict[str, Tensor]:
+    """All losses and their parts under the official names."""
+    total, parts = alphafold_loss(result, batch, config)
+    if "predicted_aligned_error" in parts:
+        affines = torch.as_tensor(outputs["structure_module/final_affines"]).to(total.device)
+        labelled = result | {"structure_module": result["structure_module"] | {"final_affines": affines}}
+        theirs = alphafold_loss(labelled, batch, config)[1]["predicted_aligned_error"]
+        weight = config.model.heads.predicted_aligned_error.weight
+        total = total + weight * (theirs["loss"] - parts["predicted_aligned_error"]["loss"])
+        parts["predicted_aligned_error"] = theirs
+    return _flatten(parts) | {"total_loss": total}
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    """Keys of a result tree joined by slashes; frames and atoms as the official program takes them apart."""
+    flat: dict[str, Tensor] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if key == "structure_module/sidechains/frames":
+            rotation, translation = value["rotation"], value["translation"]
+            flat |= {f"{key}/0/{i}": part for i, part in enumerate(rotation.flatten(-2).unbind(-1))}
+            flat |= {f"{key}/1/{i}": part for i, part in enumerate(translation.unbind(-1))}
+        elif key == "structure_module/sidechains/atom_pos":
+            flat |= {f"{key}/{i}": part for i, part in enumerate(value.unbind(-1))}
+        elif isinstance(value, Mapping):
+            flat |= _flatten(value, f"{key}/")
+        else:
+            flat[key] = torch.as_tensor(value)
+    return flat
