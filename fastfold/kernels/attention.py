@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
-from fastfold.kernels.blocks import BLOCK_ELEMENTS, exact_dtype, without_autocast
+from fastfold.kernels.blocks import BLOCK_ELEMENTS, Scratch, exact_dtype, without_autocast
 
 # AlphaFold's stand-in for minus infinity: a row whose keys are all masked becomes the mean of its values.
 MASKED_LOGIT = -1e9
@@ -58,8 +59,9 @@ class _Attention(torch.autograd.Function):
         masked = None if mask is None else mask == 0
         if masked is not None and not masked.any():
             masked = None
-        # The kernel reads a bias whose last axis is contiguous; that of a pair tensor has the heads there.
-        bias = None if bias is None else bias.to(q.dtype).contiguous()
+        # PyTorch's flash kernel takes a bias without gaps (that of a pair tensor has the heads innermost) that
+        # does not require a gradient, even where none is recorded; it holds all scores otherwise.
+        bias = None if bias is None else bias.detach().to(q.dtype).contiguous()
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         for i in itertools.product(*map(range, q.shape[:-4])):
             _attend(out[i], q[i], k[i], v[i], _at(bias, i), _at(masked, i), _at(gate, i), scale)
@@ -106,28 +108,63 @@ def _attend(
 ) -> None:
     """Fill ``out [R, Nq, H, D]``; ``masked [R, Nk]`` is true for keys to leave out."""
     rows, queries, heads, _ = q.shape
-    keys = k.shape[1]
-    # The kernel reads an expanded bias in place, but bias and mask together have to be added up beforehand.
-    scores_per_row = heads * queries * keys if masked is not None and bias is not None else q[0].numel()
-    row_step = max(1, BLOCK_ELEMENTS // scores_per_row)
-    query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // scores_per_row))
-    for r, n in itertools.product(range(0, rows, row_step), range(0, queries, query_step)):
-        row, query = slice(r, r + row_step), slice(n, n + query_step)
+    # A block of rows leaves the kernel in the cache, for the gate. Bias and mask together make one tensor of the
+    # size of the scores, so there a block is also one of queries.
+    per_row = q[0].numel() if bias is None or masked is None else heads * queries * k.shape[1]
+    step = max(1, BLOCK_ELEMENTS // 4 // per_row)
+    query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
+    scratch = Scratch(q.device, q.dtype)
+    for r, n in itertools.product(range(0, rows, step), range(0, queries, query_step)):
+        row, query = slice(r, r + step), slice(n, n + query_step)
         b_q, b_k, b_v = (x.transpose(1, 2) for x in (q[row, query], k[row], v[row]))  # [r, H, n, D]
         b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
         b_masked = None if masked is None else masked[row, None, None]
         if b_masked is not None:
-            b_bias = b_q.new_zeros(()) if b_bias is None else b_bias
-            b_bias = b_bias.masked_fill(b_masked, -math.inf)
+            shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
+            b_scores = scratch("bias", *shape)
+            b_bias = (b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)).masked_fill_(
+                b_masked, -math.inf
+            )
         b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
-        if b_masked is not None:
-            empty = b_masked.all(-1, keepdim=True)
-            b_out = torch.where(empty, b_v.mean(2, keepdim=True), b_out) if empty.any() else b_out
+        if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
+            b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
         b_out = b_out.transpose(1, 2)
         if gate is None:
             out[row, query] = b_out
         else:
-            torch.mul(b_out, gate[row, query].sigmoid(), out=out[row, query])
+            torch.mul(b_out, scratch.copy("gate", gate[row, query]).sigmoid_(), out=out[row, query])
+
+
+def _blocks(q: Tensor, k: Tensor) -> Iterator[tuple[slice, list[slice]]]:
+    """Slices of rows and, for each, the slices of its queries, such that a head's scores fit into the cache."""
+    rows, queries, heads, channels = q.shape
+    keys = k.shape[1]
+    step = max(1, BLOCK_ELEMENTS // 2 // (keys * max(queries, heads * channels)))
+    query_step = min(queries, max(1, BLOCK_ELEMENTS // 2 // keys))
+    query_slices = [slice(n, n + query_step) for n in range(0, queries, query_step)]
+    for r in range(0, rows, step):
+        yield slice(r, r + step), query_slices
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """View ``[r, n, H, D]`` as ``[H, r, n, D]``: copied so, a head is a batch of matrices without gaps."""
+    return x.permute(2, 0, 1, 3)
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """View ``[H, r, n, D]`` as ``[r, n, H, D]``."""
+    return x.permute(1, 2, 0, 3)
+
+
+def _weights(out: Tensor, q: Tensor, k: Tensor, bias: Tensor | None, masked: Tensor | None) -> None:
+    """Fill ``out [r, n, Nk]`` with the weights of one head; ``q [r, n, D]`` is scaled, ``masked [r, Nk]``."""
+    if bias is None:
+        torch.bmm(q, k.mT, out=out)
+    else:
+        torch.baddbmm(bias.to(out.dtype).expand_as(out), q, k.mT, out=out)
+    if masked is not None:
+        out.masked_fill_(masked[:, None], MASKED_LOGIT)
+    torch.softmax(out, -1, out=out)
 
 
 def _attend_backward(
@@ -141,57 +178,44 @@ def _attend_backward(
 ) -> None:
     """Fill the gradients of one batch element of :class:`_Attention`, and add to that of the bias."""
     q, k, v, bias, masked, gate = inputs
-    exact = exact_dtype(q)
     grad_q, grad_k, grad_v = grads
-    rows, queries, heads, _ = q.shape
-    keys = k.shape[1]
-    row_step = max(1, BLOCK_ELEMENTS // 2 // (queries * keys))
-    query_step = max(1, min(queries, BLOCK_ELEMENTS // 2 // keys))
-    scores, grad_scores = q.new_empty(2, min(rows, row_step) * query_step * keys, dtype=exact)
-    for r in range(0, rows, row_step):
-        row = slice(r, r + row_step)
-        b_k, b_v = (_by_head(x[row], exact) for x in (k, v))  # [H, r, Nk, D]
-        b_grad_k, b_grad_v = torch.zeros_like(b_k), torch.zeros_like(b_v)
-        for n in range(0, queries, query_step):
-            query = slice(n, n + query_step)
-            b_grad = grad[row, query].to(exact)  # [r, n, H, D]
-            b_weighted = b_grad * out[row, query]
+    scratch = Scratch(q.device, exact_dtype(q))
+    ones = scratch("ones", 1, len(q)).fill_(1)
+    for row, queries in _blocks(q, k):
+        b_k, b_v = scratch.copy("k", _by_head(k[row])), scratch.copy("v", _by_head(v[row]))  # [H, r, Nk, D]
+        b_grad_k, b_grad_v = scratch("grad_k", *b_k.shape).zero_(), scratch("grad_v", *b_v.shape).zero_()
+        b_masked = None if masked is None else masked[row]
+        for query in queries:
+            b_grad = scratch.copy("grad", grad[row, query])  # [r, n, H, D]
+            b_weighted = scratch.copy("weighted", out[row, query]).mul_(b_grad)
             # What the softmax gives back to a score: the weight times (its own gradient - their weighted mean).
-            b_mean = b_weighted.sum(-1).neg_()  # [r, n, H]
+            b_mean = torch.sum(b_weighted, -1, out=scratch("mean", *b_weighted.shape[:3])).neg_()  # [r, n, H]
             if gate is not None:
-                b_gate = gate[row, query].to(exact).sigmoid()
-                b_grad = b_grad * b_gate
+                b_gate = scratch.copy("gate", gate[row, query]).sigmoid_()
+                b_grad.mul_(b_gate)
                 if grad_gate is not None:
-                    grad_gate[row, query] = b_weighted.mul_(b_gate.neg_().add_(1))
-            b_q, b_grad = (_by_head(x, exact) for x in (q[row, query], b_grad))  # [H, r, n, D]
-            b_grad_q = torch.empty_like(b_q)
-            shape = (*b_q.shape[1:3], keys)
-            b_scores, b_grad_scores = (x[: math.prod(shape)].view(shape) for x in (scores, grad_scores))
-            for h in range(heads):
-                if bias is None:
-                    torch.bmm(b_q[h], b_k[h].mT, out=b_scores).mul_(scale)
-                else:
-                    h_bias = bias[h, query].to(exact).expand(shape)
-                    torch.baddbmm(h_bias, b_q[h], b_k[h].mT, alpha=scale, out=b_scores)
-                if masked is not None:
-                    b_scores.masked_fill_(masked[row, None], MASKED_LOGIT)
-                torch.softmax(b_scores, -1, out=b_scores)
-                b_grad_v[h].baddbmm_(b_scores.mT, b_grad[h])
-                torch.baddbmm(b_mean[..., h, None].expand(shape), b_grad[h], b_v[h].mT, out=b_grad_scores)
-                b_grad_scores.mul_(b_scores)
-                if masked is not None:
-                    b_grad_scores.masked_fill_(masked[row, None], 0)
+                    torch.mul(b_weighted, b_gate.neg_().add_(1), out=grad_gate[row, query])
+            b_grad = scratch.copy("grad_by_head", _by_head(b_grad))  # [H, r, n, D]
+            b_q = scratch.copy("q", _by_head(q[row, query])).mul_(scale)
+            b_grad_q = scratch("grad_q", *b_q.shape)
+            b_weights = scratch("weights", *b_q.shape[1:3], k.shape[1])  # [r, n, Nk]
+            b_grad_scores = scratch("grad_scores", *b_weights.shape)
+            for h in range(len(b_q)):
+                _weights(b_weights, b_q[h], b_k[h], None if bias is None else bias[h, query], b_masked)
+                b_grad_v[h].baddbmm_(b_weights.mT, b_grad[h])
+                h_mean = b_mean[..., h, None].expand_as(b_grad_scores)
+                torch.baddbmm(h_mean, b_grad[h], b_v[h].mT, out=b_grad_scores).mul_(b_weights)
+                if b_masked is not None:
+                    # A weight of 0 has done this already, except in rows whose keys are all masked.
+                    b_grad_scores.masked_fill_(b_masked[:, None], 0)
                 b_grad_q[h].baddbmm_(b_grad_scores, b_k[h], beta=0, alpha=scale)
-                b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h], alpha=scale)
+                b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h])
                 if grad_bias is not None:
-                    grad_bias[h, query] += b_grad_scores.sum(0)
-            grad_q[row, query] = b_grad_q.permute(1, 2, 0, 3)
-        grad_k[row], grad_v[row] = (x.permute(1, 2, 0, 3) for x in (b_grad_k, b_grad_v))
-
-
-def _by_head(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[r, n, H, D]`` to ``[H, r, n, D]`` in memory: matrices without gaps are multiplied faster."""
-    return x.permute(2, 0, 1, 3).to(dtype, memory_format=torch.contiguous_format)
+                    # The sum over rows as a matrix product, which is the fastest of the ways to add up.
+                    h_grad_bias = grad_bias[h, query].view(1, -1)
+                    h_grad_bias.addmm_(ones[:, : len(b_weights)], b_grad_scores.flatten(1))
+            grad_q[row, query] = _by_row(b_grad_q)
+        grad_k[row], grad_v[row] = _by_row(b_grad_k), _by_row(b_grad_v)
 
 
 def attention(

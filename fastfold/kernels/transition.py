@@ -11,6 +11,7 @@ from torch.nn.functional import linear, relu
 
 from fastfold.kernels.blocks import (
     BLOCK_ELEMENTS,
+    Scratch,
     exact_dtype,
     normalise,
     normalise_backward,
@@ -56,11 +57,11 @@ class _Transition(torch.autograd.Function):
         norm_weight, norm_bias = norm_weight.to(exact), norm_bias.to(exact)
         w1, b1, w2, b2 = (parameter.to(x.dtype) for parameter in (w1, b1, w2, b2))
         size = BLOCK_ELEMENTS // len(w1) + 1
-        buffer = x.new_empty(size, len(w1))
+        scratch = Scratch(x.device, x.dtype)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for b_x, b_out in position_blocks(size, x, out):
             b_norm = normalise(b_x.to(exact), norm_weight, norm_bias, _EPS)[0].to(x.dtype)
-            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=buffer[: len(b_x)]).relu_()
+            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
             torch.addmm(b2, b_hidden, w2.t(), out=b_out)
         return out
 
@@ -77,23 +78,23 @@ class _Transition(torch.autograd.Function):
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
         size = BLOCK_ELEMENTS // len(w1) + 1
-        buffer, grad_buffer = w1.new_empty(2, size, len(w1))
+        scratch = Scratch(x.device, exact)
         grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
         for b_x, b_grad, b_grad_x in position_blocks(size, x, grad, grad_x):
             b_x, b_grad = b_x.to(exact), b_grad.to(exact)
             b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, _EPS)
-            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=buffer[: len(b_x)]).relu_()
+            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
             if grad_w2 is not None:
                 grad_w2.addmm_(b_grad.t(), b_hidden)
             if grad_b2 is not None:
                 grad_b2 += b_grad.sum(0)
-            b_grad_hidden = torch.mm(b_grad, w2, out=grad_buffer[: len(b_x)])
+            b_grad_hidden = torch.mm(b_grad, w2, out=scratch("grad_hidden", len(b_x), len(w1)))
             torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
             if grad_w1 is not None:
                 grad_w1.addmm_(b_grad_hidden.t(), b_norm)
             if grad_b1 is not None:
                 grad_b1 += b_grad_hidden.sum(0)
-            b_grad_norm = b_grad_hidden @ w1
+            b_grad_norm = torch.mm(b_grad_hidden, w1, out=scratch("grad_norm", *b_x.shape))
             b_grad_x.copy_(
                 normalise_backward(
                     b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
