@@ -9,15 +9,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fastfold.kernels.blocks import (
+    block_positions,
     exact_dtype,
     normalise,
     normalise_backward,
     position_blocks,
     without_autocast,
 )
-
-# Elements per block: input, result and gradients of one block share the second-level cache.
-_ELEMENTS = 2**17
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -44,7 +42,7 @@ class _LayerNorm(torch.autograd.Function):
         weight = None if weight is None else weight.to(exact)
         bias = None if bias is None else bias.to(exact)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        for b_x, b_out in position_blocks(_ELEMENTS // x.shape[-1] + 1, x, out):
+        for b_x, b_out in position_blocks(block_positions(x.shape[-1]), x, out):
             b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
         return out
 
@@ -61,7 +59,7 @@ class _LayerNorm(torch.autograd.Function):
         grad_weight = x.new_zeros(x.shape[-1], dtype=exact) if need_weight else None
         grad_bias = x.new_zeros(x.shape[-1], dtype=exact) if need_bias else None
         wanted = [x, grad] if grad_x is None else [x, grad, grad_x]
-        for b_x, b_grad, *b_grad_x in position_blocks(_ELEMENTS // x.shape[-1] + 1, *wanted):
+        for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
             b_x = b_x.to(exact)
             _, *statistics = normalise(b_x, None, None, ctx.eps)
             b_result = normalise_backward(

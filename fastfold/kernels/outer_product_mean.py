@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
+
+from fastfold.kernels.blocks import BLOCK_ELEMENTS, Scratch, exact_dtype, without_autocast
 
 
 def outer_product_mean_definition(
@@ -25,6 +32,115 @@ def outer_product_mean_definition(
     counts = torch.einsum("...si,...sj->...ij", left_mask, right_mask)
     out = linear(products, weight.to(exact), bias.to(exact)) / (eps + counts[..., None])
     return out.to(dtype)
+
+
+class _OuterProductMean(torch.autograd.Function):
+    """Keeps its inputs; the products exist for one tile of pairs at a time, in both directions.
+
+    With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory:
+    rows that multiply the output weight as they are, if its columns are put in the order (e c) once.
+    """
+
+    @staticmethod
+    @without_autocast
+    def forward(
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        left_mask: Tensor,
+        right_mask: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+    ) -> Tensor:
+        ctx.save_for_backward(left, right, left_mask, right_mask, weight, bias)
+        ctx.eps = eps
+        c = left.shape[-1]
+        weight_t = weight.to(left.dtype).unflatten(-1, (c, c)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
+        bias = bias.to(left.dtype)
+        scratch = Scratch(left.device, left.dtype)
+        out = left.new_empty(*left.shape[:-3], left.shape[-2], right.shape[-2], len(bias))
+        for i in itertools.product(*map(range, left.shape[:-3])):
+            columns_l, columns_r = _columns(left[i], left_mask[i]), _columns(right[i], right_mask[i])
+            norm = _norm(left_mask[i], right_mask[i], eps)
+            for rows, cols in _tiles(norm.shape, c):
+                b_products = _products(columns_l[rows], columns_r[cols], scratch)
+                b_out = scratch("out", len(b_products), len(bias))
+                torch.addmm(bias, b_products, weight_t, out=b_out)
+                torch.div(
+                    b_out.view(*norm[rows, cols].shape, -1), norm[rows, cols, None], out=out[i][rows, cols]
+                )
+        return out
+
+    @staticmethod
+    @without_autocast
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, left_mask, right_mask, weight, bias = ctx.saved_tensors
+        need_left, need_right, _, _, need_weight, need_bias, _ = ctx.needs_input_grad
+        exact = exact_dtype(left)
+        c = left.shape[-1]
+        weight = weight.to(exact).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
+        grad_left = torch.empty_like(left, memory_format=torch.contiguous_format)
+        grad_right = torch.empty_like(right, memory_format=torch.contiguous_format)
+        grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias, dtype=exact)
+        scratch = Scratch(left.device, exact)
+        for i in itertools.product(*map(range, left.shape[:-3])):
+            columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
+            columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
+            grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
+            norm = _norm(left_mask[i], right_mask[i], ctx.eps)
+            for rows, cols in _tiles(norm.shape, c):
+                tile = norm[rows, cols].shape
+                b_grad = scratch("grad", *tile, len(weight))
+                b_grad = torch.div(grad[i][rows, cols], norm[rows, cols, None], out=b_grad).flatten(0, 1)
+                if need_bias:
+                    grad_bias += b_grad.sum(0)
+                if need_weight:
+                    grad_weight.addmm_(b_grad.t(), _products(columns_l[rows], columns_r[cols], scratch))
+                if not (need_left or need_right):
+                    continue
+                b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))
+                b_products = b_products.view(*tile, c, c)  # [i, j, e, c]
+                b_r = columns_r[cols].flatten(0, 1).expand(tile[0], -1, -1)  # [i, (j e), S]
+                b_grad_l = grad_l[rows]
+                b_grad_l.baddbmm_(b_products.flatten(1, 2).mT, b_r)
+                if need_right:
+                    b_turned = scratch.copy("turned", b_products.permute(1, 2, 0, 3)).view(tile[1] * c, -1)
+                    grad_r[cols].view(-1, grad_r.shape[-1]).addmm_(b_turned, columns_l[rows].flatten(0, 1))
+            torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
+            torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
+        grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
+        grads = (grad_left, grad_right, None, None, grad_weight, grad_bias, None)
+        return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
+
+
+def _columns(x: Tensor, mask: Tensor) -> Tensor:
+    """``[S, I, c]`` times its mask, as ``[I, c, S]`` in memory."""
+    return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=x.new_empty(*x.shape[1:], len(x)))
+
+
+def _norm(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
+    """``[I, J]``: the number of sequences that both columns have, plus ``eps``."""
+    exact = exact_dtype(left_mask)
+    return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)
+
+
+def _tiles(shape: torch.Size, c: int) -> Iterator[tuple[slice, slice]]:
+    """Tiles of the pair grid whose products fit into the cache: whole rows, or a part of one."""
+    rows, cols = shape
+    pairs = max(1, BLOCK_ELEMENTS // (c * c))
+    row_step, col_step = max(1, pairs // cols), min(cols, pairs)
+    for i, j in itertools.product(range(0, rows, row_step), range(0, cols, col_step)):
+        yield slice(i, i + row_step), slice(j, j + col_step)
+
+
+def _products(left: Tensor, right: Tensor, scratch: Scratch) -> Tensor:
+    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``."""
+    (i, c, _), (j, _, _) = left.shape, right.shape
+    out = scratch("products", i, j * c, c)
+    torch.bmm(right.flatten(0, 1).expand(i, -1, -1), left.mT, out=out)
+    return out.view(i * j, c * c)
 
 
 def outer_product_mean(
@@ -53,4 +169,4 @@ def outer_product_mean(
     Returns:
         The update ``[*, I, J, c_z]``, in the dtype of ``left``.
     """
-    return outer_product_mean_definition(left, right, left_mask, right_mask, weight, bias, eps)
+    return _OuterProductMean.apply(left, right, left_mask, right_mask, weight, bias, eps)

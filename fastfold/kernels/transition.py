@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, relu
 
 from fastfold.kernels.blocks import (
-    BLOCK_ELEMENTS,
     Scratch,
+    block_positions,
     exact_dtype,
     normalise,
     normalise_backward,
@@ -56,7 +56,7 @@ class _Transition(torch.autograd.Function):
         exact = exact_dtype(x)
         norm_weight, norm_bias = norm_weight.to(exact), norm_bias.to(exact)
         w1, b1, w2, b2 = (parameter.to(x.dtype) for parameter in (w1, b1, w2, b2))
-        size = BLOCK_ELEMENTS // len(w1) + 1
+        size = block_positions(len(w1))
         scratch = Scratch(x.device, x.dtype)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for b_x, b_out in position_blocks(size, x, out):
@@ -77,7 +77,7 @@ class _Transition(torch.autograd.Function):
         ]
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
-        size = BLOCK_ELEMENTS // len(w1) + 1
+        size = block_positions(len(w1))
         scratch = Scratch(x.device, exact)
         grad_x = torch.empty_like(x, memory_format=torch.contiguous_format)
         for b_x, b_grad, b_grad_x in position_blocks(size, x, grad, grad_x):
