@@ -39,11 +39,12 @@ class AlphaFold(nn.Module):
 
     Args:
         config: Official configuration tree, for example from :func:`fastfold.evoformer.config.model_config`.
+        name: What predictions say they were made by.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *, name: str = "model") -> None:
         super().__init__()
-        self.config = config
+        self.config, self.name = config, name
         model = config.model
         c = model.embeddings_and_evoformer
         self.multimer = bool(model.global_config.multimer_mode)
@@ -152,7 +153,8 @@ class AlphaFold(nn.Module):
             cycle += 1
         representations, structure = self._iterate(members, previous)
         self._report(on_cycle, cycle, representations)
-        result: dict[str, Any] = {name: head(representations) for name, head in self.heads.items()}
+        exact = {key: x.to(self._exact_dtype) for key, x in representations.items()}
+        result: dict[str, Any] = {name: head(exact) for name, head in self.heads.items()}
         if self.multimer and "predicted_aligned_error" in result:
             result["predicted_aligned_error"]["asym_id"] = members[0]["asym_id"]
         return result | {
@@ -160,6 +162,11 @@ class AlphaFold(nn.Module):
             "representations": representations,
             "num_recycles": cycle,
         }
+
+    @property
+    def _exact_dtype(self) -> torch.dtype:
+        """Precision of the structure module and the heads, whatever the trunk runs in."""
+        return self.structure_module.initial.weight.dtype
 
     def _features(self, source: FeatureSource, cycle: int, member: int, num_ensemble: int) -> Features:
         device = self.single_projection.weight.device
@@ -175,7 +182,7 @@ class AlphaFold(nn.Module):
         shape = tuple(features["aatype"].shape)
         like = self.single_projection.weight
         return {
-            "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self.structure_module.initial.weight.dtype),
+            "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self._exact_dtype),
             "prev_msa_first_row": like.new_zeros(*shape, c.msa_channel),
             "prev_pair": like.new_zeros(*shape, shape[-1], c.pair_channel),
         }
@@ -231,7 +238,8 @@ class AlphaFold(nn.Module):
         if on_cycle is None:
             return
         with torch.no_grad():
-            logits = self.heads["predicted_lddt"](representations)["logits"]
+            exact = {"structure_module": representations["structure_module"].to(self._exact_dtype)}
+            logits = self.heads["predicted_lddt"](exact)["logits"]
             on_cycle(cycle, {"mean_plddt": float(confidence.plddt(logits).mean())})
 
 

@@ -28,8 +28,6 @@ class TriangleMultiplication(Executed):
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.outgoing = config.equation == "ikc,jkc->ijc"
-        # The official program normalises with another epsilon where it fuses the projections.
-        self.eps = 1e-6 if config.fuse_projection_weights else 1e-5
         c = config.num_intermediate_channel
         self.norm_in = LayerNorm(c_z)
         self.projection = Linear(c_z, 2 * c)
@@ -57,7 +55,6 @@ class TriangleMultiplication(Executed):
             out_gate_weight=self.output_gate.weight,
             out_gate_bias=self.output_gate.bias,
             outgoing=self.outgoing,
-            eps=self.eps,
         )
         return self.policy.update(
             pair, lambda _, index: update[..., index, :, :], dim=-3, dropout=self.dropout(pair)

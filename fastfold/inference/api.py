@@ -1,0 +1,104 @@
+"""The Python API: :func:`load_model` and :func:`predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastfold.data.alignment import Msa
+from fastfold.data.features import featurize
+from fastfold.data.msa_folder import read_msa
+from fastfold.data.targets import safe_stem, target_from_sequence
+from fastfold.errors import ConfigError
+from fastfold.evoformer.checkpoint import load_model as load_weights
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.folding import Precision, choose_device, fold, set_precision
+from fastfold.inference.memory_estimate import check_fits
+from fastfold.inference.prediction import Prediction
+
+
+def load_model(path: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> AlphaFold:
+    """Load a network.
+
+    Args:
+        path: Official ``params_model_*.npz``, OpenFold ``.pt``, or FastFold ``.safetensors``.
+        device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
+        precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
+
+    Returns:
+        The network in evaluation mode; its ``name`` is the file's without ``params_`` and ending.
+
+    Raises:
+        WeightsError: The file is missing, damaged, unsafe, or not of this network family.
+        ConfigError: The device cannot be used.
+    """
+    where = choose_device(device)
+    model = set_precision(load_weights(path), precision)
+    model.name = safe_stem(Path(path).name.rsplit(".", 1)[0].removeprefix("params_"))
+    return model.to(where)
+
+
+def predict(
+    sequence: str,
+    model: AlphaFold | str | Path,
+    *,
+    msa: str | Path | Msa | Sequence[str | Path | Msa | None] | None = None,
+    num_recycles: int | None = None,
+    seed: int = 0,
+    name: str = "query",
+) -> Prediction:
+    """Fold a sequence.
+
+    Args:
+        sequence: One letter per residue; ``:`` joins the chains of a complex, which needs a multimer network.
+        model: A network from :func:`load_model`, or a path for it.
+        msa: An alignment (A3M or Stockholm file, or parsed) whose first row is the sequence; for a complex one per
+            chain, None where a chain has none. Without, the network sees the sequence alone.
+        num_recycles: Extra passes; by default the network's own number.
+        seed: Seed of everything random: the same seed gives the same prediction.
+        name: Name for files and scores.
+
+    Returns:
+        The prediction, plain values; :meth:`~fastfold.inference.prediction.Prediction.save` writes it.
+
+    Raises:
+        InputError: The sequence or an alignment cannot be used, or the target does not fit into memory.
+        ConfigError: A complex was given to a monomer network, or settings contradict.
+        OutputError: The network's numbers are not finite.
+    """
+    target = target_from_sequence(sequence, name)
+    network = model if isinstance(model, AlphaFold) else load_model(model)
+    if num_recycles is not None and num_recycles < 0:
+        raise ConfigError(f"num_recycles must not be negative, got {num_recycles}")
+    given = [msa] if msa is None or isinstance(msa, (str, Path, Msa)) else list(msa)
+    if len(given) == 1 and given[0] is None:
+        given = [None] * len(target.chains)
+    if len(given) != len(target.chains):
+        raise ConfigError(
+            f"{len(target.chains)} chains, but {len(given)} alignments: give one per chain or None"
+        )
+    alignments: list[tuple[list[Msa], list[Msa]]] = []
+    for chain, source in zip(target.chains, given, strict=True):
+        if source is None:
+            alignments.append(([], []))
+            continue
+        aligned = source if isinstance(source, Msa) else read_msa(source, query=chain.sequence)
+        alignments.append(([aligned], []))
+    weight = next(network.evoformer.parameters())
+    check_fits(
+        network.config,
+        target.num_residues,
+        weight.device,
+        element_size=weight.element_size(),
+        name=target.name,
+    )
+    sampler = featurize(target.chains, alignments, network.config, seed=seed)
+    return fold(
+        network,
+        sampler,
+        target.chains,
+        name=target.name,
+        model_name=network.name,
+        seed=seed,
+        num_recycles=num_recycles,
+    )

@@ -1,0 +1,135 @@
+"""Fold one target with one network: features in, :class:`~fastfold.inference.prediction.Prediction` out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fastfold.data.features import FeatureSampler
+from fastfold.data.targets import Chain
+from fastfold.errors import ConfigError, OutputError
+from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.prediction import Prediction
+
+Precision = Literal["fp32", "bf16"]
+OnCycle = Callable[[int, dict[str, Any]], None]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called ``auto`` (CUDA where there is one, else the CPU), ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: CUDA was asked for and is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "no CUDA device can be used here: check the driver with nvidia-smi and that PyTorch is a CUDA build, "
+            "or use --device cpu"
+        )
+    return torch.device(name)
+
+
+def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
+    """Put the trunk into ``precision``, in place; structure module and heads stay in float32.
+
+    Args:
+        model: The network.
+        precision: ``fp32``, or ``bf16`` for bfloat16 parameters and activations in embedders, extra MSA stack and
+            Evoformer, whose softmax and normalisation statistics are float32 all the same.
+    """
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
+    for module in model.children():
+        module.to(torch.float32 if module in exact else dtype)
+    return model
+
+
+def fold(
+    model: AlphaFold,
+    sampler: FeatureSampler,
+    chains: Sequence[Chain],
+    *,
+    name: str,
+    model_name: str,
+    seed: int,
+    num_recycles: int | None = None,
+    on_cycle: OnCycle | None = None,
+) -> Prediction:
+    """Run the network on a target's features.
+
+    Args:
+        model: The network, on its device and in its precision, in evaluation mode.
+        sampler: The target's features.
+        chains: Its chains in the order of the input.
+        name: Name of the target.
+        model_name: Name of the network, for files and scores.
+        seed: What ``sampler`` draws from, for the record.
+        num_recycles: Extra passes; by default the configuration's.
+        on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+
+    Raises:
+        OutputError: The network produced numbers that are not finite.
+    """
+
+    def features(cycle: int, member: int) -> Mapping[str, Tensor]:
+        return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
+
+    data = model.config.get("data")
+    num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
+    with torch.inference_mode():
+        result = model(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
+        arrays = _confidences(result, model.multimer and len(chains) > 1)
+    structure = result["structure_module"]
+    arrays["atom_positions"] = structure["final_atom_positions"]
+    order = _input_order(sampler)
+    values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
+    if not all(np.isfinite(value).all() for value in values.values()):
+        raise OutputError(
+            f"{name}: the network produced numbers that are not finite; try --precision fp32 and check the weights"
+        )
+    pae = values.get("pae")
+    return Prediction(
+        name=name,
+        sequences=tuple(chain.sequence for chain in chains),
+        model_name=model_name,
+        seed=seed,
+        num_recycles=result["num_recycles"],
+        aatype=sampler.static["aatype"][order],
+        residue_index=np.concatenate([np.arange(len(chain.sequence)) for chain in chains]),
+        chain_index=np.repeat(np.arange(len(chains)), [len(chain.sequence) for chain in chains]),
+        atom_positions=values["atom_positions"][order],
+        atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
+        plddt=values["plddt"][order],
+        pae=None if pae is None else pae[np.ix_(order, order)],
+        max_pae=float(values["max_pae"]) if "max_pae" in values else None,
+        ptm=float(values["ptm"]) if "ptm" in values else None,
+        iptm=float(values["iptm"]) if "iptm" in values else None,
+    )
+
+
+def _confidences(result: dict[str, Any], is_complex: bool) -> dict[str, Tensor]:
+    found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
+    head = result.get("predicted_aligned_error")
+    if head is not None:
+        logits, breaks = head["logits"], head["breaks"]
+        found["pae"], found["max_pae"] = predicted_aligned_error(logits, breaks)
+        found["ptm"] = predicted_tm_score(logits, breaks)
+        if is_complex:
+            found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
+    return found
+
+
+def _input_order(sampler: FeatureSampler) -> np.ndarray:
+    """Indices ``[N]`` that put the features' residues into the order of the input's chains."""
+    if not sampler.is_multimer:
+        return np.arange(sampler.num_residues)
+    asym_id = sampler.static["asym_id"]
+    place = {chain: k + 1 for k, chain in enumerate(sampler.chain_order)}
+    return np.concatenate([np.flatnonzero(asym_id == place[chain]) for chain in sorted(place)])

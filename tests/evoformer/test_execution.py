@@ -1,0 +1,101 @@
+"""Blocks and in-place updates change nothing but memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from tests.evoformer.small import oracle_config
+
+
+def _block(global_column: bool = False, outer_first: bool = False) -> EvoformerBlock:
+    config = oracle_config().model.embeddings_and_evoformer.evoformer
+    config.outer_product_mean.first = outer_first
+    torch.manual_seed(0)
+    block = EvoformerBlock(config, 32, 24, global_column=global_column, zero_init=False).double().eval()
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return block
+
+
+def _inputs() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(1)
+    msa, pair = torch.randn(7, 13, 32).double(), torch.randn(13, 13, 24).double()
+    msa_mask, residues = (torch.rand(7, 13) > 0.2).double(), (torch.rand(13) > 0.2).double()
+    return msa, pair, msa_mask, residues[:, None] * residues
+
+
+@pytest.mark.parametrize("global_column", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("block_elements", [1, 1000, 10**9, None])
+def test_blocks_and_in_place_equal_the_plain_pass(
+    global_column: bool, inplace: bool, block_elements: int | None
+) -> None:
+    block = _block(global_column)
+    with torch.no_grad():
+        expected = block(*_inputs())
+        set_policy(block, ExecutionPolicy(block_elements=block_elements, inplace=inplace))
+        inputs = _inputs()
+        found = block(*inputs)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    # In place means in the input's memory, and not in place means that the input is left alone.
+    for result, given, original in zip(found, inputs[:2], _inputs()[:2], strict=True):
+        assert (result.data_ptr() == given.data_ptr()) == inplace
+        assert torch.equal(given, original) != inplace
+
+
+@pytest.mark.parametrize("block_elements", [1, 500])
+def test_blocks_give_the_same_gradients(block_elements: int) -> None:
+    def gradients(policy: ExecutionPolicy) -> list[torch.Tensor]:
+        block = _block()
+        set_policy(block, policy)
+        msa, pair, *masks = _inputs()
+        leaves = [msa.requires_grad_(), pair.requires_grad_(), *block.parameters()]
+        out_msa, out_pair = block(msa, pair, *masks)
+        weight = torch.linspace(-1, 1, 24).double()
+        loss = out_msa.square().sum() + (out_pair * weight).square().sum()
+        return list(torch.autograd.grad(loss, leaves))
+
+    plain = gradients(ExecutionPolicy())
+    blocked = gradients(ExecutionPolicy(block_elements=block_elements, inplace=True))
+    for a, b in zip(blocked, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_the_two_orders_of_the_outer_product_differ() -> None:
+    """The multimer network updates the pair before the MSA."""
+    last, first = (_block(outer_first=order)(*_inputs()) for order in (False, True))
+    assert not torch.allclose(last[0], first[0])
+    # Only with the outer product first does the pair see the MSA as it came in.
+    msa, pair, *masks = _inputs()
+    expected = _block(outer_first=True).outer_product_mean(msa, pair, masks[0])
+    torch.testing.assert_close(_block().outer_product_mean(msa, pair, masks[0]), expected)
+
+
+def test_masked_residues_do_not_reach_the_others() -> None:
+    """Garbage behind the masks changes no valid position."""
+    block = _block()
+    msa, pair, msa_mask, pair_mask = _inputs()
+    keep = pair_mask.diagonal() > 0
+    msa_mask = msa_mask * keep
+    garbage_msa = torch.where(msa_mask[..., None] > 0, msa, torch.full_like(msa, 7.0))
+    garbage_pair = torch.where(pair_mask[..., None] > 0, pair, torch.full_like(pair, -5.0))
+    expected = block(msa, pair, msa_mask, pair_mask)[1][keep][:, keep]
+    found = block(garbage_msa, garbage_pair, msa_mask, pair_mask)[1][keep][:, keep]
+    # Row attention of a masked row's own keys aside, valid pairs see valid pairs only.
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_batch_dimensions_are_independent() -> None:
+    block = _block()
+    one = _inputs()
+    batch = [torch.stack([x, x.flip(0)]) if x.dim() == 3 else torch.stack([x, x]) for x in one]
+    together = block(*batch)
+    for i in range(2):
+        alone = block(*[x[i] for x in batch])
+        for a, b in zip(together, alone, strict=True):
+            torch.testing.assert_close(a[i], b, rtol=1e-10, atol=1e-10)
