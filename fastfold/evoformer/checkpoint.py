@@ -1,0 +1,318 @@
+"""Loading, saving and converting weights: AlphaFold's ``.npz``, OpenFold's ``.pt``, our own ``.safetensors``.
+
+Names and shapes of a file are compared with those of the network before any data are read, and files are written
+beside their place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from ml_collections import ConfigDict
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fastfold.errors import OutputError, WeightsError
+from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.alphafold_parameters import NpzParameters
+from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.infer_config import has_ptm, has_templates, infer_config, preset_of
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.openfold_parameters import OpenFoldParameters, is_openfold
+from fastfold.evoformer.own_format import compare_state, open_own, write_own
+from fastfold.evoformer.weight_files import READABLE, file_format, open_archive, read_torch
+from fastfold.evoformer.weights import Source, check_parameters, read_parameters, write_parameters
+
+AnyPath = str | os.PathLike[str]
+Kind = Literal["alphafold", "openfold", "fastfold"]
+
+_KINDS: dict[Kind, str] = {
+    "alphafold": "official AlphaFold parameters (.npz)",
+    "openfold": "OpenFold checkpoint (.pt)",
+    "fastfold": "FastFold weights (.safetensors)",
+}
+
+
+@dataclass(frozen=True)
+class WeightsInfo:
+    """What a weights file is.
+
+    Attributes:
+        path: The file.
+        kind: Whose format it has.
+        preset: Official name of its network, where its configuration is an official one. Shapes do not tell all
+            official networks apart: the file's name decides between them, or the first one is meant.
+        multimer: Whether it is the multimer network.
+        has_templates: Whether the network uses templates.
+        has_ptm: Whether it predicts aligned errors, and so pTM.
+        parameters: Number of parameters.
+        dtype: Element types in the file; in memory they become float32.
+        config: The network's configuration.
+    """
+
+    path: Path
+    kind: Kind
+    preset: str | None
+    multimer: bool
+    has_templates: bool
+    has_ptm: bool
+    parameters: int
+    dtype: str
+    config: ConfigDict
+
+    def describe(self) -> str:
+        """The file in a few lines for a person."""
+        trunk, heads = self.config.model.embeddings_and_evoformer, self.config.model.heads
+        parts = [
+            "multimer" if self.multimer else "monomer",
+            "templates" if self.has_templates else "no templates",
+            "predicted aligned error and pTM" if self.has_ptm else "no predicted aligned error",
+        ]
+        sizes = [
+            f"{trunk.evoformer_num_block} Evoformer blocks",
+            f"{trunk.extra_msa_stack_num_block} extra MSA blocks",
+            f"{heads.structure_module.num_layer} structure iterations",
+            f"{self.config.model.num_recycle} recycles",
+        ]
+        channels = [
+            f"MSA {trunk.msa_channel}",
+            f"extra MSA {trunk.extra_msa_channel}",
+            f"pair {trunk.pair_channel}",
+            f"single {trunk.seq_channel}",
+        ]
+        lines = {
+            "file": str(self.path),
+            "format": _KINDS[self.kind],
+            "model": self.preset or "none of the official ones",
+            "network": ", ".join(parts),
+            "size": ", ".join(sizes),
+            "channels": ", ".join(channels),
+            "parameters": f"{self.parameters:,} ({self.dtype})",
+        }
+        return "\n".join(f"{name:<11} {value}" for name, value in lines.items())
+
+
+def weights_info(path: AnyPath) -> WeightsInfo:
+    """What a weights file is; names and shapes are checked, data are not read.
+
+    Raises:
+        WeightsError: As :func:`read_weights`.
+    """
+    with _open(Path(path), None) as file:
+        return file.info
+
+
+def read_weights(
+    path: AnyPath, *, config: Mapping[str, Any] | None = None
+) -> tuple[WeightsInfo, dict[str, Tensor]]:
+    """Read any weights file.
+
+    Args:
+        path: ``params_model_*.npz``, OpenFold's ``.pt`` or our ``.safetensors``; told apart by content.
+        config: The network's configuration; otherwise it is read or inferred from the file.
+
+    Returns:
+        What the file is, and the network's state dict in float32.
+
+    Raises:
+        WeightsError: The file is missing, damaged, unsafe, or made for another network.
+    """
+    with _open(Path(path), config) as file:
+        return file.info, file.read()
+
+
+def load_model(path: AnyPath, *, config: Mapping[str, Any] | None = None) -> AlphaFold:
+    """The network of a weights file, in float32 on the CPU and in evaluation mode.
+
+    Args:
+        path: As :func:`read_weights`.
+        config: As :func:`read_weights`.
+
+    Raises:
+        WeightsError: As :func:`read_weights`.
+    """
+    with _open(Path(path), config) as file:
+        file.model.load_state_dict(file.read(), assign=True)
+        return file.model.eval()
+
+
+def save_weights(
+    path: AnyPath,
+    model_or_state: nn.Module | Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write our format; whatever happens, ``path`` holds the old file or all of the new one.
+
+    Args:
+        path: Where to; the name ends in ``.safetensors``.
+        model_or_state: The network or its state dict. Element types are kept.
+        config: The network's configuration.
+        preset: Official name of the network, if it is an official one.
+        metadata: Further texts for the header.
+
+    Raises:
+        WeightsError: The parameters are not those of the configuration, or hold NaN or infinite values.
+        OutputError: The file cannot be written.
+    """
+    path = Path(path)
+    _check_ending(path, (".safetensors",))
+    state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    compare_state(str(path), shapes, _network(config, str(path)))
+    for name, value in state.items():
+        if not torch.isfinite(value).all():
+            raise WeightsError(f"{path}: not written, because parameter {name} holds NaN or infinite values")
+    with _replacing(path) as temporary:
+        write_own(temporary, state, config, preset=preset, metadata=metadata or {})
+
+
+def convert(path_in: AnyPath, path_out: AnyPath, *, config: Mapping[str, Any] | None = None) -> WeightsInfo:
+    """Write the weights of one file in another format.
+
+    Args:
+        path_in: As :func:`read_weights`.
+        path_out: ``.safetensors`` (ours) or ``.npz`` (official layout, which has no place for a configuration).
+        config: As :func:`read_weights`.
+
+    Returns:
+        What the new file is.
+
+    Raises:
+        WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another ending.
+        OutputError: The output cannot be written.
+    """
+    path_in, path_out = Path(path_in), Path(path_out)
+    _check_ending(path_out, (".safetensors", ".npz"))
+    with suppress(OSError, ValueError):
+        if os.path.samefile(path_in, path_out):
+            raise WeightsError(f"{path_out}: is the input itself; choose another name for the output")
+    with _open(path_in, config) as file:
+        info, model, state = file.info, file.model, file.read()
+    if path_out.suffix == ".safetensors":
+        save_weights(path_out, state, info.config, preset=info.preset)
+    else:
+        model.load_state_dict(state, assign=True)
+        with _replacing(path_out) as temporary:
+            _write_npz(temporary, model)
+    return weights_info(path_out)
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """A file whose parameters fit ``model``, which is on the meta device; ``read`` gives its state dict."""
+
+    info: WeightsInfo
+    model: AlphaFold
+    read: Callable[[], dict[str, Tensor]]
+
+
+@contextmanager
+def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
+    kind = file_format(path)
+    if kind == "safetensors":
+        with open_own(path) as own:
+            model = _network(config or own.config, own.origin)
+            own.check(model)
+            preset = own.preset if config is None else preset_of(model.config, path.name)
+            yield _OpenFile(_info(path, "fastfold", model, own.dtype, preset), model, own.read)
+    elif kind == "npz":
+        with open_archive(path) as archive:
+            yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config)
+    else:
+        tensors = read_torch(path)
+        if not is_openfold(tensors):
+            raise WeightsError(_not_openfold(path, tensors))
+        yield _open_foreign(path, "openfold", OpenFoldParameters(tensors, str(path)), config)
+
+
+def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None) -> _OpenFile:
+    model = _network(config or infer_config(source.shapes, name_hint=path.name), source.origin)
+    ties = alphafold_ties(model)
+    check_parameters(ties, source)
+    info = _info(path, kind, model, source.dtype, preset_of(model.config, path.name))
+    return _OpenFile(info, model, lambda: read_parameters(model, ties, source))
+
+
+def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    if "input_embedder.target_to_msa.weight" in tensors:
+        return (
+            f"{path}: is a FastFold state dict without its configuration; write it with "
+            "fastfold.evoformer.checkpoint.save_weights instead of torch.save"
+        )
+    return f"{path}: is no AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
+
+
+def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:
+    """The network of a configuration without memory for its parameters."""
+    try:
+        with torch.device("meta"):
+            return AlphaFold(config if isinstance(config, ConfigDict) else ConfigDict(config))
+    except Exception as error:  # a tree may lack anything and have anything in its place
+        raise WeightsError(
+            f"{origin}: no network can be built from the configuration ({error}); give a complete tree with "
+            "AlphaFold's keys"
+        ) from None
+
+
+def _info(path: Path, kind: Kind, model: AlphaFold, dtype: str, preset: str | None) -> WeightsInfo:
+    return WeightsInfo(
+        path=path,
+        kind=kind,
+        preset=preset,
+        multimer=is_multimer(model.config),
+        has_templates=has_templates(model.config),
+        has_ptm=has_ptm(model.config),
+        parameters=sum(value.numel() for value in model.state_dict().values()),
+        dtype=dtype,
+        config=model.config,
+    )
+
+
+def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
+    if path.suffix not in endings:
+        raise WeightsError(
+            f"{path}: weights are written as {' or '.join(endings)}; give the file such an ending"
+        )
+
+
+def _write_npz(path: Path, model: AlphaFold) -> None:
+    """Official layout: stored, without dates, so that equal weights make equal files."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, array in write_parameters(model, alphafold_ties(model)):
+            member = zipfile.ZipInfo(f"{PREFIX}{key}.npy")
+            member.external_attr = 0o644 << 16
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the folder of ``path`` that is renamed to it at the end, or removed after an error."""
+    temporary = path.parent / f".fastfold-{secrets.token_hex(8)}.tmp"
+    try:
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:  # an interrupt by the user leaves nothing behind either
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+    except (OSError, ValueError, SafetensorError) as error:  # ValueError: a NUL character in the path
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(
+            f"cannot write {str(path)!r}: {reason}; free some space or choose another place"
+        ) from error
