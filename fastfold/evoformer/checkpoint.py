@@ -30,7 +30,13 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.openfold_parameters import OpenFoldParameters, is_openfold
 from fastfold.evoformer.own_format import compare_state, open_own, write_own
 from fastfold.evoformer.weight_files import READABLE, file_format, open_archive, read_torch
-from fastfold.evoformer.weights import Source, check_parameters, read_parameters, write_parameters
+from fastfold.evoformer.weights import (
+    Source,
+    check_parameters,
+    read_parameters,
+    refuse_not_finite,
+    write_parameters,
+)
 
 AnyPath = str | os.PathLike[str]
 Kind = Literal["alphafold", "openfold", "fastfold"]
@@ -172,8 +178,7 @@ def save_weights(
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     compare_state(str(path), shapes, _network(config, str(path)))
     for name, value in state.items():
-        if not torch.isfinite(value).all():
-            raise WeightsError(f"{path}: not written, because parameter {name} holds NaN or infinite values")
+        refuse_not_finite(f"{path} (not written)", name, value.detach().cpu().float().numpy())
     with _replacing(path) as temporary:
         write_own(temporary, state, config, preset=preset, metadata=metadata or {})
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fastfold.errors import WeightsError
@@ -91,17 +90,17 @@ class OpenFoldParameters:
         """The float32 array of :attr:`shapes`; the file's tensors of this parameter are let go."""
         names = self._names[key]
         if None in names:
-            return self._take(key, names[None]).contiguous().numpy()
-        return torch.stack([self._take(key, names[i]) for i in range(len(names))]).numpy()
+            return np.ascontiguousarray(self._take(key, names[None]))
+        return np.stack([self._take(key, names[i]) for i in range(len(names))])
 
-    def _take(self, key: str, name: str) -> Tensor:
+    def _take(self, key: str, name: str) -> np.ndarray:
         """One tensor of the file, float32 with official axes."""
-        tensor = self._tensors.pop(name).float()
+        array = self._tensors.pop(name).float().numpy()
         if _EXCHANGED_HALVES.search(key):
-            tensor = tensor.roll(tensor.shape[0] // 2, dims=0)
-        if tensor.ndim == 2:
-            tensor = tensor[:, 0] if _VECTOR.search(key) else tensor.T
-        return tensor
+            array = np.roll(array, len(array) // 2, axis=0)
+        if array.ndim == 2:
+            array = array[:, 0] if _VECTOR.search(key) else array.T
+        return array
 
     def _shape(self, key: str) -> tuple[int, ...]:
         names = self._names[key]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import PRESETS
 from fastfold.evoformer.weight_files import DAMAGED, READABLE, check_size, types_of
-from fastfold.evoformer.weights import refuse_problems
+from fastfold.evoformer.weights import refuse_not_finite, refuse_problems
 
 FORMAT_VERSION = "1"
 
@@ -105,14 +105,10 @@ class OwnFile:
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         data = tensor.reshape(-1).view(torch.uint8).numpy()
         self._file.seek(entry.start)
-        if self._file.readinto(data) != data.nbytes:
+        if self._file.readinto(data.data) != data.nbytes:
             raise WeightsError(f"{self.origin}: {DAMAGED}")
         tensor = tensor.float()
-        if not torch.isfinite(tensor).all():
-            raise WeightsError(
-                f"{self.origin}: parameter {name} holds NaN or infinite values; the file is damaged or its "
-                "training diverged: get another copy"
-            )
+        refuse_not_finite(self.origin, name, tensor.numpy())
         return tensor
 
     def _parse(self, text: str) -> ConfigDict:
