@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -228,9 +229,10 @@ def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
     kind = file_format(path)
     if kind == "safetensors":
         with open_own(path) as own:
-            model = _network(config or own.config, own.origin)
+            model = _network(own.config if config is None else config, own.origin)
             own.check(model)
-            preset = own.preset if config is None else preset_of(model.config, path.name)
+            preset = own.preset if config is None else None
+            preset = preset or preset_of(model.config, path.name)
             yield _OpenFile(_info(path, "fastfold", model, own.dtype, preset), model, own.read)
     elif kind == "npz":
         with open_archive(path) as archive:
@@ -243,7 +245,9 @@ def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
 
 
 def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None) -> _OpenFile:
-    model = _network(config or infer_config(source.shapes, name_hint=path.name), source.origin)
+    if config is None:
+        config = infer_config(source.shapes, name_hint=path.name)
+    model = _network(config, source.origin)
     ties = alphafold_ties(model)
     check_parameters(ties, source)
     info = _info(path, kind, model, source.dtype, preset_of(model.config, path.name))
@@ -307,10 +311,14 @@ def _replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the folder of ``path`` that is renamed to it at the end, or removed after an error."""
     temporary = path.parent / f".fastfold-{secrets.token_hex(8)}.tmp"
     try:
+        with temporary.open("xb") as file:
+            # As the user's umask has it; the safetensors library lets nobody but the owner read.
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
         try:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
+            temporary.chmod(mode)
             os.replace(temporary, path)
         except BaseException:  # an interrupt by the user leaves nothing behind either
             with suppress(OSError):

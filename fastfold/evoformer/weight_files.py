@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -167,8 +168,13 @@ def read_torch(path: Path) -> dict[str, Tensor]:
             members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise WeightsError(f"{path}: has compressed members, which PyTorch never writes: get it again")
+    # PyTorch takes a path with this ending for another format.
+    mapped = zipped and path.suffix != ".safetensors"
     try:
-        content = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipped)
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle versions, which are no concern of the user's
+            source: Any = str(path) if mapped else file
+            content = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # the unpickler raises whatever the objects in a damaged file make it
         found = re.search(r"GLOBAL (\S+)", str(error))
         if found is None:
