@@ -5,9 +5,17 @@ function, which is what networks call.
 """
 
 from fastfold.kernels.attention import attention
+from fastfold.kernels.gated_attention import gated_attention
 from fastfold.kernels.layer_norm import layer_norm
 from fastfold.kernels.outer_product_mean import outer_product_mean
 from fastfold.kernels.transition import transition
 from fastfold.kernels.triangle_multiplication import triangle_multiplication
 
-__all__ = ["attention", "layer_norm", "outer_product_mean", "transition", "triangle_multiplication"]
+__all__ = [
+    "attention",
+    "gated_attention",
+    "layer_norm",
+    "outer_product_mean",
+    "transition",
+    "triangle_multiplication",
+]

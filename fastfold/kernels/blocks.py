@@ -51,15 +51,34 @@ def exact_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def without_autocast(method: Callable[..., Any]) -> Any:
-    """Run a forward or backward pass in the dtypes of its tensors, whatever autocast says around it."""
+def without_autocast(function: Callable[..., Any]) -> Any:
+    """Run a function in the dtypes of its tensors, whatever autocast says around it."""
 
-    @functools.wraps(method)
-    def wrapped(ctx: Any, first: Tensor, *rest: Any) -> Any:
-        with torch.autocast(first.device.type, enabled=False):
-            return method(ctx, first, *rest)
+    @functools.wraps(function)
+    def wrapped(*args: Any) -> Any:
+        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        with torch.autocast(device, enabled=False):
+            return function(*args)
 
     return wrapped
+
+
+def refuse_gradients(*tensors: Tensor | None) -> None:
+    """Raise a RuntimeError if autograd would have to record an operator that writes into a given ``out``."""
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        raise RuntimeError(
+            "out= records no gradients: call the operator without it, or under torch.no_grad()"
+        )
+
+
+def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor | None) -> None:
+    """``out = residual + dropout * update`` for one block; overwrites ``update``, and ``out`` may be ``residual``."""
+    if dropout is not None:
+        update.mul_(dropout)
+    if residual is None:
+        out.copy_(update)
+    else:
+        torch.add(residual, update, out=out)
 
 
 def block_positions(channels: int) -> int:

@@ -17,9 +17,11 @@ from fastfold.kernels.blocks import (
     Scratch,
     block_positions,
     exact_dtype,
+    finish,
     normalise,
     normalise_backward,
     position_blocks,
+    refuse_gradients,
     without_autocast,
 )
 from fastfold.kernels.layer_norm import layer_norm_definition
@@ -108,6 +110,34 @@ def _rearrange(grads: _Weights) -> tuple[Tensor, ...]:
     return *grads.norm_in, projection, projection_bias, gate, gate_bias, *grads.norm_out, *grads[4:]
 
 
+@without_autocast
+def _forward(
+    out: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    outgoing: bool,
+    parameters: Sequence[Tensor],
+    residual: Tensor | None,
+    dropout: Tensor | None,
+) -> None:
+    """Fill ``out``; ``dropout`` has the shape of ``z``."""
+    weights = _arrange(parameters, z.dtype)
+    scratch = Scratch(z.device, z.dtype)
+    for i in itertools.product(*map(range, z.shape[:-3])):
+        left, right = _project(z[i], mask[i], weights, scratch)
+        product = _contract(left, right, outgoing, left, scratch)
+        del left, right
+        extra = [x[i] for x in (residual, dropout) if x is not None]
+        for columns, (b_z, b_out, *b_extra) in _blocks(weights, z[i], out[i], *extra):
+            b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
+            b_product, _ = _normalise(product[:, columns].t(), weights.norm_out, scratch.dtype)
+            b_update = scratch("update", *b_out.shape)
+            torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_update)
+            b_dropout = None if dropout is None else b_extra.pop()
+            finish(b_out, b_update, b_extra[0] if b_extra else None, b_dropout)
+        del product
+
+
 class _TriangleMultiplication(torch.autograd.Function):
     """Keeps its inputs and recomputes everything else.
 
@@ -117,36 +147,36 @@ class _TriangleMultiplication(torch.autograd.Function):
     """
 
     @staticmethod
-    @without_autocast
-    def forward(ctx: Any, z: Tensor, mask: Tensor, outgoing: bool, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(z, mask, *parameters)
-        ctx.outgoing = outgoing
-        weights = _arrange(parameters, z.dtype)
-        scratch = Scratch(z.device, z.dtype)
-        out = torch.empty_like(z, memory_format=torch.contiguous_format)
-        for i in itertools.product(*map(range, z.shape[:-3])):
-            left, right = _project(z[i], mask[i], weights, scratch)
-            product = _contract(left, right, outgoing, left, scratch)
-            del right
-            for columns, (b_z, b_out) in _blocks(weights, z[i], out[i]):
-                b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
-                b_product, _ = _normalise(product[:, columns].t(), weights.norm_out, scratch.dtype)
-                torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_out)
-            del left, product
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        mask: Tensor,
+        outgoing: bool,
+        residual: Tensor | None,
+        add_z: bool,
+        dropout: Tensor | None,
+        *parameters: Tensor,
+    ) -> Tensor:
+        dropout = None if dropout is None else dropout.expand_as(z)
+        ctx.save_for_backward(z, mask, dropout, *parameters)
+        ctx.outgoing, ctx.add_z = outgoing, add_z
+        out = torch.empty_like(z)
+        _forward(out, z, mask, outgoing, parameters, z if add_z else residual, dropout)
         return out
 
     @staticmethod
     @without_autocast
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z, mask, *parameters = ctx.saved_tensors
+        z, mask, dropout, *parameters = ctx.saved_tensors
         exact = exact_dtype(z)
         weights = _arrange(parameters, exact)
         totals = _arrange([torch.zeros_like(p, dtype=exact) for p in parameters], exact)
-        grad_z = torch.empty_like(z, dtype=exact, memory_format=torch.contiguous_format)
+        grad_z = torch.empty_like(z, dtype=exact)
         for i in itertools.product(*map(range, z.shape[:-3])):
-            _backward(grad_z[i], grad[i], z[i], mask[i], weights, totals, ctx.outgoing)
-        grads = (grad_z.to(z.dtype), None, None, *_rearrange(totals))
+            factor = () if dropout is None else (dropout[i],)
+            _backward(grad_z[i], grad[i], z[i], mask[i], factor, weights, totals, ctx.outgoing, ctx.add_z)
+        grads = (grad_z.to(z.dtype), None, None, grad, None, None, *_rearrange(totals))
         return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
 
 
@@ -239,9 +269,11 @@ def _backward(
     grad: Tensor,
     z: Tensor,
     mask: Tensor,
+    dropout: tuple[Tensor, ...],
     weights: _Weights,
     totals: _Weights,
     outgoing: bool,
+    add_grad: bool,
 ) -> None:
     """Fill ``grad_z`` of one batch element, and add its share of the parameters' gradients to ``totals``."""
     exact = weights.sides.dtype
@@ -249,13 +281,16 @@ def _backward(
     left, right = _project(z, mask, weights, scratch)
     product = _contract(left, right, outgoing, torch.empty_like(left), scratch)
     # From the update back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
-    for columns, (b_z, b_grad, b_grad_x) in _blocks(weights, z, grad, grad_z):
+    for columns, (b_z, b_grad, b_grad_x, *b_dropout) in _blocks(weights, z, grad, grad_z, *dropout):
+        b_grad = scratch.copy("grad", b_grad)
+        for factor in b_dropout:
+            b_grad.mul_(factor)
         b_x, _ = _normalise(b_z, weights.norm_in, exact)
         b_product = scratch.copy("columns", product[:, columns].t())
         b_normed, statistics = _normalise(b_product, weights.norm_out, exact)
         b_output = _output(b_x, b_normed, weights, scratch)
         b_grad_output = scratch("grad_output", *b_output.shape)
-        torch.ops.aten.glu_backward(b_grad.to(exact), b_output, -1, grad_input=b_grad_output)
+        torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
         b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
         totals.out.addmm_(b_grad_out.t(), b_normed)
         totals.gate.addmm_(b_grad_gate.t(), b_x)
@@ -271,7 +306,7 @@ def _backward(
         product[:, columns] = b_grad_product.t()
     _contract_backward(product, left, right, outgoing, scratch)
     del product
-    for columns, (b_z, b_grad_x, *b_mask) in _blocks(weights, z, grad_z, *_unless_ones(mask)):
+    for columns, (b_z, b_total, b_grad_x, *b_mask) in _blocks(weights, z, grad, grad_z, *_unless_ones(mask)):
         b_z = b_z.to(exact)
         b_x, statistics = _normalise(b_z, weights.norm_in, exact)
         b_grad_sides = scratch("grad_sides", len(weights.sides), len(b_x))
@@ -283,7 +318,8 @@ def _backward(
         totals.sides.addmm_(b_grad_sides, b_x)
         totals.sides_bias.add_(b_grad_sides.sum(1, keepdim=True))
         b_grad_x.addmm_(b_grad_sides.t(), weights.sides)
-        b_grad_x.copy_(normalise_backward(b_grad_x, b_z, statistics, *weights.norm_in, *totals.norm_in))
+        b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm_in, *totals.norm_in)
+        finish(b_grad_x, b_result, b_total if add_grad else None, None)
 
 
 def triangle_multiplication(
@@ -303,6 +339,9 @@ def triangle_multiplication(
     out_gate_weight: Tensor,
     out_gate_bias: Tensor,
     outgoing: bool,
+    residual: Tensor | None = None,
+    dropout: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11, 12).
 
@@ -326,14 +365,17 @@ def triangle_multiplication(
         out_gate_weight: Og ``[c_z, c_z]``.
         out_gate_bias: og ``[c_z]``.
         outgoing: Which of the two contractions.
+        residual: ``[*, N, N, c_z]`` to add to the update, most often ``z`` itself.
+        dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). A constant.
+        out: Where the result goes, without recording gradients; may be ``z`` or ``residual``.
 
     Returns:
-        The update ``[*, N, N, c_z]``, in the dtype of ``z``.
+        The update ``[*, N, N, c_z]``, plus the residual, in the dtype of ``z``.
+
+    Raises:
+        RuntimeError: If gradients would have to be recorded through ``out``.
     """
-    return _TriangleMultiplication.apply(
-        z,
-        mask,
-        outgoing,
+    parameters = (
         norm_in_weight,
         norm_in_bias,
         proj_weight,
@@ -347,3 +389,10 @@ def triangle_multiplication(
         out_gate_weight,
         out_gate_bias,
     )
+    if out is None:
+        rest = (None if residual is z else residual, residual is z, dropout)
+        return _TriangleMultiplication.apply(z, mask, outgoing, *rest, *parameters)
+    refuse_gradients(z, residual, *parameters)
+    dropout = None if dropout is None else dropout.expand_as(z)
+    _forward(out, z, mask, outgoing, parameters, residual, dropout)
+    return out
