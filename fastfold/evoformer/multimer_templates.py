@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.evoformer.templates import backbone_mask, distance_one_hot, outer, unit_vectors
+from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
+from fastfold.protein.own_frame import own_frame_direction
 from fastfold.protein.torsions import chi_angles, pseudo_beta, pseudo_beta_mask
 
 
@@ -85,13 +86,18 @@ class MultimerTemplateEmbedder(Executed):
         beta, has_beta = pseudo_beta(aatype, positions), pseudo_beta_mask(aatype, mask)
         has_backbone = backbone_mask(mask)
         column, row = self.aatype_column(one_hot), self.aatype_row(one_hot)
+        own = own_frame_direction(positions).to(positions.dtype)
 
         def embed_rows(query: Tensor, rows: slice) -> Tensor:
             same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
             beta_pair = (outer(has_beta, rows) * same_chain).unsqueeze(-1)
             backbone_pair = (outer(has_backbone, rows) * same_chain).unsqueeze(-1)
             distances = distance_one_hot(beta, self.dgram, rows) * beta_pair
-            vectors = unit_vectors(positions, rows) * backbone_pair
+            vectors = backbone_vectors(positions, rows)
+            vectors = vectors / vectors.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt()
+            # The diagonal of this block of rows.
+            vectors.diagonal(rows.start, -3, -2).copy_(own[..., rows, :].transpose(-1, -2))
+            vectors = vectors * backbone_pair
             total = self.distance(distances.to(pair.dtype)) + self.beta_mask(beta_pair.to(pair.dtype))
             total = total + column[..., None, :, :] + row[..., rows, None, :]
             for axis, linear in enumerate(self.unit_vector):

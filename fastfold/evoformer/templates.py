@@ -35,21 +35,20 @@ def backbone_mask(mask: Tensor) -> Tensor:
     return n * ca * c
 
 
-def unit_vectors(positions: Tensor, rows: slice) -> Tensor:
-    """Direction of every residue's CA in every other residue's backbone frame.
+def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
+    """Every residue's CA in every other residue's backbone frame.
 
     Args:
         positions: ``[*, N, 37, 3]`` in Å.
         rows: Residues whose frames are wanted.
 
     Returns:
-        ``[*, rows, N, 3]``.
+        ``[*, rows, N, 3]`` in Å.
     """
     n, ca, c = (positions[..., rc.atom_order[name], :] for name in ("N", "CA", "C"))
     # The official frame has C on its x axis and N in the x-y plane.
     frames = Rigid.from_three_points(2 * ca - c, ca, n)[..., rows, None]
-    vectors = frames.invert_apply(ca[..., None, :, :])
-    return vectors / (vectors.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    return frames.invert_apply(ca[..., None, :, :])
 
 
 class TemplateEmbedder(Executed):
@@ -123,7 +122,9 @@ class TemplateEmbedder(Executed):
             both = outer(backbone, rows).unsqueeze(-1).to(pair.dtype)
             vectors = torch.zeros_like(bins[..., :3])
             if self.config.use_template_unit_vector:
-                vectors = unit_vectors(template["positions"], rows).to(pair.dtype) * both
+                vectors = backbone_vectors(template["positions"], rows)
+                vectors = vectors / (vectors.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+                vectors = vectors.to(pair.dtype) * both
             count = bins.shape[-3]
             parts = [
                 bins,

@@ -1,0 +1,43 @@
+# Daily life of the project: make demo | test | lint | bench. Each target sets itself up in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One thread per test process: two of them share the cores.
+WORKERS ?= 2
+
+.PHONY: demo test test-slow lint bench clean
+
+# The stamps are older than what they were made from when that has changed.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+demo: $(VENV)/installed
+	@echo "These weights are RANDOM: the demo shows that everything runs, the structures mean nothing."
+	$(BIN)/fastfold infer examples/proteins.fasta --out demo_output --weights examples/random_small.npz
+	@echo "Written to $(CURDIR)/demo_output:"
+	@ls demo_output
+
+test: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-slow: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/installed-test
+	$(BIN)/python benchmarks/evoformer_block.py
+
+clean:
+	rm -rf $(VENV) demo_output build *.egg-info
