@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
 from fastfold.evoformer.alphafold_parameters import NpzParameters
-from fastfold.evoformer.config import is_multimer
-from fastfold.evoformer.infer_config import has_ptm, has_templates, infer_config, preset_of
+from fastfold.evoformer.infer_config import infer_config, preset_of
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.openfold_parameters import OpenFoldParameters, is_openfold
 from fastfold.evoformer.own_format import compare_state, open_own, write_own
@@ -38,74 +37,9 @@ from fastfold.evoformer.weights import (
     refuse_not_finite,
     write_parameters,
 )
+from fastfold.evoformer.weights_summary import Kind, WeightsInfo
 
 AnyPath = str | os.PathLike[str]
-Kind = Literal["alphafold", "openfold", "fastfold"]
-
-_KINDS: dict[Kind, str] = {
-    "alphafold": "official AlphaFold parameters (.npz)",
-    "openfold": "OpenFold checkpoint (.pt)",
-    "fastfold": "FastFold weights (.safetensors)",
-}
-
-
-@dataclass(frozen=True)
-class WeightsInfo:
-    """What a weights file is.
-
-    Attributes:
-        path: The file.
-        kind: Whose format it has.
-        preset: Official name of its network, where its configuration is an official one. Shapes do not tell all
-            official networks apart: the file's name decides between them, or the first one is meant.
-        multimer: Whether it is the multimer network.
-        has_templates: Whether the network uses templates.
-        has_ptm: Whether it predicts aligned errors, and so pTM.
-        parameters: Number of parameters.
-        dtype: Element types in the file; in memory they become float32.
-        config: The network's configuration.
-    """
-
-    path: Path
-    kind: Kind
-    preset: str | None
-    multimer: bool
-    has_templates: bool
-    has_ptm: bool
-    parameters: int
-    dtype: str
-    config: ConfigDict
-
-    def describe(self) -> str:
-        """The file in a few lines for a person."""
-        trunk, heads = self.config.model.embeddings_and_evoformer, self.config.model.heads
-        parts = [
-            "multimer" if self.multimer else "monomer",
-            "templates" if self.has_templates else "no templates",
-            "predicted aligned error and pTM" if self.has_ptm else "no predicted aligned error",
-        ]
-        sizes = [
-            f"{trunk.evoformer_num_block} Evoformer blocks",
-            f"{trunk.extra_msa_stack_num_block} extra MSA blocks",
-            f"{heads.structure_module.num_layer} structure iterations",
-            f"{self.config.model.num_recycle} recycles",
-        ]
-        channels = [
-            f"MSA {trunk.msa_channel}",
-            f"extra MSA {trunk.extra_msa_channel}",
-            f"pair {trunk.pair_channel}",
-            f"single {trunk.seq_channel}",
-        ]
-        lines = {
-            "file": str(self.path),
-            "format": _KINDS[self.kind],
-            "model": self.preset or "none of the official ones",
-            "network": ", ".join(parts),
-            "size": ", ".join(sizes),
-            "channels": ", ".join(channels),
-            "parameters": f"{self.parameters:,} ({self.dtype})",
-        }
-        return "\n".join(f"{name:<11} {value}" for name, value in lines.items())
 
 
 def weights_info(path: AnyPath) -> WeightsInfo:
@@ -233,7 +167,7 @@ def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
             own.check(model)
             preset = own.preset if config is None else None
             preset = preset or preset_of(model.config, path.name)
-            yield _OpenFile(_info(path, "fastfold", model, own.dtype, preset), model, own.read)
+            yield _OpenFile(WeightsInfo.of(path, "fastfold", model, own.dtype, preset), model, own.read)
     elif kind == "npz":
         with open_archive(path) as archive:
             yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config)
@@ -250,7 +184,7 @@ def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, A
     model = _network(config, source.origin)
     ties = alphafold_ties(model)
     check_parameters(ties, source)
-    info = _info(path, kind, model, source.dtype, preset_of(model.config, path.name))
+    info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
     return _OpenFile(info, model, lambda: read_parameters(model, ties, source))
 
 
@@ -273,20 +207,6 @@ def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:
             f"{origin}: no network can be built from the configuration ({error}); give a complete tree with "
             "AlphaFold's keys"
         ) from None
-
-
-def _info(path: Path, kind: Kind, model: AlphaFold, dtype: str, preset: str | None) -> WeightsInfo:
-    return WeightsInfo(
-        path=path,
-        kind=kind,
-        preset=preset,
-        multimer=is_multimer(model.config),
-        has_templates=has_templates(model.config),
-        has_ptm=has_ptm(model.config),
-        parameters=sum(value.numel() for value in model.state_dict().values()),
-        dtype=dtype,
-        config=model.config,
-    )
 
 
 def _check_ending(path: Path, endings: tuple[str, ...]) -> None:

@@ -10,19 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from math import prod
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from fastfold.evoformer.alphafold_names import numbered
 from fastfold.evoformer.config import PRESETS, is_multimer, model_config
-
-Shape = tuple[int, ...]
-
-# Larger numbers cannot be meant; they are left for the comparison with the network's shapes to refuse.
-_LARGEST_SIZE = 2**16
-_MOST_BLOCKS = 512
+from fastfold.evoformer.parameter_sizes import MOST_BLOCKS, Shape, Sizes, divide, half, set_found
 
 _EVOFORMER = "evoformer/evoformer_iteration"
 _EXTRA_MSA = "evoformer/extra_msa_stack"
@@ -52,7 +45,7 @@ def infer_config(shapes: Mapping[str, Shape], *, name_hint: str | None = None) -
         network's shapes with the file's names them.
     """
     config = model_config(_closest_preset(shapes, name_hint))
-    found = _Sizes(shapes)
+    found = Sizes(shapes)
     _embedders(config, found)
     _evoformer(config.model.embeddings_and_evoformer, found)
     _templates(config, found)
@@ -114,62 +107,16 @@ def _closest_preset(shapes: Mapping[str, Shape], name_hint: str | None) -> str:
     return max(PRESETS, key=likeness)
 
 
-class _Sizes:
-    """Sizes read off shapes, None wherever there is nothing sensible to read."""
-
-    def __init__(self, shapes: Mapping[str, Shape]) -> None:
-        self.shapes = shapes
-
-    def axis(self, key: str, axis: int, *, most: int = _LARGEST_SIZE) -> int | None:
-        """Size of one axis of a parameter."""
-        shape = self.shapes.get(key, ())
-        if not -len(shape) <= axis < len(shape):
-            return None
-        return shape[axis] if 0 < shape[axis] <= most else None
-
-    def output(self, key: str, *, leading: int) -> int | None:
-        """Channels behind the ``leading`` axes, heads included, however they are split."""
-        shape = self.shapes.get(key, ())[leading:]
-        size = prod(shape) if shape else 0
-        return size if 0 < size <= _LARGEST_SIZE else None
-
-    def ratio(self, key: str, axis: int, over: int) -> int | None:
-        """Quotient of two axes of one parameter, if it is whole."""
-        return _divide(self.axis(key, axis), self.axis(key, over))
-
-    def count(self, scope: str, name: str) -> int | None:
-        """How many modules ``name``, ``name_1``, … there are in a scope."""
-        found = 0
-        while f"{scope}/{numbered(name, found)}//weights" in self.shapes:
-            found += 1
-        return found or None
-
-    def has(self, key: str) -> bool:
-        """Whether there is such a parameter."""
-        return key in self.shapes
-
-
-def _divide(a: int | None, b: int | None) -> int | None:
-    return a // b if a and b and a % b == 0 else None
-
-
-def _set(node: Any, **values: int | None) -> None:
-    """Put what was found into a config node; what was not stays."""
-    for name, value in values.items():
-        if value is not None:
-            node[name] = value
-
-
-def _embedders(config: ConfigDict, found: _Sizes) -> None:
+def _embedders(config: ConfigDict, found: Sizes) -> None:
     trunk = config.model.embeddings_and_evoformer
-    _set(
+    set_found(
         trunk,
         msa_channel=found.axis("evoformer/preprocess_msa//weights", 1),
         pair_channel=found.axis("evoformer/left_single//weights", 1),
         seq_channel=found.axis("evoformer/single_activations//weights", 1),
         extra_msa_channel=found.axis("evoformer/extra_msa_activations//weights", 1),
     )
-    _set(trunk.prev_pos, num_bins=found.axis("evoformer/prev_pos_linear//weights", 0))
+    set_found(trunk.prev_pos, num_bins=found.axis("evoformer/prev_pos_linear//weights", 0))
     trunk.recycle_pos = found.has("evoformer/prev_pos_linear//weights")
     trunk.recycle_features = found.has("evoformer/prev_pair_norm//scale")
     if is_multimer(config):
@@ -178,18 +125,14 @@ def _embedders(config: ConfigDict, found: _Sizes) -> None:
         channels = found.axis(f"{_CHAIN_POSITION}//weights", 0)
         offsets = None if channels is None else channels - 2 * trunk.max_relative_chain - 5
         if offsets is not None and offsets >= 0:
-            _set(trunk, max_relative_idx=_half(offsets))
+            set_found(trunk, max_relative_idx=half(offsets))
     else:
         channels = found.axis(f"{_POSITION}//weights", 0)
-        _set(trunk, max_relative_feature=None if channels is None else _half(channels - 1))
+        set_found(trunk, max_relative_feature=None if channels is None else half(channels - 1))
 
 
-def _half(size: int) -> int | None:
-    return size // 2 if size % 2 == 0 else None
-
-
-def _evoformer(trunk: ConfigDict, found: _Sizes) -> None:
-    _set(
+def _evoformer(trunk: ConfigDict, found: Sizes) -> None:
+    set_found(
         trunk,
         evoformer_num_block=_blocks(found, _EVOFORMER),
         extra_msa_stack_num_block=_blocks(found, _EXTRA_MSA),
@@ -197,35 +140,35 @@ def _evoformer(trunk: ConfigDict, found: _Sizes) -> None:
     block = trunk.evoformer
     row, column = block.msa_row_attention_with_pair_bias, block.msa_column_attention
     scope = f"{_EVOFORMER}/msa_row_attention_with_pair_bias"
-    _set(row, num_head=found.axis(f"{scope}//feat_2d_weights", 2))
+    set_found(row, num_head=found.axis(f"{scope}//feat_2d_weights", 2))
     row.gating = found.has(f"{scope}/attention//gating_w")
     scope = f"{_EVOFORMER}/msa_column_attention"
     # Without an axis of heads: OpenFold has as many as in rows.
     query = f"{scope}/attention//query_w"
     split = len(found.shapes.get(query, ())) == 4
-    _set(column, num_head=found.axis(query, 2) if split else row.num_head)
+    set_found(column, num_head=found.axis(query, 2) if split else row.num_head)
     column.gating = found.has(f"{scope}/attention//gating_w")
-    _set(
+    set_found(
         block.msa_transition,
         num_intermediate_factor=found.ratio(f"{_EVOFORMER}/msa_transition/transition1//weights", 2, 1),
     )
     scope = f"{_EVOFORMER}/outer_product_mean"
-    _set(block.outer_product_mean, num_outer_channel=found.axis(f"{scope}/left_projection//weights", 2))
+    set_found(block.outer_product_mean, num_outer_channel=found.axis(f"{scope}/left_projection//weights", 2))
     _pair_steps(block, found, _EVOFORMER)
 
 
-def _blocks(found: _Sizes, scope: str) -> int | None:
-    return found.axis(f"{scope}/pair_transition/transition1//bias", 0, most=_MOST_BLOCKS)
+def _blocks(found: Sizes, scope: str) -> int | None:
+    return found.axis(f"{scope}/pair_transition/transition1//bias", 0, most=MOST_BLOCKS)
 
 
-def _pair_steps(block: ConfigDict, found: _Sizes, scope: str) -> None:
+def _pair_steps(block: ConfigDict, found: Sizes, scope: str) -> None:
     """Triangle steps and transition of an Evoformer or template block."""
     for node in ("starting_node", "ending_node"):
         step, at = block[f"triangle_attention_{node}"], f"{scope}/triangle_attention_{node}"
-        _set(step, num_head=found.axis(f"{at}//feat_2d_weights", 2))
+        set_found(step, num_head=found.axis(f"{at}//feat_2d_weights", 2))
         step.gating = found.has(f"{at}/attention//gating_w")
         if "value_dim" in step:
-            _set(
+            set_found(
                 step,
                 key_dim=found.output(f"{at}/attention//key_w", leading=2),
                 value_dim=found.output(f"{at}/attention//value_w", leading=2),
@@ -235,12 +178,12 @@ def _pair_steps(block: ConfigDict, found: _Sizes, scope: str) -> None:
         at = f"{scope}/triangle_multiplication_{direction}"
         step.fuse_projection_weights = found.has(f"{at}/projection//weights")
         norm = "center_norm" if step.fuse_projection_weights else "center_layer_norm"
-        _set(step, num_intermediate_channel=found.axis(f"{at}/{norm}//scale", 1))
+        set_found(step, num_intermediate_channel=found.axis(f"{at}/{norm}//scale", 1))
     factor = found.ratio(f"{scope}/pair_transition/transition1//weights", 2, 1)
-    _set(block.pair_transition, num_intermediate_factor=factor)
+    set_found(block.pair_transition, num_intermediate_factor=factor)
 
 
-def _templates(config: ConfigDict, found: _Sizes) -> None:
+def _templates(config: ConfigDict, found: Sizes) -> None:
     template = config.model.embeddings_and_evoformer.template
     multimer = is_multimer(config)
     template.enabled = found.has(f"{_SINGLE_TEMPLATE}/output_layer_norm//scale")
@@ -252,16 +195,16 @@ def _templates(config: ConfigDict, found: _Sizes) -> None:
         return
     if multimer:
         first = f"{_SINGLE_TEMPLATE}/template_pair_embedding_0//weights"
-        _set(template, num_channels=found.axis(first, 1))
-        _set(template.dgram_features, num_bins=found.axis(first, 0))
+        set_found(template, num_channels=found.axis(first, 1))
+        set_found(template.dgram_features, num_bins=found.axis(first, 0))
         scope = f"{_SINGLE_TEMPLATE}/template_embedding_iteration"
     else:
         # Besides the distance bins: pseudo-beta mask, two residue types, unit vector, backbone mask.
         features = found.axis(f"{_SINGLE_TEMPLATE}/embedding2d//weights", 0)
-        _set(template.dgram_features, num_bins=features - 49 if features and features > 49 else None)
+        set_found(template.dgram_features, num_bins=features - 49 if features and features > 49 else None)
         attention, at = template.attention, f"{_TEMPLATES}/attention"
         split = len(found.shapes.get(f"{at}//query_w", ())) == 3
-        _set(
+        set_found(
             attention,
             num_head=found.axis(f"{at}//query_w", 1) if split else None,
             key_dim=found.output(f"{at}//key_w", leading=1),
@@ -270,32 +213,32 @@ def _templates(config: ConfigDict, found: _Sizes) -> None:
         attention.gating = found.has(f"{at}//gating_w")
         scope = f"{_SINGLE_TEMPLATE}/template_pair_stack/__layer_stack_no_state"
     stack = template.template_pair_stack
-    _set(stack, num_block=_blocks(found, scope))
+    set_found(stack, num_block=_blocks(found, scope))
     _pair_steps(stack, found, scope)
 
 
-def _heads(heads: ConfigDict, found: _Sizes) -> None:
-    _set(heads.distogram, num_bins=found.axis("distogram_head/half_logits//bias", 0))
-    _set(
+def _heads(heads: ConfigDict, found: Sizes) -> None:
+    set_found(heads.distogram, num_bins=found.axis("distogram_head/half_logits//bias", 0))
+    set_found(
         heads.predicted_lddt,
         num_bins=found.axis("predicted_lddt_head/logits//bias", 0),
         num_channels=found.axis("predicted_lddt_head/act_0//bias", 0),
     )
     residue_types = found.axis("masked_msa_head/logits//bias", 0)
     if residue_types != heads.masked_msa.get("num_output", 22):
-        _set(heads.masked_msa, num_output=residue_types)
+        set_found(heads.masked_msa, num_output=residue_types)
     error = heads.predicted_aligned_error
     if found.has(f"{_PAE_HEAD}/logits//bias"):
-        _set(error, num_bins=found.axis(f"{_PAE_HEAD}/logits//bias", 0))
+        set_found(error, num_bins=found.axis(f"{_PAE_HEAD}/logits//bias", 0))
         error.weight = error.weight or 0.1
     else:
         error.weight = 0.0
 
 
-def _structure_module(config: ConfigDict, found: _Sizes) -> None:
+def _structure_module(config: ConfigDict, found: Sizes) -> None:
     node = config.model.heads.structure_module
     at = f"{_FOLD}/invariant_point_attention"
-    _set(
+    set_found(
         node,
         num_channel=found.axis("structure_module/initial_projection//weights", 1),
         num_head=found.axis(f"{at}//trainable_point_weights", 0),
@@ -305,9 +248,9 @@ def _structure_module(config: ConfigDict, found: _Sizes) -> None:
     if is_multimer(config):
 
         def per_head(layer: str, parts: int = 1) -> int | None:
-            return _divide(found.output(f"{at}/{layer}//weights", leading=1), parts * heads)
+            return divide(found.output(f"{at}/{layer}//weights", leading=1), parts * heads)
 
-        _set(
+        set_found(
             node,
             num_scalar_qk=per_head("q_scalar_projection"),
             num_scalar_v=per_head("v_scalar_projection"),
@@ -315,21 +258,21 @@ def _structure_module(config: ConfigDict, found: _Sizes) -> None:
             num_point_v=per_head("v_point_projection/point_projection", 3),
         )
     else:
-        _set(
+        set_found(
             node,
-            num_scalar_qk=_divide(found.axis(f"{at}/q_scalar//bias", 0), heads),
-            num_point_qk=_divide(found.axis(f"{at}/q_point_local//bias", 0), 3 * heads),
+            num_scalar_qk=divide(found.axis(f"{at}/q_scalar//bias", 0), heads),
+            num_point_qk=divide(found.axis(f"{at}/q_point_local//bias", 0), 3 * heads),
         )
         # Keys and values share a layer.
-        scalars = _divide(found.axis(f"{at}/kv_scalar//bias", 0), heads)
-        points = _divide(found.axis(f"{at}/kv_point_local//bias", 0), 3 * heads)
-        _set(
+        scalars = divide(found.axis(f"{at}/kv_scalar//bias", 0), heads)
+        points = divide(found.axis(f"{at}/kv_point_local//bias", 0), 3 * heads)
+        set_found(
             node,
             num_scalar_v=scalars - node.num_scalar_qk if scalars and scalars > node.num_scalar_qk else None,
             num_point_v=points - node.num_point_qk if points and points > node.num_point_qk else None,
         )
     angles = f"{_FOLD}/rigid_sidechain"
-    _set(
+    set_found(
         node.sidechain,
         num_channel=found.axis(f"{angles}/input_projection//weights", 1),
         num_residual_block=found.count(angles, "resblock1"),

@@ -90,7 +90,7 @@ class OpenFoldParameters:
         """The float32 array of :attr:`shapes`; the file's tensors of this parameter are let go."""
         names = self._names[key]
         if None in names:
-            return np.ascontiguousarray(self._take(key, names[None]))
+            return np.ascontiguousarray(self._take(key, names[None])).reshape(self.shapes[key])
         return np.stack([self._take(key, names[i]) for i in range(len(names))])
 
     def _take(self, key: str, name: str) -> np.ndarray:
@@ -98,9 +98,7 @@ class OpenFoldParameters:
         array = self._tensors.pop(name).float().numpy()
         if _EXCHANGED_HALVES.search(key):
             array = np.roll(array, len(array) // 2, axis=0)
-        if array.ndim == 2:
-            array = array[:, 0] if _VECTOR.search(key) else array.T
-        return array
+        return array.T
 
     def _shape(self, key: str) -> tuple[int, ...]:
         names = self._names[key]

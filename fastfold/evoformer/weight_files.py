@@ -31,7 +31,7 @@ NO_PICKLES = (
 
 # Parameters hardly compress; a file that unpacks to much more than it is has been made to fill the memory.
 _MOST_COMPRESSION = 100
-_MOST_MEMBERS = 20_000
+_MOST_MEMBERS = 100_000
 _LEGACY_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 Format = Literal["npz", "torch", "safetensors"]

@@ -450,9 +450,10 @@ def test_truncated_files_are_recognised(tmp_path: Path, own: Path, kind: str, sh
         )
         data = buffer.getvalue()
     path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(WeightsError, match=r"truncated or damaged: get it again") as caught:
-        load_model(path)
-    assert str(path) in str(caught.value)
+    for read in (weights_info, load_model):
+        with pytest.raises(WeightsError, match=r"truncated or damaged: get it again") as caught:
+            read(path)
+        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
@@ -532,12 +533,20 @@ def test_a_claim_of_many_gigabytes_is_refused_unread(tmp_path: Path) -> None:
         load_model(tmp_path / "a.npz")
 
 
-@pytest.mark.parametrize("data", [b"", npy(np.zeros(40, np.float32))[:-4], npy(np.zeros(41, np.float32))])
-def test_a_table_of_contents_that_lies_about_a_size_is_refused(
-    tmp_path: Path, arrays: Arrays, data: bytes
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is damaged"),
+        (npy(np.zeros(40, np.float32))[:-4], "would not fill"),
+        (npy(np.zeros(40, np.float32)) + bytes(4), "would not fill"),
+        (npy(np.zeros(41, np.float32)), r"has shape \[41\]"),
+    ],
+)
+def test_arrays_that_do_not_fill_their_members_are_refused(
+    tmp_path: Path, arrays: Arrays, data: bytes, message: str
 ) -> None:
     zip_of(tmp_path / "a.npz", members_of(arrays) | {f"{BIAS}.npy": data})
-    with pytest.raises(WeightsError, match=re.escape(BIAS)):
+    with pytest.raises(WeightsError, match=f"{re.escape(BIAS)} .*{message}"):
         load_model(tmp_path / "a.npz")
 
 
@@ -549,7 +558,8 @@ def test_shapes_that_contradict_the_data_are_refused_before_memory_is_taken(
     tmp_path: Path, arrays: Arrays, shape: tuple[int, ...]
 ) -> None:
     zip_of(tmp_path / "a.npz", members_of(arrays) | {f"{BIAS}.npy": npy_header(shape) + bytes(160)})
-    with pytest.raises(WeightsError, match=re.escape(BIAS)) as caught:
+    message = f"{re.escape(BIAS)} .*(impossible shape|would not fill)"
+    with pytest.raises(WeightsError, match=message) as caught:
         load_model(tmp_path / "a.npz")
     assert len(str(caught.value)) < 1000
 
@@ -928,6 +938,13 @@ def test_entries_that_contradict_the_data_are_refused(
     write_safetensors(tmp_path / "a.safetensors", json.dumps(header).encode(), data)
     with pytest.raises(WeightsError, match=r"a\.safetensors: "):
         load_model(tmp_path / "a.safetensors")
+
+
+def test_bytes_after_the_last_parameter_are_refused(own: Path) -> None:
+    """Nothing is smuggled in behind the data."""
+    own.write_bytes(own.read_bytes() + b"more")
+    with pytest.raises(WeightsError, match=r"truncated or damaged"):
+        load_model(own)
 
 
 def test_a_name_that_comes_twice_in_a_header_is_refused(own: Path, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ Shapes = dict[str, tuple[int, ...]]
 CARRIED = ("synthetic_monomer", "synthetic_multimer")
 ELSEWHERE = ("monomer_ptm", "monomer_deep_msa", "multimer_homodimer")
 
+STACKS = ("evoformer_iteration", "extra_msa_stack")
+
 # Leaves of the configuration that decide the shape, or the existence, of a parameter.
 STRUCTURAL = {
     *("evoformer_num_block", "extra_msa_stack_num_block", "num_block", "num_residual_block"),
@@ -275,6 +277,7 @@ def test_impossible_shapes_are_left_for_the_comparison(key: str, shape: tuple[in
     shapes[key] = shape
     found = shapes_of(infer_config(shapes))
     assert found != shapes
+    assert all(found[f"evoformer/{stack}/pair_transition/transition1//bias"][0] <= 48 for stack in STACKS)
     assert sum(prod(size) for size in found.values()) < 10**9
 
 
