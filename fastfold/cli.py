@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fastfold._version import __version__
-from fastfold.errors import FastFoldError
+from fastfold.errors import ConfigError, FastFoldError
+from fastfold.inference.failures import debugging, internal_error
 
 _EPILOG = """\
 examples:
@@ -43,7 +47,8 @@ weights:
   FastFold files (.safetensors). With several, each target is folded by every one that suits it (complexes by
   multimer networks, single chains by monomer networks) and the predictions are ranked.
 
-exit code: 0 all targets folded or finished before; 1 at least one failed; 130 stopped by Ctrl-C.
+exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
+the command; 130 stopped by Ctrl-C. With FASTFOLD_DEBUG=1 in the environment failures show their traceback.
 """
 
 
@@ -57,21 +62,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "run"):
         parser.print_help()
         return 2
+    _let_waiting_threads_sleep()
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        code = run(options)
+        sys.stdout.flush()
+        return code
     except FastFoldError as error:
-        print(f"fastfold: {error}", file=sys.stderr)
-        return 1
+        return _fail(str(error), 1)
     except KeyboardInterrupt:
-        print(
-            "fastfold: stopped; what was finished is kept, run the same command to continue", file=sys.stderr
-        )
-        return 130
+        return _fail("stopped; what was finished is kept, run the same command to continue", 130)
     except BrokenPipeError:
-        # The reader of our output went away; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return 1
+    except Exception as error:
+        if debugging():
+            raise
+        return _fail(internal_error(error), 1)
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"fastfold: {message}", file=sys.stderr)
+    return code
+
+
+def _silence_stdout() -> None:
+    """After the reader of our output went away, so that Python does not complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Keep PyTorch's threads from spinning while they wait for each other.
+
+    By default they do so for milliseconds at the end of every operation, which costs a machine that is shared dearly:
+    with one core of two taken by another program a pass of a small network took 8 to 20 s, sleeping 0.4 s. The
+    variable is read when PyTorch is loaded; a value that the user has set stays.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,11 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     infer = commands.add_parser(
         "infer",
         help="fold the sequences of FASTA files",
+        usage="fastfold infer FASTA [FASTA ...] --out DIR --weights FILE [FILE ...] [options]",
         description=_INFER,
         epilog=_INFER_EPILOG,
         formatter_class=raw,
     )
-    infer.add_argument("inputs", nargs="+", type=Path, metavar="FASTA", help="FASTA files (.gz too)")
+    infer.add_argument("inputs", nargs="*", type=Path, metavar="FASTA", help="FASTA files (.gz too)")
     infer.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     infer.add_argument(
         "--weights", nargs="+", action="extend", type=Path, metavar="FILE", default=[], help="weights files"
@@ -155,6 +184,14 @@ def _count(text: str) -> int:
 
 
 def _infer(options: argparse.Namespace) -> int:
+    misplaced = [path for path in options.weights if re.search(r"\.(fa|faa|fas|fasta)(\.gz)?$", path.name)]
+    if misplaced:
+        raise ConfigError(
+            f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
+        )
+    if not options.inputs:
+        raise ConfigError("no FASTA file given; fastfold infer --help explains the command")
+
     from fastfold.inference.runner import Settings, run
 
     settings = Settings(
@@ -163,20 +200,39 @@ def _infer(options: argparse.Namespace) -> int:
         precision=options.precision,
         plots=not options.no_plots,
     )
-    summary = run(
-        options.inputs,
-        options.out,
-        options.weights,
-        msa_dir=options.msa_dir,
-        complex_=options.complex,
-        device=options.device,
-        settings=settings,
-    )
+    with _orderly_termination():
+        summary = run(
+            options.inputs,
+            options.out,
+            options.weights,
+            msa_dir=options.msa_dir,
+            complex_=options.complex,
+            device=options.device,
+            settings=settings,
+        )
     counts = [f"{len(summary.folded)} folded"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []
-    print(", ".join(counts) + f"; results in {options.out}")
+    where = f"; results in {options.out}" if summary.folded or summary.skipped else ""
+    try:
+        print(", ".join(counts) + where, flush=True)
+    except BrokenPipeError:  # the results are there all the same
+        _silence_stdout()
     return 1 if summary.failed else 0
+
+
+@contextlib.contextmanager
+def _orderly_termination() -> Iterator[None]:
+    """Let a batch system that ends the program (SIGTERM) leave no temporary files behind, as Ctrl-C does."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    except ValueError:  # not in the main thread, which alone hears of signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _verify(options: argparse.Namespace) -> int:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fastfold.data.alignment import Msa
+from fastfold.data.alignment import Msa, check_query
 from fastfold.data.features import featurize
 from fastfold.data.msa_folder import read_msa
-from fastfold.data.targets import safe_stem, target_from_sequence
-from fastfold.errors import ConfigError
+from fastfold.data.targets import Target, target_from_sequence
+from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding import Precision, choose_device, fold, set_precision
 from fastfold.inference.memory_estimate import check_fits
+from fastfold.inference.networks import network_name
 from fastfold.inference.prediction import Prediction
+
+AnyMsa = str | Path | Msa
+"""An A3M or Stockholm file, or an alignment that was read before."""
 
 
 def load_model(path: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> AlphaFold:
@@ -33,8 +37,13 @@ def load_model(path: str | Path, *, device: str = "auto", precision: Precision =
         ConfigError: The device cannot be used.
     """
     where = choose_device(device)
+    if str(path) == "mini" and not Path(path).exists():
+        raise WeightsError(
+            "mini: this version of FastFold ships no trained network; give a weights file, for example AlphaFold's "
+            "params_model_1_ptm.npz"
+        )
     model = set_precision(load_weights(path), precision)
-    model.name = safe_stem(Path(path).name.rsplit(".", 1)[0].removeprefix("params_"))
+    model.name = network_name(Path(path))
     return model.to(where)
 
 
@@ -42,7 +51,7 @@ def predict(
     sequence: str,
     model: AlphaFold | str | Path,
     *,
-    msa: str | Path | Msa | Sequence[str | Path | Msa | None] | None = None,
+    msa: AnyMsa | Sequence[AnyMsa | None] | None = None,
     num_recycles: int | None = None,
     seed: int = 0,
     name: str = "query",
@@ -67,23 +76,10 @@ def predict(
         OutputError: The network's numbers are not finite.
     """
     target = target_from_sequence(sequence, name)
-    network = model if isinstance(model, AlphaFold) else load_model(model)
     if num_recycles is not None and num_recycles < 0:
         raise ConfigError(f"num_recycles must not be negative, got {num_recycles}")
-    given = [msa] if msa is None or isinstance(msa, (str, Path, Msa)) else list(msa)
-    if len(given) == 1 and given[0] is None:
-        given = [None] * len(target.chains)
-    if len(given) != len(target.chains):
-        raise ConfigError(
-            f"{len(target.chains)} chains, but {len(given)} alignments: give one per chain or None"
-        )
-    alignments: list[tuple[list[Msa], list[Msa]]] = []
-    for chain, source in zip(target.chains, given, strict=True):
-        if source is None:
-            alignments.append(([], []))
-            continue
-        aligned = source if isinstance(source, Msa) else read_msa(source, query=chain.sequence)
-        alignments.append(([aligned], []))
+    alignments = _alignments(target, msa)
+    network = model if isinstance(model, AlphaFold) else load_model(model)
     weight = next(network.evoformer.parameters())
     check_fits(
         network.config,
@@ -91,6 +87,7 @@ def predict(
         weight.device,
         element_size=weight.element_size(),
         name=target.name,
+        alignment_rows=sum(len(one.sequences) for unpaired, _ in alignments for one in unpaired),
     )
     sampler = featurize(target.chains, alignments, network.config, seed=seed)
     return fold(
@@ -102,3 +99,25 @@ def predict(
         seed=seed,
         num_recycles=num_recycles,
     )
+
+
+def _alignments(
+    target: Target, msa: AnyMsa | Sequence[AnyMsa | None] | None
+) -> list[tuple[list[Msa], list[Msa]]]:
+    """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
+    if msa is None:
+        return [([], []) for _ in target.chains]
+    given = [msa] if isinstance(msa, (str, Path, Msa)) else list(msa)
+    if len(given) != len(target.chains):
+        raise ConfigError(
+            f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, None for "
+            "a chain that has none"
+        )
+    alignments: list[tuple[list[Msa], list[Msa]]] = []
+    for chain, one in zip(target.chains, given, strict=True):
+        if isinstance(one, Msa):
+            check_query(one, chain.sequence)
+        elif one is not None:
+            one = read_msa(one, query=chain.sequence)
+        alignments.append(([one] if one else [], []))
+    return alignments

@@ -14,7 +14,8 @@ class Progress:
     """Progress over all targets, in passes of the network weighted by their cost.
 
     Use as a context manager. On a terminal there is one bar with target, recycle, pLDDT so far, elapsed and
-    expected time; elsewhere each event is a line.
+    expected time; elsewhere each event is a line, without control characters. A reader who goes away (the end of a
+    pipe, a closed terminal) does not stop the work.
 
     Args:
         total: Cost of all passes, in any unit.
@@ -25,24 +26,12 @@ class Progress:
     stream: IO[str] | None = None
 
     def __enter__(self) -> Progress:
-        self._stream = self.stream or sys.stderr
+        self._stream: IO[str] | None = self.stream or sys.stderr
         self._start, self._done = time.monotonic(), 0.0
-        self._bar: Any = None
-        if self._stream.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f}%"),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[remaining]}"),
-                console=Console(file=self._stream),
-            )
+        self._bar: Any = _bar(self._stream) if self._stream.isatty() else None
+        if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("", total=self.total, remaining="")
+            self._task = self._bar.add_task("", total=self.total or None, status="", remaining="")
         return self
 
     def __exit__(
@@ -55,34 +44,72 @@ class Progress:
         """Print a line that stays."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
-            print(text, file=self._stream, flush=True)
+        elif self._stream is not None:
+            try:
+                print(text, file=self._stream, flush=True)
+            except OSError:
+                self._stream = None
 
-    def step(self, description: str, cost: float) -> None:
+    def begin(self, work: str) -> None:
+        """Show what is being worked on; on a bar alone, lines tell what is done.
+
+        Args:
+            work: Target and network.
+        """
+        if self._bar is not None:
+            self._bar.update(self._task, description=work, status="", refresh=True)
+
+    def step(self, work: str, status: str, cost: float) -> None:
         """One pass of the network is done.
 
         Args:
-            description: Target, network, recycle and pLDDT.
+            work: Target and network.
+            status: Recycle and pLDDT.
             cost: What the pass adds towards ``total``.
         """
         self._done += cost
         elapsed = time.monotonic() - self._start
-        remaining = elapsed / self._done * max(0.0, self.total - self._done) if self._done else 0.0
+        left = f"about {clock(self.remaining(elapsed))} left"
         if self._bar is not None:
-            self._bar.update(
-                self._task,
-                advance=cost,
-                description=description,
-                remaining=f"about {clock(remaining)} left",
-            )
+            self._bar.update(self._task, advance=cost, description=work, status=status, remaining=left)
         else:
-            self.line(f"{description}, elapsed {clock(elapsed)}, about {clock(remaining)} left")
+            self.line(f"{work} {status}, elapsed {clock(elapsed)}, {left}")
 
     def skip(self, cost: float) -> None:
         """Work that will not be done, because the target failed, was finished before, or stopped early."""
         self.total -= cost
         if self._bar is not None:
             self._bar.update(self._task, total=self.total)
+
+    def remaining(self, elapsed: float) -> float:
+        """Expected seconds until all is done, when the work so far took ``elapsed`` seconds."""
+        return elapsed / self._done * max(0.0, self.total - self._done) if self._done > 0 else 0.0
+
+
+def _bar(stream: IO[str]) -> Any:
+    """A bar for a terminal; None for one that can only print."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    console = Console(file=stream)
+    if console.is_dumb_terminal:
+        return None
+
+    def column(text: str, **layout: Any) -> TextColumn:
+        return TextColumn(text, table_column=Column(no_wrap=True, **layout))
+
+    return Progress(
+        # Long names give way, so that the bar stays one line and no number is lost.
+        column("{task.description}", ratio=1, overflow="ellipsis"),
+        column("{task.fields[status]}"),
+        BarColumn(bar_width=8),
+        column("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        column("{task.fields[remaining]}"),
+        console=console,
+        expand=True,
+    )
 
 
 def clock(seconds: float) -> str:

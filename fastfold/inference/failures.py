@@ -1,0 +1,47 @@
+"""What a person is told when something fails: one message that says what, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fastfold.errors import FastFoldError
+
+if TYPE_CHECKING:
+    from fastfold.data.targets import Target
+
+
+def reason(error: Exception, target: Target) -> str:
+    """Why a target failed, in one message that names it."""
+    if isinstance(error, FastFoldError):
+        named = getattr(error, "record", None) == target.name or str(error).startswith(f"{target.name} ")
+        return str(error) if named else f"{target.name}: {error}"
+    if _is_out_of_memory(error):
+        return (
+            f"{target.name}: the memory was not enough for {target.num_residues} residues; use --precision bf16, "
+            "close other programs, or take a device with more memory"
+        )
+    return f"{target.name}: {internal_error(error)}"
+
+
+def internal_error(error: Exception) -> str:
+    """What to tell a person of an error that should not exist."""
+    lines = str(error).strip().splitlines()
+    what = type(error).__name__ + (f": {lines[0]}" if lines else "")
+    return (
+        f"internal error, {what}. This is a bug in FastFold; FASTFOLD_DEBUG=1 shows where, please report it"
+    )
+
+
+def debugging() -> bool:
+    """Whether the user asked for tracebacks, with ``FASTFOLD_DEBUG=1`` in the environment."""
+    return os.environ.get("FASTFOLD_DEBUG", "0") not in ("", "0")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # PyTorch has a type of its own for an accelerator, which is not imported for this, and none for the CPU.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "DefaultCPUAllocator" in str(error)
+    )
