@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold import kernels
-from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
 class Attention(nn.Module):
@@ -53,6 +53,55 @@ class Attention(nn.Module):
         v = self.value(x_kv).unflatten(-1, split)
         gate = None if self.gate is None else self.gate(x_q).unflatten(-1, split)
         return self.output(kernels.attention(q, k, v, bias, mask, gate).flatten(-2))
+
+
+def self_attention(
+    norm: LayerNorm,
+    attention: Attention,
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor,
+    dropout: Tensor | None,
+    out: Tensor | None,
+) -> Tensor:
+    """``x + dropout * attention(norm(x))`` in one operator (supplement Algorithms 7, 8, 13 and 14).
+
+    Args:
+        norm: Layer norm of the branch.
+        attention: Its attention.
+        x: ``[*, R, N, c]``; attention is along N.
+        bias: ``[*, H, N, N]`` added to the logits of every row, or None.
+        mask: ``[*, R, N]``, 0 for keys that must not be seen.
+        dropout: Factors that broadcast against ``x``, or None.
+        out: Where the result goes when no gradient is recorded, or None; may be ``x``.
+
+    Returns:
+        ``[*, R, N, c]``.
+    """
+    gate = attention.gate
+    return kernels.gated_attention(
+        x,
+        bias,
+        mask,
+        norm_weight=norm.weight,
+        norm_bias=norm.bias,
+        query_weight=attention.query.weight,
+        key_weight=attention.key.weight,
+        value_weight=attention.value.weight,
+        gate_weight=None if gate is None else gate.weight,
+        gate_bias=None if gate is None else gate.bias,
+        output_weight=attention.output.weight,
+        output_bias=attention.output.bias,
+        heads=attention.heads,
+        residual=x,
+        dropout=dropout,
+        out=out,
+    )
+
+
+def columns(x: Tensor | None) -> Tensor | None:
+    """A tensor of rows seen as columns, ``[*, A, B, c]`` as ``[*, B, A, c]``, without a copy; None stays None."""
+    return None if x is None else x.transpose(-3, -2)
 
 
 class GlobalAttention(nn.Module):

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fastfold.evoformer.attention import Attention, GlobalAttention
+from fastfold.evoformer.attention import Attention, GlobalAttention, columns, self_attention
 from fastfold.evoformer.dropout import SharedDropout
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
@@ -43,11 +43,11 @@ class MSARowAttention(Executed):
         bias = self.policy.map(pair, lambda rows, _: self.pair_bias(self.pair_norm(rows)), dim=-3)
         bias = bias.movedim(-1, -3)
 
-        def rows_update(rows: Tensor, index: slice) -> Tensor:
-            x = self.norm(rows)
-            return self.attention(x, x, bias, msa_mask[..., index, :])
+        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+            mask = msa_mask[..., index, :]
+            return self_attention(self.norm, self.attention, rows, bias, mask, dropout, out)
 
-        return self.policy.update(msa, rows_update, dim=-3, dropout=self.dropout(msa))
+        return self.policy.residual(msa, branch, dim=-3, dropout=self.dropout(msa))
 
 
 class MSAColumnAttention(Executed):
@@ -76,12 +76,12 @@ class MSAColumnAttention(Executed):
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
 
-        def columns_update(columns: Tensor, index: slice) -> Tensor:
-            x = self.norm(columns.transpose(-3, -2))
+        def branch(block: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
             mask = msa_mask[..., index].transpose(-2, -1)
-            return self.attention(x, x, None, mask).transpose(-3, -2)
+            x, dropout, out = block.transpose(-3, -2), columns(dropout), columns(out)
+            return self_attention(self.norm, self.attention, x, None, mask, dropout, out).transpose(-3, -2)
 
-        return self.policy.update(msa, columns_update, dim=-2, dropout=self.dropout(msa))
+        return self.policy.residual(msa, branch, dim=-2, dropout=self.dropout(msa))
 
 
 class MSAColumnGlobalAttention(Executed):
@@ -104,9 +104,9 @@ class MSAColumnGlobalAttention(Executed):
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated ``msa [*, S, N, c_e]`` under ``msa_mask [*, S, N]``."""
 
-        def columns_update(columns: Tensor, index: slice) -> Tensor:
-            x = self.norm(columns.transpose(-3, -2))
+        def branch(block: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
             mask = msa_mask[..., index].transpose(-2, -1)
-            return self.attention(x, mask).transpose(-3, -2)
+            update = self.attention(self.norm(block.transpose(-3, -2)), mask).transpose(-3, -2)
+            return add_update(block, update if dropout is None else update * dropout, out)
 
-        return self.policy.update(msa, columns_update, dim=-2, dropout=self.dropout(msa))
+        return self.policy.residual(msa, branch, dim=-2, dropout=self.dropout(msa))

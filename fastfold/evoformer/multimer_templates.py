@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
 from fastfold.protein.own_frame import own_frame_direction
@@ -71,7 +71,11 @@ class MultimerTemplateEmbedder(Executed):
             total = embedded if total is None else total + embedded
         assert total is not None, "the multimer network needs at least one (possibly empty) template"
         mean = total / count
-        return self.policy.update(pair, lambda _, rows: self.output(F.relu(mean[..., rows, :, :])), dim=-3)
+
+        def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
+            return add_update(rows, self.output(F.relu(mean[..., index, :, :])), out)
+
+        return self.policy.residual(pair, branch, dim=-3)
 
     def _embed(
         self,

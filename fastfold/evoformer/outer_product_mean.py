@@ -36,7 +36,7 @@ class OuterProductMean(Executed):
         x = self.norm(msa)
         left, right = self.left(x), self.right(x)
 
-        def rows_update(_: Tensor, index: slice) -> Tensor:
+        def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
             return kernels.outer_product_mean(
                 left[..., index, :],
                 right,
@@ -44,6 +44,8 @@ class OuterProductMean(Executed):
                 msa_mask,
                 self.output.weight,
                 self.output.bias,
+                residual=rows,
+                out=out,
             )
 
-        return self.policy.update(pair, rows_update, dim=-3)
+        return self.policy.residual(pair, branch, dim=-3)

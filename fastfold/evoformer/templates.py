@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders import distogram_bins
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import Rigid
@@ -105,12 +105,13 @@ class TemplateEmbedder(Executed):
         templates = torch.stack(embedded, dim=-2)  # [*, N, N, T, c_t]
         any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
 
-        def rows_update(rows: Tensor, index: slice) -> Tensor:
+        def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
             keys = templates[..., index, :, :, :]
             mask = template_mask[..., None, None, :].expand(*rows.shape[:-1], -1)
-            return self.attention(rows.unsqueeze(-2), keys, None, mask).squeeze(-2) * any_template
+            update = self.attention(rows.unsqueeze(-2), keys, None, mask).squeeze(-2)
+            return add_update(rows, update * any_template, out)
 
-        return self.policy.update(pair, rows_update, dim=-3)
+        return self.policy.residual(pair, branch, dim=-3)
 
     def _embed(self, template: dict[str, Tensor], pair: Tensor, pair_mask: Tensor) -> Tensor:
         aatype = F.one_hot(template["aatype"].long(), 22).to(pair.dtype)

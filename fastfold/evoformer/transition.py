@@ -30,7 +30,7 @@ class Transition(Executed):
     def forward(self, x: Tensor) -> Tensor:
         """Updated ``x [*, rows, columns, c]``."""
 
-        def rows_update(rows: Tensor, _: slice) -> Tensor:
+        def branch(rows: Tensor, _: slice, __: Tensor | None, out: Tensor | None) -> Tensor:
             return kernels.transition(
                 rows,
                 self.norm.weight,
@@ -39,6 +39,8 @@ class Transition(Executed):
                 self.hidden.bias,
                 self.output.weight,
                 self.output.bias,
+                residual=rows,
+                out=out,
             )
 
-        return self.policy.update(x, rows_update, dim=-3)
+        return self.policy.residual(x, branch, dim=-3)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastfold.evoformer.attention import Attention
+from fastfold.evoformer.attention import Attention, columns, self_attention
 from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.execution import Executed
 from fastfold.evoformer.primitives import LayerNorm, Linear
@@ -42,19 +42,18 @@ class TriangleAttention(Executed):
         # [*, H, i, j] as read along rows of pair; the ending node sees the transposed tensor throughout.
         bias = self.policy.map(pair, lambda rows, _: self.pair_bias(self.norm(rows)), dim=-3)
         bias = bias.movedim(-1, -3)
-        dropout = self.dropout(pair)
         if self.starting:
 
-            def rows_update(rows: Tensor, index: slice) -> Tensor:
-                x = self.norm(rows)
-                return self.attention(x, x, bias, pair_mask[..., index, :])
+            def row_branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+                mask = pair_mask[..., index, :]
+                return self_attention(self.norm, self.attention, rows, bias, mask, dropout, out)
 
-            return self.policy.update(pair, rows_update, dim=-3, dropout=dropout)
+            return self.policy.residual(pair, row_branch, dim=-3, dropout=self.dropout(pair))
         bias = bias.transpose(-2, -1)
 
-        def columns_update(columns: Tensor, index: slice) -> Tensor:
-            x = self.norm(columns.transpose(-3, -2))
+        def column_branch(block: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
             mask = pair_mask[..., index].transpose(-2, -1)
-            return self.attention(x, x, bias, mask).transpose(-3, -2)
+            x, dropout, out = block.transpose(-3, -2), columns(dropout), columns(out)
+            return self_attention(self.norm, self.attention, x, bias, mask, dropout, out).transpose(-3, -2)
 
-        return self.policy.update(pair, columns_update, dim=-2, dropout=dropout)
+        return self.policy.residual(pair, column_branch, dim=-2, dropout=self.dropout(pair))

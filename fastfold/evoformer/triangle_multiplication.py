@@ -39,23 +39,27 @@ class TriangleMultiplication(Executed):
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Updated ``pair [*, N, N, c_z]`` under ``pair_mask [*, N, N]``."""
-        update = kernels.triangle_multiplication(
-            pair,
-            pair_mask,
-            norm_in_weight=self.norm_in.weight,
-            norm_in_bias=self.norm_in.bias,
-            proj_weight=self.projection.weight,
-            proj_bias=self.projection.bias,
-            gate_weight=self.gate.weight,
-            gate_bias=self.gate.bias,
-            norm_out_weight=self.norm_out.weight,
-            norm_out_bias=self.norm_out.bias,
-            out_weight=self.output.weight,
-            out_bias=self.output.bias,
-            out_gate_weight=self.output_gate.weight,
-            out_gate_bias=self.output_gate.bias,
-            outgoing=self.outgoing,
-        )
-        return self.policy.update(
-            pair, lambda _, index: update[..., index, :, :], dim=-3, dropout=self.dropout(pair)
-        )
+
+        def branch(_: Tensor, __: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+            return kernels.triangle_multiplication(
+                pair,
+                pair_mask,
+                norm_in_weight=self.norm_in.weight,
+                norm_in_bias=self.norm_in.bias,
+                proj_weight=self.projection.weight,
+                proj_bias=self.projection.bias,
+                gate_weight=self.gate.weight,
+                gate_bias=self.gate.bias,
+                norm_out_weight=self.norm_out.weight,
+                norm_out_bias=self.norm_out.bias,
+                out_weight=self.output.weight,
+                out_bias=self.output.bias,
+                out_gate_weight=self.output_gate.weight,
+                out_gate_bias=self.output_gate.bias,
+                outgoing=self.outgoing,
+                residual=pair,
+                dropout=dropout,
+                out=out,
+            )
+
+        return self.policy.residual(pair, branch, dim=None, dropout=self.dropout(pair))
