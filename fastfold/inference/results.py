@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import shutil
 import tempfile
@@ -95,7 +96,7 @@ def write_target(
         files = [output / path.name for path in staged]
         for path, file in zip(staged, files, strict=True):
             try:
-                path.replace(file)
+                os.replace(path, file)
             except OSError as error:
                 raise OutputError(
                     f"cannot write {str(file)!r}: {error.strerror}; remove what is there"
