@@ -178,8 +178,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _count(text: str) -> int:
     """A whole number from zero up, as an argument type."""
-    if not text.isascii() or not text.isdigit() or int(text) >= 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2147483647")
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 0 to 2147483647")
     return int(text)
 
 

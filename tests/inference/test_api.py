@@ -1,0 +1,211 @@
+"""The Python API as the documentation shows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fastfold
+from fastfold import FastFoldError
+from fastfold.data.msa_folder import read_msa
+from fastfold.errors import ConfigError, InputError, WeightsError
+from fastfold.evoformer.model import AlphaFold
+from tests.inference.conftest import ORACLES, CommandLine
+
+SEQUENCE = "MKTAYIAKQR"
+OTHER = "GSHMAWLPE"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small networks are fastest so."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def monomer() -> AlphaFold:
+    return fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def multimer() -> AlphaFold:
+    return fastfold.load_model(ORACLES / "synthetic_multimer" / "params.npz", device="cpu")
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Path:
+    path = tmp_path / "query.a3m"
+    path.write_text(f">q\n{SEQUENCE}\n>r\nMRTAWIAKQR\n>s\nMK--YIAKKK\n")
+    return path
+
+
+def test_the_documented_lines_work(cli: CommandLine, query: Path):
+    model = fastfold.load_model(str(cli.weights("model_1_ptm")), device="cpu")
+    assert (model.name, model.training) == ("model_1_ptm", False)
+    prediction = fastfold.predict(SEQUENCE, model=model, msa=str(query), num_recycles=1, seed=0)
+    assert isinstance(prediction, fastfold.Prediction)
+    prediction.save(cli.out)
+    ends = [".cif", ".pdb", ".png", "_pae.json", "_scores.json"]
+    assert cli.names() == [f"query_model_1_ptm_seed_0{end}" for end in ends]
+    assert prediction.plddt.shape == (10,)
+    assert prediction.pae.shape == (10, 10)
+    assert 0 <= prediction.ptm <= 1
+    assert prediction.iptm is None
+    assert prediction.atom_positions.shape == (10, 37, 3)
+    assert prediction.sequences == (SEQUENCE,)
+    assert (prediction.name, prediction.seed, prediction.num_recycles) == ("query", 0, 1)
+
+
+def test_the_api_and_the_command_agree(cli: CommandLine, query: Path):
+    """To the byte, structure and scores."""
+    assert cli.infer(cli.fasta({"query": SEQUENCE}), "--msa-dir", query.parent, "--seed", "5").code == 0
+    model = fastfold.load_model(cli.weights("model_1_ptm"))
+    prediction = fastfold.predict(SEQUENCE, model, msa=query, num_recycles=0, seed=5)
+    folder = cli.folder / "api"
+    prediction.save(folder, rank=1, plots=False)
+    for path in folder.iterdir():
+        assert path.read_bytes() == (cli.out / path.name).read_bytes(), path.name
+
+
+def test_a_path_serves_as_model_and_a_parsed_alignment_as_msa(query: Path, monomer: AlphaFold):
+    msa = read_msa(query)
+    path = ORACLES / "synthetic_monomer" / "params.npz"
+    by_path = fastfold.predict(SEQUENCE, path, msa=msa, num_recycles=0)
+    by_model = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=0)
+    np.testing.assert_array_equal(by_path.atom_positions, by_model.atom_positions)
+    alone = fastfold.predict(SEQUENCE, monomer, num_recycles=0)
+    assert not np.array_equal(alone.atom_positions, by_model.atom_positions)
+
+
+def test_the_seed_decides(monomer: AlphaFold):
+    first, again, other = (
+        fastfold.predict(SEQUENCE, monomer, num_recycles=0, seed=seed).atom_positions for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_model_in_training_mode_folds_without_dropout_and_stays_in_training_mode(monomer: AlphaFold):
+    expected = fastfold.predict(SEQUENCE, monomer, num_recycles=0).atom_positions
+    monomer.train()
+    try:
+        found = fastfold.predict(SEQUENCE, monomer, num_recycles=0).atom_positions
+        assert monomer.training
+    finally:
+        monomer.eval()
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_folding_changes_no_parameter(monomer: AlphaFold):
+    """Updates in place are made to activations alone."""
+    before = {name: value.clone() for name, value in monomer.state_dict().items()}
+    fastfold.predict(SEQUENCE, monomer, num_recycles=1)
+    for name, value in monomer.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_complex_has_interface_scores_and_chains_in_the_order_given(multimer: AlphaFold, query: Path):
+    prediction = fastfold.predict(
+        f"{OTHER}:{SEQUENCE}:{OTHER}", multimer, msa=[None, query, None], num_recycles=0
+    )
+    assert prediction.sequences == (OTHER, SEQUENCE, OTHER)
+    assert prediction.iptm is not None
+    np.testing.assert_array_equal(prediction.chain_index, [0] * 9 + [1] * 10 + [2] * 9)
+    np.testing.assert_array_equal(prediction.residue_index, [*range(9), *range(10), *range(9)])
+    assert prediction.ranking_confidence == pytest.approx(0.8 * prediction.iptm + 0.2 * prediction.ptm)
+
+
+def test_a_trunk_in_bf16(query: Path):
+    model = fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz", device="cpu", precision="bf16")
+    assert model.evoformer.blocks[0].msa_transition.hidden.weight.dtype == torch.bfloat16
+    assert model.structure_module.initial.weight.dtype == torch.float32
+    prediction = fastfold.predict(SEQUENCE, model, msa=query, num_recycles=0)
+    assert prediction.plddt.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("sequence", "options", "kind", "message"),
+    [
+        ("", {}, InputError, "has no sequence"),
+        ("MK-T", {}, InputError, "gap '-' at position 3"),
+        (SEQUENCE, {"num_recycles": -1}, ConfigError, "num_recycles must not be negative"),
+        (SEQUENCE, {"seed": -1}, ConfigError, "the seed must not be negative"),
+        (SEQUENCE, {"msa": "none.a3m"}, InputError, "none.a3m: no such file"),
+        (SEQUENCE, {"msa": [None, None]}, ConfigError, "1 chains, but 2 alignments"),
+        (
+            f"{SEQUENCE}:{OTHER}",
+            {},
+            ConfigError,
+            "a complex of 2 chains, but the weights are of a monomer network",
+        ),
+        (f"{SEQUENCE}:{OTHER}", {"msa": "one.a3m"}, ConfigError, "2 chains, but 1 alignments"),
+        ("A" * 200_000, {}, InputError, "200,000 residues would need about"),
+    ],
+)
+def test_errors_of_predict_are_fastfold_errors(monomer: AlphaFold, sequence, options, kind, message):
+    with pytest.raises(FastFoldError, match=message) as caught:
+        fastfold.predict(sequence, monomer, **options)
+    assert type(caught.value) is kind
+
+
+def test_an_alignment_of_another_sequence_is_refused_also_when_it_is_parsed(monomer: AlphaFold, query: Path):
+    for msa in (query, read_msa(query)):
+        with pytest.raises(InputError, match="the alignment is of another sequence"):
+            fastfold.predict(OTHER, monomer, msa=msa)
+
+
+def test_numbers_that_are_not_finite_are_never_a_prediction(cli: CommandLine):
+    model = fastfold.load_model(cli.weights(), device="cpu")
+    with torch.no_grad():
+        model.structure_module.initial.weight[0, 0] = float("inf")
+    with pytest.raises(FastFoldError, match="numbers that are not finite"):
+        fastfold.predict(SEQUENCE, model, num_recycles=0)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "kind", "message"),
+    [
+        ("none.npz", {}, WeightsError, "there is no such file"),
+        ("mini", {}, WeightsError, "mini: this version of FastFold ships no trained network"),
+        ("x.npz", {"device": "tpu"}, ConfigError, "there is no device 'tpu'; use auto, cpu, cuda"),
+        (
+            ORACLES / "synthetic_monomer/params.npz",
+            {"precision": "fp8"},
+            ConfigError,
+            "there is no precision 'fp8'",
+        ),
+    ],
+)
+def test_errors_of_load_model_are_fastfold_errors(path, options, kind, message):
+    with pytest.raises(FastFoldError, match=message) as caught:
+        fastfold.load_model(path, **options)
+    assert type(caught.value) is kind
+
+
+def test_a_file_called_mini_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mini").write_text("not weights")
+    with pytest.raises(WeightsError, match="text file"):
+        fastfold.load_model("mini")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, count: int):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    with pytest.raises(ConfigError, match="GPUs here: 1" if count else "no CUDA device can be used here"):
+        fastfold.load_model("x.npz", device="cuda:1")
+
+
+def test_the_public_names_are_those_of_the_documentation():
+    assert sorted(fastfold.__all__) == dir(fastfold)
+    for name in fastfold.__all__:
+        assert getattr(fastfold, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = fastfold.nothing
