@@ -1,0 +1,217 @@
+"""Every operator equals its plain definition: outputs and each gradient, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fastfold import kernels
+from fastfold.kernels.attention import attention_definition
+from fastfold.kernels.gated_attention import gated_attention_definition
+from fastfold.kernels.layer_norm import layer_norm_definition
+from fastfold.kernels.outer_product_mean import outer_product_mean_definition
+from fastfold.kernels.transition import transition_definition
+from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator with inputs of one size; names in ``constants`` receive no gradient."""
+
+    operator: Callable[..., Tensor]
+    definition: Callable[..., Tensor]
+    inputs: dict[str, Any]
+    constants: frozenset[str]
+
+
+def _mask(*shape: int) -> Tensor:
+    mask = (torch.rand(*shape) > 0.3).double()
+    mask.reshape(-1, shape[-1])[0] = 0.0  # a row that is masked completely
+    return mask
+
+
+def _norm(c: int, prefix: str = "norm") -> dict[str, Tensor]:
+    return {f"{prefix}_weight": 1 + 0.2 * _randn(c), f"{prefix}_bias": 0.2 * _randn(c)}
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def _case(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
+    torch.manual_seed(n + len(batch))
+    if name == "layer_norm":
+        inputs: dict[str, Any] = {"x": _randn(*batch, n, 12), "weight": _randn(12), "bias": _randn(12)}
+        return Case(kernels.layer_norm, layer_norm_definition, inputs, frozenset())
+    if name == "attention":
+        inputs = {key: _randn(*batch, 3, n, 2, 8) for key in "qkv"}
+        inputs |= {
+            "bias": _randn(*batch, 2, n, n),
+            "mask": _mask(*batch, 3, n),
+            "gate": _randn(*batch, 3, n, 2, 8),
+        }
+        return Case(kernels.attention, attention_definition, inputs, frozenset({"mask"}))
+    if name == "gated_attention":
+        inputs = {"x": _randn(*batch, 3, n, 12), "bias": _randn(*batch, 2, n, n), "mask": _mask(*batch, 3, n)}
+        inputs |= _norm(12) | {
+            f"{part}_weight": _randn(16, 12) / 3 for part in ("query", "key", "value", "gate")
+        }
+        inputs |= {"gate_bias": _randn(16), "output_weight": _randn(12, 16) / 3, "output_bias": _randn(12)}
+        return Case(
+            kernels.gated_attention, gated_attention_definition, inputs | {"heads": 2}, frozenset({"mask"})
+        )
+    if name == "outer_product_mean":
+        inputs = {"left": _randn(*batch, 5, n, 4), "right": _randn(*batch, 5, n + 2, 4)}
+        inputs |= {"left_mask": _mask(*batch, 5, n), "right_mask": _mask(*batch, 5, n + 2)}
+        inputs |= {"weight": _randn(6, 16), "bias": _randn(6)}
+        masks = frozenset({"left_mask", "right_mask"})
+        return Case(kernels.outer_product_mean, outer_product_mean_definition, inputs, masks)
+    if name == "transition":
+        inputs = {"x": _randn(*batch, n, 12)} | _norm(12)
+        inputs |= {"w1": _randn(48, 12) / 3, "b1": _randn(48), "w2": _randn(12, 48) / 6, "b2": _randn(12)}
+        return Case(kernels.transition, transition_definition, inputs, frozenset())
+    inputs = (
+        {"z": _randn(*batch, n, n, 12), "mask": _mask(*batch, n, n)}
+        | _norm(12, "norm_in")
+        | _norm(8, "norm_out")
+    )
+    inputs |= {"proj_weight": _randn(16, 12) / 3, "proj_bias": _randn(16)}
+    inputs |= {"gate_weight": _randn(16, 12) / 3, "gate_bias": _randn(16)}
+    inputs |= {"out_weight": _randn(12, 8) / 3, "out_bias": _randn(12)}
+    inputs |= {"out_gate_weight": _randn(12, 12) / 3, "out_gate_bias": _randn(12)}
+    inputs["outgoing"] = name.endswith("outgoing")
+    return Case(
+        kernels.triangle_multiplication, triangle_multiplication_definition, inputs, frozenset({"mask"})
+    )
+
+
+NAMES = [
+    "layer_norm",
+    "attention",
+    "gated_attention",
+    "outer_product_mean",
+    "transition",
+    "triangle_multiplication_outgoing",
+    "triangle_multiplication_incoming",
+]
+RESIDUAL = {"gated_attention": "x", "transition": "x", "triangle_multiplication_outgoing": "z"}
+
+
+def _cast(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    return {k: v.to(dtype) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+
+
+def _gradients(
+    function: Callable[..., Tensor], case: Case, dtype: torch.dtype, rounded: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Output and gradients of a weighted sum of it, by name; inputs and weights are rounded to ``rounded`` first."""
+    inputs = _cast(_cast(case.inputs, rounded or dtype), dtype)
+    leaves = {
+        k: v.requires_grad_() for k, v in inputs.items() if isinstance(v, Tensor) and k not in case.constants
+    }
+    out = function(**(inputs | leaves))
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weight = weight.to(rounded or dtype).to(dtype)
+    (out * weight).sum().backward()
+    return {"output": out.detach()} | {
+        key: leaf.grad for key, leaf in leaves.items() if leaf.grad is not None
+    }
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [1, 17, 129])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)]
+)
+def test_output_and_gradients_equal_the_definition(
+    name: str, n: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    case = _case(name, n)
+    # The inputs are rounded for both: what is compared is the arithmetic.
+    exact = _gradients(case.definition, case, torch.float64, dtype)
+    found = _gradients(case.operator, case, dtype)
+    scale = max(float(value.norm()) for value in exact.values())
+    assert found.keys() == exact.keys()
+    for key, value in exact.items():
+        # Gradients that cancel to nothing are measured against the largest one.
+        close = float((found[key].double() - value).norm()) <= 1e-12 * scale
+        assert close or _error(found[key], value) < tolerance, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_leading_dimensions_and_strides_do_not_matter(name: str) -> None:
+    case = _case(name, 7, batch=(2, 3))
+    strided = {
+        k: v.transpose(-1, -2).contiguous().transpose(-1, -2) if isinstance(v, Tensor) and v.dim() > 1 else v
+        for k, v in case.inputs.items()
+    }
+    torch.testing.assert_close(
+        case.operator(**strided), case.definition(**case.inputs), rtol=1e-11, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("name", list(RESIDUAL))
+def test_residual_dropout_and_out(name: str) -> None:
+    case = _case(name, 9)
+    x = case.inputs[RESIDUAL[name]]
+    update = case.definition(**case.inputs)
+    torch.testing.assert_close(case.operator(**case.inputs, residual=x), x + update, rtol=1e-11, atol=1e-11)
+    out = x.clone()
+    inputs = case.inputs | {RESIDUAL[name]: out}
+    with torch.no_grad():
+        result = case.operator(**inputs, residual=out, out=out)
+    assert result.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out, x + update, rtol=1e-11, atol=1e-11)
+    if name != "transition":
+        dropout = (torch.rand(x.shape[-1:]) > 0.5).double() * 2
+        torch.testing.assert_close(
+            case.operator(**case.inputs, residual=x, dropout=dropout),
+            x + dropout * update,
+            rtol=1e-11,
+            atol=1e-11,
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("attention", "bias"), ("attention", "mask"), ("attention", "gate")]
+)
+def test_leaving_out_an_argument_shows(name: str, key: str) -> None:
+    """The comparison with the definition would notice a bias, mask or gate that is dropped."""
+    case = _case(name, 17)
+    changed = case.operator(**(case.inputs | {key: None}))
+    assert _error(changed, case.definition(**case.inputs)) > 0.05
+
+
+def test_a_row_without_keys_gives_the_mean_of_its_values() -> None:
+    case = _case("attention", 17)
+    inputs = case.inputs | {"gate": None}
+    out = kernels.attention(**inputs)
+    torch.testing.assert_close(out[0], inputs["v"][0].mean(0).expand_as(out[0]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_operators_work_under_activation_checkpointing(name: str, reentrant: bool) -> None:
+    case = _case(name, 9)
+    keys = [k for k, v in case.inputs.items() if isinstance(v, Tensor)]
+    rest = {k: v for k, v in case.inputs.items() if k not in keys}
+
+    def recomputed(**inputs: Any) -> Tensor:
+        def positional(*values: Tensor) -> Tensor:
+            return case.operator(**dict(zip(keys, values, strict=True)), **rest)
+
+        return checkpoint(positional, *(inputs[k] for k in keys), use_reentrant=reentrant)
+
+    plain = _gradients(case.operator, case, torch.float64)
+    for key, value in _gradients(recomputed, case, torch.float64).items():
+        torch.testing.assert_close(value, plain[key], msg=key)
