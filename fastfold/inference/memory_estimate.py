@@ -11,16 +11,23 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.config import is_multimer
 
-# Pair tensors alive at once in a triangle multiplication: the recycled one, the running one, the update and the
-# blocks in work.
-_PAIR_COPIES = 4.5
 _GIB = 1024**3
+
+# PyTorch's own buffers and the heap, and the blocks in which the operators work (16 MiB of float32, eight at once).
+_FIXED = 128 << 20
+_BLOCKS, _BLOCK_BYTES = 8, 16 << 20
+# Bytes per row and residue: of the raw alignment, of a cluster's features, and of an extra row's features.
+_RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 230
 
 
 def estimated_bytes(
     config: Any, residues: int, *, element_size: int, alignment_rows: int | None = None
 ) -> int:
-    """Peak memory of one fold in bytes, parameters left out.
+    """Peak memory of one fold in bytes, parameters and the alignments themselves left out.
+
+    Each term counts the tensors that live at once in one of the steps that can be the largest. Fitted to the peak
+    resident memory of folds by networks with one block of each stack (``python -m tests.inference.measure_fold``,
+    1 recycle, 2 cores); estimated over measured, in MiB:
 
     Args:
         config: Official configuration tree.
@@ -30,18 +37,39 @@ def estimated_bytes(
     """
     c = config.model.embeddings_and_evoformer
     if is_multimer(config):
-        clusters, extra = c.num_msa, c.num_extra_msa
+        most_clusters, most_extra = c.num_msa, c.num_extra_msa
         template_channels = c.template.num_channels
     else:
-        clusters, extra = config.data.eval.max_msa_clusters, config.data.common.max_extra_msa
+        most_clusters, most_extra = config.data.eval.max_msa_clusters, config.data.common.max_extra_msa
         template_channels = c.template.template_pair_stack.triangle_attention_ending_node.value_dim
-    templates = template_channels * c.template.max_templates if c.template.enabled else 0
+    rows = most_clusters + most_extra if alignment_rows is None else max(1, alignment_rows)
+    clusters = min(rows, most_clusters)
+    extra = min(rows - clusters, most_extra)
+    templates = c.template.max_templates if c.template.enabled else 0
     heads = config.model.heads
-    pair = element_size * (_PAIR_COPIES * c.pair_channel + templates)
-    logits = 4 * (2 * heads.distogram.num_bins + heads.predicted_aligned_error.num_bins)
-    structure = 4 * (c.pair_channel + 4 * heads.structure_module.num_head)
-    alignment = element_size * 3 * max(clusters * c.msa_channel, extra * c.extra_msa_channel)
-    return int(residues * residues * (pair + max(logits, structure)) + residues * alignment)
+    exact_copy = 0 if element_size == 4 else 4  # of what a step needs in float32
+
+    # The running pair representation and that of the last cycle, beside everything.
+    pair = 2 * element_size * c.pair_channel
+    # The monomer network keeps all templates and then stacks them; the multimer network adds them up one by one.
+    template_copies = min(templates, 1) * (5 if is_multimer(config) else 2 * templates + 1)
+    embed_templates = element_size * template_channels * template_copies
+    triangle = 3 * element_size * c.pair_channel
+    structure = (4 + exact_copy) * c.pair_channel + 4 * 7 * heads.structure_module.num_head
+    logits = (4 + exact_copy) * (2 * heads.distogram.num_bins + heads.predicted_aligned_error.num_bins)
+    squared = residues * residues * max(embed_templates, triangle, structure, logits)
+
+    outer = c.evoformer.outer_product_mean.num_outer_channel
+    # Extra rows, their normalised form, and the two projections of the outer product.
+    per_extra = 2 * element_size * (c.extra_msa_channel + outer) + 2 * exact_copy * outer + _EXTRA_FEATURES
+    per_cluster = element_size * c.msa_channel + _CLUSTER_FEATURES
+    return int(
+        _FIXED
+        + _BLOCKS * min(_BLOCK_BYTES, 4 * residues * residues * c.pair_channel)
+        + residues * residues * pair
+        + residues * (clusters * per_cluster + rows * _RAW)
+        + max(squared, residues * extra * per_extra)
+    )
 
 
 def available_bytes(device: torch.device) -> int:
@@ -66,22 +94,19 @@ def _system_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _group_memory() -> list[int]:
-    """What the control groups of this process leave it, as batch systems and containers set them (Linux, version 2)."""
+def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+    """What the control groups leave this process, as batch systems and containers set them (Linux, version 2)."""
     left = []
     try:
-        own = next(
-            line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
-        )
-        folder = Path("/sys/fs/cgroup") / own.removeprefix("0::").strip("/")
+        path = next(line for line in own.read_text().splitlines() if line.startswith("0::"))
+        folder = root / path.removeprefix("0::").strip("/")
         for group in (folder, *folder.parents):
-            if (group / "memory.max").is_file() and (
-                limit := (group / "memory.max").read_text().strip()
-            ) != "max":
-                # Pages of files that were read count as used, but give way.
+            limit = (group / "memory.max").read_text().strip() if (group / "memory.max").is_file() else "max"
+            if limit != "max":
                 statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                used = int((group / "memory.current").read_text()) - int(statistics["file"])
-                left.append(int(limit) - used)
+                # Pages of files that were read count as used, but give way.
+                idle = int(statistics["file"]) - int(statistics["shmem"])
+                left.append(int(limit) - int((group / "memory.current").read_text()) + idle)
     except (OSError, StopIteration, ValueError, KeyError):
         pass
     return left

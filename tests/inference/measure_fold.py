@@ -27,6 +27,7 @@ def measure(preset: str, residues: int, precision: Precision, rows: int) -> dict
     config = model_config(preset)
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
+    config.model.global_config.zero_init = False
     torch.manual_seed(0)
     model = set_precision(AlphaFold(config).eval(), precision)
     letters = np.array(list("ARNDCQEGHILKMFPSTWYV"))[
