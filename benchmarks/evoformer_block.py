@@ -1,0 +1,173 @@
+"""Speed and memory of one Evoformer block on this machine.
+
+Usage: python benchmarks/evoformer_block.py [--rounds N] [--json OUT]
+
+Speed is the block's counted floating-point operations per second over the machine's own float32 matrix-product rate,
+both measured in turns in the same run: medians of ratios, since absolute times on a shared machine say little. Memory
+is the peak of the process's resident set (Linux, VmHWM, reset before the pass) above what it held with the inputs
+in place, in U: the size of the pair tensor, N² · c_z · 4 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
+
+ROWS, RESIDUES, C_M, C_Z = 128, 256, 256, 128
+TARGETS = {"forward": 0.60, "forward_backward": 0.45}
+MEMORY_TARGET = 6.0
+
+
+def forward_flops(rows: int = ROWS, residues: int = RESIDUES, c_m: int = C_M, c_z: int = C_Z) -> int:
+    """Floating-point operations of one forward pass: two per multiply-add of every matrix product."""
+    s, r, c = rows, residues, 32
+    row = 5 * 2 * s * r * c_m * c_m + 2 * 2 * s * r * r * c_m + 2 * r * r * c_z * 8
+    column = 5 * 2 * s * r * c_m * c_m + 2 * 2 * r * s * s * c_m
+    msa_transition = 2 * 2 * s * r * c_m * 4 * c_m
+    outer = 2 * 2 * s * r * c_m * c + 2 * s * (r * c) ** 2 + 2 * r * r * c * c * c_z
+    multiplication = 2 * (6 * 2 * r * r * c_z * c_z + 2 * r**3 * c_z)
+    attention = 2 * (5 * 2 * r * r * c_z * c_z + 2 * 2 * r**3 * c_z + 2 * r * r * c_z * 4)
+    pair_transition = 2 * 2 * r * r * c_z * 4 * c_z
+    return row + column + msa_transition + outer + multiplication + attention + pair_transition
+
+
+def setup() -> tuple[EvoformerBlock, tuple[torch.Tensor, ...]]:
+    """The official block with random parameters, and inputs."""
+    torch.manual_seed(0)
+    config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+    block = EvoformerBlock(config, C_M, C_Z, zero_init=False).eval()
+    inputs = (
+        torch.randn(ROWS, RESIDUES, C_M),
+        torch.randn(RESIDUES, RESIDUES, C_Z),
+        torch.ones(ROWS, RESIDUES),
+        torch.ones(RESIDUES, RESIDUES),
+    )
+    return block, inputs
+
+
+def passes(block: EvoformerBlock, inputs: tuple[torch.Tensor, ...]) -> dict[str, Callable[[], None]]:
+    """What is measured, by name."""
+    msa, pair, *masks = inputs
+
+    def forward() -> None:
+        with torch.no_grad():
+            block(msa, pair, *masks)
+
+    def forward_backward() -> None:
+        leaves = msa.detach().requires_grad_(), pair.detach().requires_grad_()
+        outputs = block(*leaves, *masks)
+        torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+        block.zero_grad(set_to_none=True)
+
+    return {"forward": forward, "forward_backward": forward_backward}
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def matrix_product_rate() -> float:
+    """FLOP/s of a float32 matrix product that is large enough for the machine's best."""
+    size = 2048
+    a = torch.randn(size, size)
+    a @ a
+    return 2 * size**3 / statistics.median(seconds(lambda: a @ a) for _ in range(5))
+
+
+def speed(rounds: int) -> dict[str, Any]:
+    """Ratios to the matrix-product rate, measured in turns."""
+    steps = passes(*setup())
+    work = {"forward": forward_flops(), "forward_backward": 3 * forward_flops()}
+    for step in steps.values():
+        step()
+    ratios: dict[str, list[float]] = {name: [] for name in steps}
+    rates: list[float] = []
+    for _ in range(rounds):
+        for name, step in steps.items():
+            before = matrix_product_rate()
+            achieved = work[name] / seconds(step)
+            rate = (before + matrix_product_rate()) / 2
+            rates.append(rate)
+            ratios[name].append(achieved / rate)
+    return {
+        "matrix_product_gflops": statistics.median(rates) / 1e9,
+        **{name: statistics.median(found) for name, found in ratios.items()},
+    }
+
+
+def status(field: str) -> int:
+    """A size in bytes from /proc/self/status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"this system's /proc/self/status has no {field}")
+
+
+def peak_memory(name: str) -> float:
+    """Peak resident memory of a pass above the inputs, in U; to be called in a fresh process."""
+    block, inputs = setup()
+    # A small pass first loads the libraries' code and thread pools, which are no part of the block's memory.
+    small = (torch.randn(4, 8, C_M), torch.randn(8, 8, C_Z), torch.ones(4, 8), torch.ones(8, 8))
+    passes(block, small)[name]()
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    passes(block, inputs)[name]()
+    return (status("VmHWM") - before) / (RESIDUES**2 * C_Z * 4)
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each pass (default 3)")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--memory-of", choices=list(TARGETS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory_of:
+        print(peak_memory(options.memory_of))
+        return
+    found = speed(options.rounds)
+    for name in TARGETS:
+        command = [sys.executable, __file__, "--memory-of", name]
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+        found[f"{name}_peak_u"] = float(run.stdout)
+    print(
+        f"one block, MSA {ROWS} x {RESIDUES}, c_m {C_M}, c_z {C_Z}, float32: {forward_flops() / 1e9:.0f} GFLOP"
+    )
+    print(
+        f"matrix product: {found['matrix_product_gflops']:.0f} GFLOP/s on {torch.get_num_threads()} threads"
+    )
+    for name, target in TARGETS.items():
+        verdict = "met" if found[name] >= target else "NOT met"
+        print(f"{name:<17} {found[name]:.2f} of the matrix-product rate (target {target:.2f}, {verdict})")
+    verdict = "met" if found["forward_peak_u"] < MEMORY_TARGET else "NOT met"
+    print(
+        f"forward peak      {found['forward_peak_u']:.2f} U above the inputs (target {MEMORY_TARGET:.0f}, {verdict})"
+    )
+    print(f"forward_backward  {found['forward_backward_peak_u']:.2f} U above the inputs")
+    if options.json:
+        machine = {"machine": platform.processor() or platform.machine(), "torch": torch.__version__}
+        options.json.write_text(
+            json.dumps(found | machine | {"threads": torch.get_num_threads()}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
