@@ -212,7 +212,7 @@ class _Attention(torch.autograd.Function):
         operands = Operands(q, k, v, *prepare(bias, mask, q.dtype), gate)
         ctx.save_for_backward(*operands)
         ctx.scale = scale
-        scratch = Scratch(q.device, q.dtype)
+        scratch = Scratch().of(q)
         out = q.new_empty(*q.shape[:-1], v.shape[-1])
         for i in itertools.product(*map(range, q.shape[:-4])):
             attend(out[i], operands.batch(i), scale, scratch)
@@ -222,11 +222,9 @@ class _Attention(torch.autograd.Function):
     @without_autocast
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Read once: activation checkpointing hands saved tensors out a single time.
-        saved = ctx.saved_tensors
-        operands = Operands(*saved)
-        q, k, v, bias, _, gate = saved
-        scratch = Scratch(q.device, exact_dtype(q))
+        operands = Operands(*ctx.saved_tensors)
+        q, k, v, bias, _, gate = ctx.saved_tensors
+        scratch = Scratch().of(q, exact_dtype(q))
         grad_bias = torch.zeros_like(bias, dtype=scratch.dtype) if ctx.needs_input_grad[3] else None
         grad_gate = None if gate is None else torch.empty_like(gate)
         grads = Operands(

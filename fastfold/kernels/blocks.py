@@ -22,28 +22,42 @@ BLOCK_ELEMENTS = 2**20
 
 
 class Scratch:
-    """The buffers of one operator call, by name; the next use of a name overwrites the last.
+    """Buffers of an operator call by name; the next use of a name overwrites the last.
+
+    An operator makes its own and drops it when it returns. One that is passed to successive calls (of a network
+    that folds, say) keeps the buffers for all of them.
 
     Args:
         device: Where the buffers live.
         dtype: Their dtype.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-        self._buffers: dict[str, Tensor] = {}
+    def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        self.device, self.dtype = torch.device(device), dtype
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
+        """The same buffers for the device of ``x``, and its dtype or another."""
+        scratch = Scratch(x.device, x.dtype if dtype is None else dtype)
+        scratch._buffers = self._buffers
+        return scratch
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Contiguous tensor of any content in the buffer ``name``."""
         size = math.prod(shape)
-        buffer = self._buffers.get(name)
+        key = (name, self.dtype, self.device)
+        buffer = self._buffers.get(key)
         if buffer is None or len(buffer) < size:
-            buffer = self._buffers[name] = torch.empty(size, device=self.device, dtype=self.dtype)
+            buffer = self._buffers[key] = torch.empty(size, device=self.device, dtype=self.dtype)
         return buffer[:size].view(shape)
 
     def copy(self, name: str, x: Tensor) -> Tensor:
         """Contiguous copy of ``x`` in the buffer ``name``."""
         return self(name, *x.shape).copy_(x)
+
+    def drop(self, name: str) -> None:
+        """Free the buffer ``name``."""
+        self._buffers.pop((name, self.dtype, self.device), None)
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:

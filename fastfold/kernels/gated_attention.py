@@ -17,7 +17,6 @@ from fastfold.kernels.attention import (
     attend_backward,
     attention_definition,
     prepare,
-    row_step,
 )
 from fastfold.kernels.blocks import (
     Scratch,
@@ -31,6 +30,9 @@ from fastfold.kernels.blocks import (
 from fastfold.kernels.layer_norm import layer_norm_definition
 
 _EPS = 1e-5
+
+# Positions whose projections are made at once: enough for the full rate of the matrix product.
+_POSITIONS = 1024
 
 
 def gated_attention_definition(
@@ -105,12 +107,13 @@ def _forward(
     parameters: Sequence[Tensor | None],
     residual: Tensor | None,
     dropout: Tensor | None,
+    scratch: Scratch,
 ) -> None:
     """Fill ``out``; ``bias`` and ``masked`` are those of :func:`prepare`, ``dropout`` has the shape of ``x``."""
     weights = _arrange(parameters, x.dtype)
-    scratch = Scratch(x.device, x.dtype)
+    scratch = scratch.of(x)
     for i in itertools.product(*map(range, x.shape[:-3])):
-        for row in _rows(x[i], weights, heads):
+        for row in _rows(x[i]):
             b_update = _forward_block(
                 x[i][row], _at(bias, i), _at(masked, (*i, row)), weights, heads, scratch
             )
@@ -137,7 +140,7 @@ class _GatedAttention(torch.autograd.Function):
         ctx.save_for_backward(x, bias, masked, dropout, *parameters)
         ctx.heads, ctx.add_x = heads, add_x
         out = torch.empty_like(x)
-        _forward(out, x, bias, masked, heads, parameters, x if add_x else residual, dropout)
+        _forward(out, x, bias, masked, heads, parameters, x if add_x else residual, dropout, Scratch())
         return out
 
     @staticmethod
@@ -148,11 +151,11 @@ class _GatedAttention(torch.autograd.Function):
         exact = exact_dtype(x)
         weights = _arrange(parameters, exact)
         totals = _arrange([p if p is None else torch.zeros_like(p, dtype=exact) for p in parameters], exact)
-        scratch = Scratch(x.device, exact)
+        scratch = Scratch().of(x, exact)
         grad_x = torch.empty_like(x)
         grad_bias = torch.zeros_like(bias, dtype=exact) if ctx.needs_input_grad[1] else None
         for i in itertools.product(*map(range, x.shape[:-3])):
-            for row in _rows(x[i], weights, ctx.heads):
+            for row in _rows(x[i]):
                 b_grad = scratch.copy("grad_update", grad[i][row])
                 if dropout is not None:
                     b_grad.mul_(dropout[i][row])
@@ -172,10 +175,9 @@ def _at(x: Tensor | None, index: tuple[int | slice, ...]) -> Tensor | None:
     return None if x is None else x[index]
 
 
-def _rows(x: Tensor, weights: _Weights, heads: int) -> list[slice]:
-    """Blocks of rows of ``x [R, N, c]``."""
-    like = x.new_empty(()).expand(len(x), x.shape[1], heads, weights.merged.shape[1] // heads)
-    step = row_step(like, like)
+def _rows(x: Tensor) -> list[slice]:
+    """Blocks of rows of ``x [R, N, c]``, for the projections."""
+    step = max(1, _POSITIONS // x.shape[1])
     return [slice(r, r + step) for r in range(0, len(x), step)]
 
 
@@ -196,7 +198,8 @@ def _forward_block(
     normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, _EPS)[0].to(scratch.dtype)
     q, k, v, *gate = _project(normed, weights, heads, scratch)
     attended = scratch("attended", *q.shape)
-    attend(attended, Operands(q, k, v, bias, masked, gate[0] if gate else None), q.shape[-1] ** -0.5, scratch)
+    operands = Operands(q, k, v, bias, masked, gate[0] if gate else None)
+    attend(attended, operands, q.shape[-1] ** -0.5, scratch)
     out = scratch("update", *x.shape[:2], len(weights.output))
     torch.addmm(
         weights.output_bias,
@@ -266,6 +269,7 @@ def gated_attention(
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
     out: Tensor | None = None,
+    scratch: Scratch | None = None,
 ) -> Tensor:
     """Self-attention within every row, as a residual branch: ``(attention(LN(x)) · sigmoid(gate)) Oᵀ + o``.
 
@@ -289,6 +293,7 @@ def gated_attention(
         residual: ``[*, R, N, c]`` to add to the update, most often ``x`` itself.
         dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). A constant.
         out: Where the result goes, without recording gradients; may be ``x`` or ``residual``.
+        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
 
     Returns:
         The update ``[*, R, N, c]``, plus the residual, in the dtype and memory layout of ``x``.
@@ -303,5 +308,6 @@ def gated_attention(
         return _GatedAttention.apply(x, bias, mask, heads, *rest, *parameters)
     refuse_gradients(x, bias, residual, *parameters)
     dropout = None if dropout is None else dropout.expand_as(x)
-    _forward(out, x, *prepare(bias, mask, x.dtype), heads, parameters, residual, dropout)
+    operands = (x, *prepare(bias, mask, x.dtype), heads, parameters, residual, dropout)
+    _forward(out, *operands, scratch or Scratch())
     return out

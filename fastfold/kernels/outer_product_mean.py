@@ -52,11 +52,12 @@ def _forward(
     bias: Tensor,
     eps: float,
     residual: Tensor | None,
+    scratch: Scratch,
 ) -> None:
     c = left.shape[-1]
     weight_t = weight.to(left.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)  # [(e c), c_z]
     bias = bias.to(left.dtype)
-    scratch = Scratch(left.device, left.dtype)
+    scratch = scratch.of(left)
     for i in itertools.product(*map(range, left.shape[:-3])):
         columns_l, columns_r = _columns(left[i], left_mask[i]), _columns(right[i], right_mask[i])
         factor = _norm(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
@@ -91,7 +92,7 @@ class _OuterProductMean(torch.autograd.Function):
         ctx.save_for_backward(left, right, left_mask, right_mask, weight, bias)
         ctx.eps = eps
         out = left.new_empty(*left.shape[:-3], left.shape[-2], right.shape[-2], len(bias))
-        _forward(out, left, right, left_mask, right_mask, weight, bias, eps, residual)
+        _forward(out, left, right, left_mask, right_mask, weight, bias, eps, residual, Scratch())
         return out
 
     @staticmethod
@@ -105,7 +106,7 @@ class _OuterProductMean(torch.autograd.Function):
         weight = weight.to(exact).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias, dtype=exact)
-        scratch = Scratch(left.device, exact)
+        scratch = Scratch().of(left, exact)
         for i in itertools.product(*map(range, left.shape[:-3])):
             columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
             columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
@@ -175,6 +176,7 @@ def outer_product_mean(
     *,
     residual: Tensor | None = None,
     out: Tensor | None = None,
+    scratch: Scratch | None = None,
 ) -> Tensor:
     """Mean over the sequences of the outer products of two columns, projected to pair channels.
 
@@ -191,6 +193,7 @@ def outer_product_mean(
         eps: Added to the number of sequences that both columns have.
         residual: ``[*, I, J, c_z]`` to add to the update.
         out: Where the result goes, without recording gradients; may be ``residual``.
+        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
 
     Returns:
         The update ``[*, I, J, c_z]``, plus the residual, in the dtype of ``left``.
@@ -202,5 +205,5 @@ def outer_product_mean(
     if out is None:
         return _OuterProductMean.apply(*arguments)
     refuse_gradients(left, right, weight, bias, residual)
-    _forward(out, *arguments)
+    _forward(out, *arguments, scratch or Scratch())
     return out

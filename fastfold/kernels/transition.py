@@ -37,11 +37,13 @@ def transition_definition(
 
 
 @without_autocast
-def _forward(out: Tensor, x: Tensor, parameters: Sequence[Tensor], residual: Tensor | None) -> None:
+def _forward(
+    out: Tensor, x: Tensor, parameters: Sequence[Tensor], residual: Tensor | None, scratch: Scratch
+) -> None:
     exact = exact_dtype(x)
     norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
     w1, b1, w2, b2 = (p.to(x.dtype) for p in parameters[2:])
-    scratch = Scratch(x.device, x.dtype)
+    scratch = scratch.of(x)
     residuals = () if residual is None else (residual,)
     for b_x, b_out, *b_residual in position_blocks(block_positions(len(w1)), x, out, *residuals):
         b_norm = normalise(b_x.to(exact), norm_weight, norm_bias, _EPS)[0].to(x.dtype)
@@ -62,7 +64,7 @@ class _Transition(torch.autograd.Function):
         ctx.save_for_backward(x, *parameters)
         ctx.add_x = add_x
         out = torch.empty_like(x)
-        _forward(out, x, parameters, x if add_x else residual)
+        _forward(out, x, parameters, x if add_x else residual, Scratch())
         return out
 
     @staticmethod
@@ -77,7 +79,7 @@ class _Transition(torch.autograd.Function):
         ]
         grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
         norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
-        scratch = Scratch(x.device, exact)
+        scratch = Scratch().of(x, exact)
         grad_x = torch.empty_like(x)
         for b_x, b_grad, b_grad_x in position_blocks(block_positions(len(w1)), x, grad, grad_x):
             b_x, b_grad = b_x.to(exact), b_grad.to(exact)
@@ -112,6 +114,7 @@ def transition(
     *,
     residual: Tensor | None = None,
     out: Tensor | None = None,
+    scratch: Scratch | None = None,
 ) -> Tensor:
     """``relu(LN(x) w1ᵀ + b1) w2ᵀ + b2`` (AlphaFold supplement, algorithms 9 and 15).
 
@@ -125,6 +128,7 @@ def transition(
         b2: ``[c]``.
         residual: ``[*, c]`` to add to the update, most often ``x`` itself.
         out: Where the result goes, without recording gradients; may be ``x`` or ``residual``.
+        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
 
     Returns:
         The update ``[*, c]``, plus the residual, in the dtype of ``x``.
@@ -136,5 +140,5 @@ def transition(
     if out is None:
         return _Transition.apply(x, None if residual is x else residual, residual is x, *parameters)
     refuse_gradients(x, residual, *parameters)
-    _forward(out, x, parameters, residual)
+    _forward(out, x, parameters, residual, scratch or Scratch())
     return out

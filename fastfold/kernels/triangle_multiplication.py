@@ -119,14 +119,17 @@ def _forward(
     parameters: Sequence[Tensor],
     residual: Tensor | None,
     dropout: Tensor | None,
+    shared: Scratch | None,
 ) -> None:
     """Fill ``out``; ``dropout`` has the shape of ``z``."""
     weights = _arrange(parameters, z.dtype)
-    scratch = Scratch(z.device, z.dtype)
+    scratch = (shared or Scratch()).of(z)
     for i in itertools.product(*map(range, z.shape[:-3])):
         left, right = _project(z[i], mask[i], weights, scratch)
         product = _contract(left, right, outgoing, left, scratch)
-        del left, right
+        if shared is None:
+            del right
+            scratch.drop("right")
         extra = [x[i] for x in (residual, dropout) if x is not None]
         for columns, (b_z, b_out, *b_extra) in _blocks(weights, z[i], out[i], *extra):
             b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
@@ -135,7 +138,6 @@ def _forward(
             torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_update)
             b_dropout = None if dropout is None else b_extra.pop()
             finish(b_out, b_update, b_extra[0] if b_extra else None, b_dropout)
-        del product
 
 
 class _TriangleMultiplication(torch.autograd.Function):
@@ -161,7 +163,7 @@ class _TriangleMultiplication(torch.autograd.Function):
         ctx.save_for_backward(z, mask, dropout, *parameters)
         ctx.outgoing, ctx.add_z = outgoing, add_z
         out = torch.empty_like(z)
-        _forward(out, z, mask, outgoing, parameters, z if add_z else residual, dropout)
+        _forward(out, z, mask, outgoing, parameters, z if add_z else residual, dropout, None)
         return out
 
     @staticmethod
@@ -219,9 +221,7 @@ def _output(b_x: Tensor, b_product: Tensor, weights: _Weights, scratch: Scratch)
 def _project(z: Tensor, mask: Tensor, weights: _Weights, scratch: Scratch) -> tuple[Tensor, Tensor]:
     """``left`` and ``right`` of the contraction, ``[c, N²]``, gated and masked."""
     c = len(weights.sides) // 4
-    left, right = (
-        torch.empty(c, z.shape[0] * z.shape[1], dtype=scratch.dtype, device=z.device) for _ in range(2)
-    )
+    left, right = (scratch(name, c, z.shape[0] * z.shape[1]) for name in ("left", "right"))
     for columns, (b_z, *b_mask) in _blocks(weights, z, *_unless_ones(mask)):
         b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
         for side, b_sides in zip((left, right), _sides(b_x, weights, scratch), strict=True):
@@ -277,7 +277,7 @@ def _backward(
 ) -> None:
     """Fill ``grad_z`` of one batch element, and add its share of the parameters' gradients to ``totals``."""
     exact = weights.sides.dtype
-    scratch = Scratch(z.device, exact)
+    scratch = Scratch().of(z, exact)
     left, right = _project(z, mask, weights, scratch)
     product = _contract(left, right, outgoing, torch.empty_like(left), scratch)
     # From the update back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
@@ -342,6 +342,7 @@ def triangle_multiplication(
     residual: Tensor | None = None,
     dropout: Tensor | None = None,
     out: Tensor | None = None,
+    scratch: Scratch | None = None,
 ) -> Tensor:
     """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11, 12).
 
@@ -368,6 +369,7 @@ def triangle_multiplication(
         residual: ``[*, N, N, c_z]`` to add to the update, most often ``z`` itself.
         dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). A constant.
         out: Where the result goes, without recording gradients; may be ``z`` or ``residual``.
+        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
 
     Returns:
         The update ``[*, N, N, c_z]``, plus the residual, in the dtype of ``z``.
@@ -394,5 +396,5 @@ def triangle_multiplication(
         return _TriangleMultiplication.apply(z, mask, outgoing, *rest, *parameters)
     refuse_gradients(z, residual, *parameters)
     dropout = None if dropout is None else dropout.expand_as(z)
-    _forward(out, z, mask, outgoing, parameters, residual, dropout)
+    _forward(out, z, mask, outgoing, parameters, residual, dropout, scratch)
     return out
