@@ -300,6 +300,19 @@ def test_cuda_without_a_gpu_is_a_clear_error(cli: CommandLine, monkeypatch: pyte
     assert not cli.out.exists()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_what_the_cpu_gives(cli: CommandLine):
+    fasta = cli.fasta({"T1": SEQUENCE})
+    found = []
+    for device in ("cpu", "cuda"):
+        cli.out = cli.folder / device
+        assert cli.infer(fasta, "--device", device).code == 0
+        assert cli.load("T1_config.json")["device"] == device
+        found.append(cli.scores("T1")["plddt"])
+    assert found[1] == pytest.approx(found[0], abs=0.02)
+
+
 class TestComplexes:
     """Complexes and multimer networks."""
 
@@ -367,6 +380,8 @@ class TestAlignments:
             ("T1/bfd_uniclust_hits.a3m", a3m(SEQUENCE, 6), 6),
             ("T1/msas/mgnify_hits.sto", stockholm(SEQUENCE, 4), 4),
         ],
+        # Names of their own: the bytes of a gzip file hold the time at which they were made.
+        ids=["a3m", "a3m.gz", "stockholm", "folder", "msas"],
     )
     def test_alignments_of_a_chain_are_found_and_used(self, cli: CommandLine, name, content, rows):
         path = cli.folder / "msas" / name
