@@ -12,7 +12,9 @@ import fastfold
 from fastfold import FastFoldError
 from fastfold.data.msa_folder import read_msa
 from fastfold.errors import ConfigError, InputError, WeightsError
+from fastfold.evoformer.execution import Executed, ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference import folding
 from tests.inference.conftest import ORACLES, CommandLine
 
 SEQUENCE = "MKTAYIAKQR"
@@ -108,6 +110,24 @@ def test_folding_changes_no_parameter(monomer: AlphaFold):
     fastfold.predict(SEQUENCE, monomer, num_recycles=1)
     for name, value in monomer.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_folding_in_place_and_in_blocks_gives_what_the_plain_network_gives(
+    monkeypatch: pytest.MonkeyPatch, monomer: AlphaFold, query: Path
+):
+    assert folding.FOLDING_POLICY.inplace
+    assert folding.FOLDING_POLICY.block_elements is not None
+    found = {}
+    for name, policy in {
+        "own": folding.FOLDING_POLICY,
+        "plain": ExecutionPolicy(),
+        "small": ExecutionPolicy(64, True),
+    }.items():
+        monkeypatch.setattr(folding, "FOLDING_POLICY", policy)
+        found[name] = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=1).atom_positions
+        assert {module.policy for module in monomer.modules() if isinstance(module, Executed)} == {policy}
+    for name in ("own", "small"):
+        np.testing.assert_allclose(found[name], found["plain"], atol=1e-3)
 
 
 def test_a_complex_has_interface_scores_and_chains_in_the_order_given(multimer: AlphaFold, query: Path):
