@@ -222,8 +222,10 @@ class _Attention(torch.autograd.Function):
     @without_autocast
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        operands = Operands(*ctx.saved_tensors)
-        q, k, v, bias, _, gate = ctx.saved_tensors
+        # Read once: activation checkpointing hands saved tensors out a single time.
+        saved = ctx.saved_tensors
+        operands = Operands(*saved)
+        q, k, v, bias, _, gate = saved
         scratch = Scratch().of(q, exact_dtype(q))
         grad_bias = torch.zeros_like(bias, dtype=scratch.dtype) if ctx.needs_input_grad[3] else None
         grad_gate = None if gate is None else torch.empty_like(gate)
