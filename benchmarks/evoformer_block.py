@@ -21,10 +21,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
+from fastfold.environment import prepare_environment
 
-from fastfold.evoformer.config import model_config
-from fastfold.evoformer.evoformer import EvoformerBlock
+prepare_environment()  # as the command line does, before PyTorch is loaded
+
+import torch  # noqa: E402
+
+from fastfold.evoformer.config import model_config  # noqa: E402
+from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 
 ROWS, RESIDUES, C_M, C_Z = 128, 256, 256, 128
 TARGETS = {"forward": 0.60, "forward_backward": 0.45}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fastfold._version import __version__
+from fastfold.environment import prepare_environment
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.failures import debugging, internal_error
 
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "run"):
         parser.print_help()
         return 2
-    _shorten_thread_waits()
+    prepare_environment()
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         code = run(options)
@@ -90,18 +91,6 @@ def _fail(message: str, code: int) -> int:
 def _silence_stdout() -> None:
     """After the reader of our output went away, so that Python does not complain when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _shorten_thread_waits() -> None:
-    """Let PyTorch's threads sleep soon while they wait for each other, instead of keeping their cores busy.
-
-    GNU OpenMP spins for milliseconds at the end of every operation, which costs a machine that is shared dearly:
-    an Evoformer block of 64 residues on 2 cores takes 3.2 s when another program has one of them, and 0.3 s with
-    waits of this length; on an idle machine 0.14 s, with the default 0.13 s. The variable is read when PyTorch is
-    loaded. Where the user has decided, nothing is changed.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fastfold import kernels
 from fastfold.evoformer.attention import Attention, GlobalAttention, columns, self_attention
 from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.execution import Executed, add_update
@@ -40,8 +41,7 @@ class MSARowAttention(Executed):
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated ``msa [*, S, N, c_m]`` from ``pair [*, N, N, c_z]`` and ``msa_mask [*, S, N]``."""
-        bias = self.policy.map(pair, lambda rows, _: self.pair_bias(self.pair_norm(rows)), dim=-3)
-        bias = bias.movedim(-1, -3)
+        bias = kernels.pair_bias(pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight)
 
         def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
             mask = msa_mask[..., index, :]

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fastfold import kernels
 from fastfold.evoformer.attention import Attention, columns, self_attention
 from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.execution import Executed
@@ -40,8 +41,7 @@ class TriangleAttention(Executed):
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Updated ``pair [*, N, N, c_z]`` under ``pair_mask [*, N, N]``."""
         # [*, H, i, j] as read along rows of pair; the ending node sees the transposed tensor throughout.
-        bias = self.policy.map(pair, lambda rows, _: self.pair_bias(self.norm(rows)), dim=-3)
-        bias = bias.movedim(-1, -3)
+        bias = kernels.pair_bias(pair, self.norm.weight, self.norm.bias, self.pair_bias.weight)
         if self.starting:
 
             def row_branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:

@@ -8,6 +8,7 @@ from fastfold.kernels.attention import attention
 from fastfold.kernels.gated_attention import gated_attention
 from fastfold.kernels.layer_norm import layer_norm
 from fastfold.kernels.outer_product_mean import outer_product_mean
+from fastfold.kernels.pair_bias import pair_bias
 from fastfold.kernels.transition import transition
 from fastfold.kernels.triangle_multiplication import triangle_multiplication
 
@@ -16,6 +17,7 @@ __all__ = [
     "gated_attention",
     "layer_norm",
     "outer_product_mean",
+    "pair_bias",
     "transition",
     "triangle_multiplication",
 ]

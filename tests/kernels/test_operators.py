@@ -16,6 +16,7 @@ from fastfold.kernels.attention import attention_definition
 from fastfold.kernels.gated_attention import gated_attention_definition
 from fastfold.kernels.layer_norm import layer_norm_definition
 from fastfold.kernels.outer_product_mean import outer_product_mean_definition
+from fastfold.kernels.pair_bias import pair_bias_definition
 from fastfold.kernels.transition import transition_definition
 from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
 
@@ -72,6 +73,9 @@ def _case(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
         inputs |= {"weight": _randn(6, 16), "bias": _randn(6)}
         masks = frozenset({"left_mask", "right_mask"})
         return Case(kernels.outer_product_mean, outer_product_mean_definition, inputs, masks)
+    if name == "pair_bias":
+        inputs = {"z": _randn(*batch, n, n, 12)} | _norm(12) | {"weight": _randn(2, 12)}
+        return Case(kernels.pair_bias, pair_bias_definition, inputs, frozenset())
     if name == "transition":
         inputs = {"x": _randn(*batch, n, 12)} | _norm(12)
         inputs |= {"w1": _randn(48, 12) / 3, "b1": _randn(48), "w2": _randn(12, 48) / 6, "b2": _randn(12)}
@@ -96,6 +100,7 @@ NAMES = [
     "attention",
     "gated_attention",
     "outer_product_mean",
+    "pair_bias",
     "transition",
     "triangle_multiplication_outgoing",
     "triangle_multiplication_incoming",
