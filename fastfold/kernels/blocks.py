@@ -124,6 +124,16 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
         yield from zip(*(t.split(size) for t in flat), strict=True)
 
 
+def at_positions(x: Tensor, block: slice) -> Tensor:
+    """Copy ``[n, c]`` of the positions ``block``, in row-major order, of ``x [A, B, c]`` with any strides.
+
+    For tensors that are read in blocks but have no such view, as one that is expanded along an axis.
+    """
+    positions = torch.arange(block.start, block.stop, device=x.device)
+    columns = x.shape[1]
+    return x[positions.div(columns, rounding_mode="floor"), positions % columns]
+
+
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:

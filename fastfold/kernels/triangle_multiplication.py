@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 from fastfold.kernels.blocks import (
     BLOCK_ELEMENTS,
     Scratch,
+    at_positions,
     block_positions,
     exact_dtype,
     finish,
@@ -130,14 +131,14 @@ def _forward(
         if shared is None:
             del right
             scratch.drop("right")
-        extra = [x[i] for x in (residual, dropout) if x is not None]
-        for columns, (b_z, b_out, *b_extra) in _blocks(weights, z[i], out[i], *extra):
+        residuals = () if residual is None else (residual[i],)
+        for columns, (b_z, b_out, *b_residual) in _blocks(weights, z[i], out[i], *residuals):
             b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
             b_product, _ = _normalise(product[:, columns].t(), weights.norm_out, scratch.dtype)
             b_update = scratch("update", *b_out.shape)
             torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_update)
-            b_dropout = None if dropout is None else b_extra.pop()
-            finish(b_out, b_update, b_extra[0] if b_extra else None, b_dropout)
+            b_dropout = None if dropout is None else at_positions(dropout[i], columns)
+            finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
 
 
 class _TriangleMultiplication(torch.autograd.Function):
@@ -176,8 +177,8 @@ class _TriangleMultiplication(torch.autograd.Function):
         totals = _arrange([torch.zeros_like(p, dtype=exact) for p in parameters], exact)
         grad_z = torch.empty_like(z, dtype=exact)
         for i in itertools.product(*map(range, z.shape[:-3])):
-            factor = () if dropout is None else (dropout[i],)
-            _backward(grad_z[i], grad[i], z[i], mask[i], factor, weights, totals, ctx.outgoing, ctx.add_z)
+            factors = None if dropout is None else dropout[i]
+            _backward(grad_z[i], grad[i], z[i], mask[i], factors, weights, totals, ctx.outgoing, ctx.add_z)
         grads = (grad_z.to(z.dtype), None, None, grad, None, None, *_rearrange(totals))
         return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
 
@@ -269,7 +270,7 @@ def _backward(
     grad: Tensor,
     z: Tensor,
     mask: Tensor,
-    dropout: tuple[Tensor, ...],
+    dropout: Tensor | None,
     weights: _Weights,
     totals: _Weights,
     outgoing: bool,
@@ -281,10 +282,10 @@ def _backward(
     left, right = _project(z, mask, weights, scratch)
     product = _contract(left, right, outgoing, torch.empty_like(left), scratch)
     # From the update back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
-    for columns, (b_z, b_grad, b_grad_x, *b_dropout) in _blocks(weights, z, grad, grad_z, *dropout):
+    for columns, (b_z, b_grad, b_grad_x) in _blocks(weights, z, grad, grad_z):
         b_grad = scratch.copy("grad", b_grad)
-        for factor in b_dropout:
-            b_grad.mul_(factor)
+        if dropout is not None:
+            b_grad.mul_(at_positions(dropout, columns))
         b_x, _ = _normalise(b_z, weights.norm_in, exact)
         b_product = scratch.copy("columns", product[:, columns].t())
         b_normed, statistics = _normalise(b_product, weights.norm_out, exact)
