@@ -108,6 +108,9 @@ chi_atom_indices = np.zeros((21, 4, 4), np.int32)
 restype_rigidgroup_mask = np.zeros((21, 8), np.float32)
 restype_rigidgroup_base_atom37 = np.zeros((21, 8, 3), np.int32)
 """``[21, 8, 3]``: atom37 indices of the three atoms that span each rigid group's frame."""
+for _g, _base in {0: ("C", "CA", "N"), 3: ("CA", "C", "O")}.items():  # unknown residues have a backbone too
+    restype_rigidgroup_mask[:, _g] = 1.0
+    restype_rigidgroup_base_atom37[:, _g] = [atom_order[name] for name in _base]
 
 for _i, _residue in enumerate(_RESIDUES):
     _slot = {name: j for j, name in enumerate(restype_atom14_names[_i]) if name}
@@ -121,14 +124,11 @@ for _i, _residue in enumerate(_RESIDUES):
         restype_atom14_renaming[_i, [_slot[_a], _slot[_b]]] = _slot[_b], _slot[_a]
         restype_atom14_is_ambiguous[_i, [_slot[_a], _slot[_b]]] = 1.0
     chi_pi_periodic[_i] = _residue["chi_pi_periodic"]
-    _groups = {0: ("C", "CA", "N"), 3: ("CA", "C", "O")}
     for _k, _atoms in enumerate(_residue["chi_atoms"]):
         chi_angles_mask[_i, _k] = 1.0
         chi_atom_indices[_i, _k] = [atom_order[name] for name in _atoms]
-        _groups[4 + _k] = tuple(_atoms[1:])
-    for _g, _base in _groups.items():
-        restype_rigidgroup_mask[_i, _g] = 1.0
-        restype_rigidgroup_base_atom37[_i, _g] = [atom_order[name] for name in _base]
+        restype_rigidgroup_mask[_i, 4 + _k] = 1.0
+        restype_rigidgroup_base_atom37[_i, 4 + _k] = chi_atom_indices[_i, _k, 1:]
 
 
 def sequence_to_aatype(sequence: str) -> np.ndarray:
