@@ -1,0 +1,101 @@
+"""What the readers of PDB and mmCIF files hand over: residues as the file has them, before any decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from fastfold.protein import residue_constants as rc
+
+WATERS: Final = frozenset(("HOH", "DOD", "WAT", "H2O", "TIP", "TIP3", "SOL"))
+NUCLEOTIDES: Final = frozenset(
+    (*"ACGUINT", "DA", "DC", "DG", "DT", "DU", "DI", "DN", "+A", "+C", "+G", "+U", "+T", "+I")
+)
+ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE"))
+"""Names of the atoms that are kept; SE is the selenium of selenomethionine. Hydrogens are not among them."""
+LARGEST: Final = 1e8
+"""Coordinates, occupancies and B-factors at or beyond this are not measurements."""
+LARGEST_NUMBER: Final = 10_000_000
+
+
+class AtomRecord(NamedTuple):
+    """One atom of a residue; positions in Å."""
+
+    residue_name: str
+    alternate: str
+    name: str
+    occupancy: float
+    x: float
+    y: float
+    z: float
+    b_factor: float
+
+
+@dataclass
+class ResidueRecord:
+    """One residue, all alternate locations together.
+
+    Attributes:
+        number: The author's residue number.
+        insertion: Insertion code or an empty string.
+        hetero: Whether it stands in HETATM records.
+        position: Place in the polymer's sequence counted from 0, where the file states it.
+        atoms: Its atoms in the order of the file.
+    """
+
+    number: int
+    insertion: str
+    hetero: bool
+    position: int | None = None
+    atoms: list[AtomRecord] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[str]:
+        """Residue names in the order of the file; several where alternates are different amino acids."""
+        return list(dict.fromkeys(atom.residue_name for atom in self.atoms))
+
+
+@dataclass
+class ChainRecord:
+    """One chain.
+
+    Attributes:
+        chain_id: The author's name of it.
+        residues: By residue number and insertion code (or by what else tells residues apart).
+        sequence: Residue names of the whole polymer, None where the file does not list them.
+        missing: Numbers of the residues that the file lists as missing.
+        protein: Whether the file says that the polymer is a protein; None where it says nothing.
+    """
+
+    chain_id: str
+    residues: dict[tuple[int, str], ResidueRecord] = field(default_factory=dict)
+    sequence: list[str] | None = None
+    missing: list[int] = field(default_factory=list)
+    protein: bool | None = None
+
+
+@dataclass
+class FileRecords:
+    """All of one file.
+
+    Attributes:
+        chains: Chains by name in the order of the file.
+        parents: Names of modified residues and of the standard residues that they were made from.
+        resolution: In Å.
+        method: Experimental method in lower case.
+        release_date: ``YYYY-MM-DD``.
+        waters: Number of atoms of water, which are not in ``chains``.
+        warnings: What was decided while reading.
+    """
+
+    chains: dict[str, ChainRecord] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    resolution: float | None = None
+    method: str = ""
+    release_date: str = ""
+    waters: int = 0
+    warnings: list[str] = field(default_factory=list)
+
+    def chain(self, chain_id: str) -> ChainRecord:
+        """The chain of this name, made when it is first asked for."""
+        return self.chains.setdefault(chain_id, ChainRecord(chain_id))
