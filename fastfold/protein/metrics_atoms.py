@@ -1,0 +1,166 @@
+"""Scores over all heavy atoms: lDDT with symmetric atoms under their better names, and clashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.protein import residue_constants as rc
+
+_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
+_BLOCK = 1 << 22
+"""Atom pairs whose distances are held at a time."""
+
+_SYMMETRIC_ATOMS = {
+    "R": [("NH1", "NH2")],
+    "D": [("OD1", "OD2")],
+    "E": [("OE1", "OE2")],
+    "F": [("CD1", "CD2"), ("CE1", "CE2")],
+    "L": [("CD1", "CD2")],
+    "V": [("CG1", "CG2")],
+    "Y": [("CD1", "CD2"), ("CE1", "CE2")],
+}
+
+
+def _other_names() -> np.ndarray:
+    table = np.tile(np.arange(rc.atom_type_num), (rc.restype_num + 1, 1))
+    for letter, pairs in _SYMMETRIC_ATOMS.items():
+        for a, b in pairs:
+            slots = [rc.atom_order[a], rc.atom_order[b]]
+            table[rc.restype_order[letter], slots] = slots[::-1]
+    return table
+
+
+LDDT_OTHER_NAMES = _other_names()
+"""``[21, 37]``: slot of the atom that lDDT takes for equivalent to this one, otherwise the slot itself.
+
+These are the seven residues of Mariani et al. 2013. AlphaFold's own table (``restype_atom14_renaming``) has four: it
+keeps the names of arginine's nitrogens, and of the two methyl groups of leucine and valine, which stereochemistry
+tells apart.
+"""
+
+
+def lddt_all_atom(
+    predicted: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    aatype: Tensor,
+    *,
+    predicted_mask: Tensor | None = None,
+    cutoff: float = 15.0,
+    per_residue: bool = False,
+) -> Tensor:
+    """Local distance difference test over all heavy atoms, without the stereochemistry checks.
+
+    Mariani et al. 2013 (doi:10.1093/bioinformatics/btt473): all distances under ``cutoff`` in the reference between
+    atoms of different residues. Where a residue has equivalent atoms (:data:`LDDT_OTHER_NAMES`) both namings of
+    the prediction are scored against the unequivocal atoms of the other residues, and the better one is used.
+
+    Args:
+        predicted: atom37 positions ``[N, 37, 3]`` in Å.
+        reference: ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 where the reference has the atom.
+        aatype: ``[N]`` residue types of the reference.
+        predicted_mask: ``[N, 37]``, 1 where the prediction has the atom: distances to atoms that are missing there
+            count as wrong. By default it has every atom of the reference.
+        cutoff: Reference distances under this count, in Å.
+        per_residue: Return a score per residue; otherwise one for the structure.
+
+    Returns:
+        ``[N]`` or a scalar in [0, 1]; 1 where no distance counts.
+    """
+    present = mask > 0.5
+    residue, slot = present.nonzero(as_tuple=True)
+    other = torch.from_numpy(LDDT_OTHER_NAMES).to(aatype.device)[aatype.long()][residue, slot]
+    true = reference[present]
+    has = torch.ones_like(present) if predicted_mask is None else predicted_mask > 0.5
+    # A missing atom has no right distance: at infinity (or at NaN, from another missing one) it has none.
+    atoms = predicted.masked_fill(~has[..., None], torch.inf)
+    straight, swapped = atoms[residue, slot], atoms[residue, other]
+
+    ambiguous = other != slot
+    rows, columns = ambiguous.nonzero().squeeze(-1), (~ambiguous).nonzero().squeeze(-1)
+    gain = torch.zeros(len(mask), dtype=torch.float64, device=true.device)
+    for i, j, distance in _near_pairs(true, rows, columns, cutoff):
+        apart = residue[i] != residue[j]
+        i, j, distance = i[apart], j[apart], distance[apart]
+        difference = _conserved(swapped[i], straight[j], distance) - _conserved(
+            straight[i], straight[j], distance
+        )
+        gain.index_add_(0, residue[i], difference.double())
+    chosen = torch.where((gain > 0)[residue, None], swapped, straight)
+
+    score, count = torch.zeros_like(gain), torch.zeros_like(gain)
+    everything = torch.arange(len(true), device=true.device)
+    for i, j, distance in _near_pairs(true, everything, everything, cutoff):
+        once = residue[i] < residue[j]
+        i, j, distance = i[once], j[once], distance[once]
+        kept = _conserved(chosen[i], chosen[j], distance).double()
+        for end in (i, j):
+            score.index_add_(0, residue[end], kept)
+            count.index_add_(0, residue[end], torch.ones_like(kept))
+    if not per_residue:
+        score, count = score.sum(), count.sum()
+    return torch.where(count > 0, score / count.clamp(min=1.0), 1.0).to(reference.dtype)
+
+
+def count_clashes(
+    positions: Tensor,
+    mask: Tensor,
+    residue_index: Tensor,
+    chain_index: Tensor,
+    *,
+    tolerance: float = 1.5,
+) -> int:
+    """Number of atom pairs of different residues that are nearer than their van der Waals radii allow.
+
+    The definition of AlphaFold's violation loss (supplement, section 1.9.11): nearer than the sum of the radii less
+    1.5 Å, heavy atoms only. A peptide bond is no clash, nor are two cysteine sulphurs. (MolProbity's
+    clash score counts overlaps over 0.4 Å with explicit hydrogens, which these structures lack.)
+
+    Args:
+        positions: atom37 ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 where the atom is present.
+        residue_index: ``[N]`` residue numbers, which tell neighbours in a chain.
+        chain_index: ``[N]``.
+        tolerance: Overlap that is allowed, in Å.
+    """
+    present = mask > 0.5
+    residue, slot = present.nonzero(as_tuple=True)
+    points = positions[present]
+    radii = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types], device=points.device)[slot]
+    limit = 2.0 * max(rc.element_radius.values()) - tolerance
+    c, n, sulphur = (rc.atom_order[name] for name in ("C", "N", "SG"))
+    everything = torch.arange(len(points), device=points.device)
+    count = 0
+    for i, j, distance in _near_pairs(points, everything, everything, limit):
+        before, after = residue[i], residue[j]
+        clash = (before < after) & (distance < radii[i] + radii[j] - tolerance)
+        follows = (residue_index[after] - residue_index[before] == 1) & (
+            chain_index[after] == chain_index[before]
+        )
+        bonded = follows & (slot[i] == c) & (slot[j] == n)
+        bridge = (slot[i] == sulphur) & (slot[j] == sulphur)
+        count += int((clash & ~bonded & ~bridge).sum())
+    return count
+
+
+def _near_pairs(
+    points: Tensor, rows: Tensor, columns: Tensor, cutoff: float
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Pairs of ``points [A, 3]`` under ``cutoff``: indices out of ``rows`` and ``columns``, and distances in Å."""
+    if len(columns) == 0:
+        return
+    for block in rows.split(max(1, _BLOCK // len(columns))):
+        distance = torch.cdist(points[block], points[columns], compute_mode="donot_use_mm_for_euclid_dist")
+        i, j = (distance < cutoff).nonzero(as_tuple=True)
+        yield block[i], columns[j], distance[i, j]
+
+
+def _conserved(a: Tensor, b: Tensor, distance: Tensor) -> Tensor:
+    """Share ``[P]`` of the four thresholds within which the points' distances are the reference's."""
+    error = ((a - b).square().sum(-1).sqrt() - distance).abs()
+    return torch.stack([(error < limit) for limit in _THRESHOLDS]).to(distance.dtype).mean(0)
