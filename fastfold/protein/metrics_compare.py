@@ -152,24 +152,27 @@ def compare(
 def compare_proteins(prediction: Protein, reference: Protein) -> StructureScores:
     """:func:`compare` for whole structures.
 
-    Every chain of the prediction takes the unused chain of the reference with which it shares most residues, the
-    first of equals: copies of one chain keep their order, and are not tried in others.
+    Chains are matched in pairs, those with most identical residues first, and the first in order of equals: copies of
+    one chain keep their order, and are not tried in others. Chains that agree in less than 30% of the shorter one have
+    no partner.
 
     Raises:
         InputError: The structures have no residue in common.
     """
-    unused = dict(enumerate(zip(reference.chains, reference.sequences, strict=True)))
+    alignments = {}
+    for i, (chain, sequence) in enumerate(zip(prediction.chains, prediction.sequences, strict=True)):
+        for j, (place, other) in enumerate(zip(reference.chains, reference.sequences, strict=True)):
+            pairs = align_residues(sequence, other) + np.array([chain.start, place.start])
+            alike = int((prediction.aatype[pairs[:, 0]] == reference.aatype[pairs[:, 1]]).sum())
+            if alike >= 0.3 * min(len(sequence), len(other)):
+                alignments[-alike, i, j] = pairs
     found = [np.zeros((0, 2), np.int64)]
-    for chain, sequence in zip(prediction.chains, prediction.sequences, strict=True):
-        candidates = {}
-        for name, (place, other) in unused.items():
-            pairs = align_residues(sequence, other)
-            alike = prediction.aatype[chain][pairs[:, 0]] == reference.aatype[place][pairs[:, 1]]
-            candidates[name] = (int(alike.sum()), pairs + np.array([chain.start, place.start]))
-        if candidates:
-            best = max(candidates, key=lambda name: candidates[name][0])
-            found.append(candidates[best][1])
-            del unused[best]
+    free = set(range(len(prediction.chains))), set(range(len(reference.chains)))
+    for (_, i, j), pairs in sorted(alignments.items(), key=lambda item: item[0]):
+        if i in free[0] and j in free[1]:
+            found.append(pairs)
+            free[0].remove(i)
+            free[1].remove(j)
     return compare(
         prediction.atom_positions,
         prediction.atom_mask,
