@@ -1,0 +1,1 @@
+"""Training: the trainer and what belongs to it."""
