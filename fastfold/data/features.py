@@ -94,7 +94,7 @@ def featurize(
     config: Any,
     *,
     seed: int = 0,
-    templates: Sequence[dict[str, Any] | None] | None = None,
+    templates: Sequence[Mapping[str, Any] | None] | None = None,
 ) -> FeatureSampler:
     """Features of a target, a chain or a complex, as the network of this config takes them.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from fastfold.data.alignment import Msa, check_query
 from fastfold.data.features import featurize
@@ -19,6 +21,8 @@ from fastfold.inference.prediction import Prediction
 
 AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, or an alignment that was read before."""
+Templates = Mapping[str, np.ndarray]
+"""Raw template features of one chain, as :func:`fastfold.data.raw_features.template_features` describes them."""
 
 
 def load_model(path: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> AlphaFold:
@@ -52,6 +56,7 @@ def predict(
     model: AlphaFold | str | Path,
     *,
     msa: AnyMsa | Sequence[AnyMsa | None] | None = None,
+    templates: Templates | Sequence[Templates | None] | None = None,
     num_recycles: int | None = None,
     seed: int = 0,
     name: str = "query",
@@ -63,6 +68,8 @@ def predict(
         model: A network from :func:`load_model`, or a path for it.
         msa: An alignment (A3M or Stockholm file, or parsed) whose first row is the sequence; for a complex one per
             chain, None where a chain has none. Without, the network sees the sequence alone.
+        templates: Raw features of the templates (``template_aatype`` and so on); for a complex one mapping per
+            chain, None where a chain has none.
         num_recycles: Extra passes; by default the network's own number.
         seed: Seed of everything random: the same seed gives the same prediction.
         name: Name for files and scores.
@@ -71,7 +78,7 @@ def predict(
         The prediction, plain values; :meth:`~fastfold.inference.prediction.Prediction.save` writes it.
 
     Raises:
-        InputError: The sequence or an alignment cannot be used, or the target does not fit into memory.
+        InputError: The sequence, an alignment or templates cannot be used, or the target does not fit into memory.
         ConfigError: A complex was given to a monomer network, or settings contradict.
         OutputError: The network's numbers are not finite.
     """
@@ -89,7 +96,8 @@ def predict(
         name=target.name,
         alignment_rows=sum(len(one.sequences) for unpaired, _ in alignments for one in unpaired),
     )
-    sampler = featurize(target.chains, alignments, network.config, seed=seed)
+    given = [templates] if isinstance(templates, Mapping) else templates
+    sampler = featurize(target.chains, alignments, network.config, seed=seed, templates=given)
     return fold(
         network,
         sampler,

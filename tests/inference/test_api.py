@@ -85,6 +85,24 @@ def test_a_path_serves_as_model_and_a_parsed_alignment_as_msa(query: Path, monom
     assert not np.array_equal(alone.atom_positions, by_model.atom_positions)
 
 
+def test_templates_change_the_prediction_and_must_fit_the_chain(monomer: AlphaFold):
+    rng = np.random.default_rng(0)
+    n = len(SEQUENCE)
+    templates = {
+        "template_aatype": np.eye(22, dtype=np.float32)[rng.integers(20, size=(1, n))],
+        "template_all_atom_positions": rng.normal(size=(1, n, 37, 3)).astype(np.float32) * 5,
+        "template_all_atom_masks": np.ones((1, n, 37), np.float32),
+        "template_sum_probs": np.ones((1, 1), np.float32),
+    }
+    without, with_templates = (
+        fastfold.predict(SEQUENCE, model=monomer, templates=given, num_recycles=0)
+        for given in (None, templates)
+    )
+    assert np.abs(without.atom_positions - with_templates.atom_positions).max() > 1e-3
+    with pytest.raises(InputError, match="template"):
+        fastfold.predict(SEQUENCE + "A", model=monomer, templates=templates)
+
+
 def test_the_seed_decides(monomer: AlphaFold):
     first, again, other = (
         fastfold.predict(SEQUENCE, monomer, num_recycles=0, seed=seed).atom_positions for seed in (1, 1, 2)
