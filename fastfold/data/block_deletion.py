@@ -61,6 +61,8 @@ def delete_blocks(
 ) -> dict[str, np.ndarray]:
     """A chain's raw features after blocks of its alignment were deleted.
 
+    The copies of a chain in a complex must go on sharing one alignment: delete once and give all of them the result.
+
     Args:
         raw: What :mod:`fastfold.data.raw_features` makes; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
         rng: Source of randomness.

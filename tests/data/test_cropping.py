@@ -118,6 +118,7 @@ def test_unresolved_residues_are_no_interface_and_come_last() -> None:
     mask = np.ones(60)
     mask[29] = 0.0
     positions[29] = positions[30]
+    positions -= positions[30]  # what is not resolved must not count as lying at the origin
     indices = spatial_crop(asym_id, positions, mask, 20, np.random.default_rng(0), cutoff=12.0)
     assert 29 not in indices
     assert set(asym_id[indices]) == {1, 2}
