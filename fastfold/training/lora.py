@@ -1,0 +1,176 @@
+"""Fine-tuning of a part of the parameters: low-rank adapters (LoRA, Hu et al. 2021) and frozen parts.
+
+An adapter stands behind a layer's ``weight`` attribute, as a parametrization of PyTorch: whatever reads the weight, the
+layer itself or an operator that fuses it with its neighbours, gets the sum of base and adapter, and gradients take the
+same way back.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from fastfold.errors import ConfigError
+
+
+class LowRank(nn.Module):
+    """A weight plus a product of rank ``r``: ``W + alpha / rank * B A``.
+
+    ``A [r, c_in]`` starts random and ``B [c_out, r]`` with zeros, so that the sum starts as ``W`` itself. ``r`` is the
+    rank asked for, or the smaller side of ``W`` where that is less: more adds nothing.
+
+    Args:
+        weight: W ``[c_out, c_in]``; gives size, dtype and device.
+        rank: Rank asked for.
+        alpha: See above.
+    """
+
+    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
+        super().__init__()
+        rows, columns = weight.shape
+        self.scale = alpha / rank
+        self.a = nn.Parameter(weight.new_empty(min(rank, rows, columns), columns))
+        self.b = nn.Parameter(weight.new_zeros(rows, len(self.a)))
+        bound = 1 / math.sqrt(columns)
+        nn.init.uniform_(self.a, -bound, bound)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The adapted weight ``[c_out, c_in]``, in the precision of ``weight`` under autocast too."""
+        with torch.autocast(weight.device.type, enabled=False):
+            return weight + self.scale * (self.b @ self.a)
+
+
+def add_lora(
+    model: nn.Module,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: Sequence[str] = ("attention", "transition"),
+) -> list[str]:
+    """Put adapters on linear layers, and freeze everything else.
+
+    The network computes what it computed before until the adapters have been trained. In its state dict
+    ``LAYER.weight`` becomes ``LAYER.parametrizations.weight.original``, beside it stand
+    ``LAYER.parametrizations.weight.0.a`` and ``.b``; all other names stay.
+
+    Args:
+        model: Any network; changed in place.
+        rank: Rank of the adapters.
+        alpha: They are scaled by ``alpha / rank``.
+        targets: A linear layer gets an adapter if a part of its name, between dots, contains one of these words:
+            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``.
+
+    Returns:
+        Names of the layers with adapters.
+
+    Raises:
+        ConfigError: The rank is less than 1, a target is in no layer's name, or there are adapters already.
+    """
+    if rank < 1:
+        raise ConfigError(f"the rank of adapters must be at least 1, got {rank}")
+    if next(_adapters(model), None):
+        raise ConfigError("the network has adapters already; merge them first")
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    adapted: dict[str, nn.Linear] = {}
+    for target in targets:
+        found = {name: layer for name, layer in layers.items() if target and target in name}
+        if not found:
+            raise ConfigError(_unknown("no linear layer's name contains", target, _parts(layers)))
+        adapted |= found
+    model.requires_grad_(False)
+    for layer in adapted.values():
+        parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))
+    return [name for name in layers if name in adapted]
+
+
+def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters alone, with their names in ``model.state_dict()``.
+
+    ``model.load_state_dict(adapters, strict=False)`` puts them into a network to which adapters of the same rank and
+    targets have been added.
+    """
+    prefixes = tuple(f"{name}.parametrizations.weight.0." for name, _ in _adapters(model))
+    return (
+        {name: x for name, x in model.state_dict().items() if name.startswith(prefixes)} if prefixes else {}
+    )
+
+
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Replace each adapted weight by its sum: a plain network that computes the same, with the names it had before.
+
+    What was frozen stays frozen. To keep the adapters, merge a copy: ``merge_lora(copy.deepcopy(model))``.
+
+    Args:
+        model: Changed in place.
+
+    Returns:
+        The same network.
+    """
+    for _, layer in list(_adapters(model)):
+        weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
+        # Not by parametrize.remove_parametrizations: it changes the layer's class, which copies of the layer share.
+        layer.__class__ = parametrize.type_before_parametrizations(layer)
+        del layer.parametrizations
+        # The weight first, as before: names in another order would make another file of the same weights.
+        bias = layer._parameters.pop("bias")
+        layer.register_parameter("weight", weight)
+        layer.register_parameter("bias", bias)
+    return model
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+    """Exclude parameters from training.
+
+    Args:
+        model: Any network; changed in place.
+        patterns: Shell patterns of parameter names, such as ``evoformer.*`` or ``*.norm.weight``; ``*`` also stands
+            for dots.
+
+    Returns:
+        Names of the parameters that the patterns match.
+
+    Raises:
+        ConfigError: A pattern matches nothing, or nothing is left to train.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    frozen: list[str] = []
+    for pattern in patterns:
+        matched = [name for name in parameters if fnmatchcase(name, pattern)]
+        if not matched:
+            raise ConfigError(_unknown("no parameter's name matches", pattern, _patterns(parameters)))
+        frozen += matched
+    for name in frozen:
+        parameters[name].requires_grad_(False)
+    if not any(p.requires_grad for p in parameters.values()):
+        raise ConfigError(f"nothing is left to train when {', '.join(patterns)} are frozen; freeze less")
+    return list(dict.fromkeys(frozen))
+
+
+def _adapters(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Layers with adapters, and their names."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and parametrize.is_parametrized(layer, "weight"):
+            yield name, layer
+
+
+def _parts(names: Iterable[str]) -> set[str]:
+    return {part for name in names for part in name.split(".") if not part.isdecimal()}
+
+
+def _patterns(names: Collection[str]) -> set[str]:
+    """Parameter names, and the pattern of every module above them."""
+    found = set(names)
+    for name in names:
+        parts = name.split(".")
+        found |= {".".join(parts[:i]) + ".*" for i in range(1, len(parts))}
+    return found
+
+
+def _unknown(problem: str, given: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(given, sorted(known), n=3, cutoff=0.4)
+    return f"{problem} {given!r}; " + (f"near names: {', '.join(near)}" if near else "check the spelling")
