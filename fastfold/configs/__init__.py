@@ -1,0 +1,1 @@
+"""Hydra's configuration files of ``fastfold train``."""

@@ -1,0 +1,92 @@
+"""One training sample: features of every recycling iteration and labels, cropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.alignment import Msa
+from fastfold.data.block_deletion import clamp_coin, delete_blocks
+from fastfold.data.chain_structure import ChainStructure
+from fastfold.data.cropping import contiguous_crop, crop_features
+from fastfold.data.features import sampler_from_raw
+from fastfold.data.labels import structure_labels
+from fastfold.data.raw_features import msa_features, sequence_features, template_features
+from fastfold.protein import residue_constants as rc
+
+FEATURES, LABELS = "features/", "labels/"
+"""Prefixes of a sample's keys: what the network reads, and what the losses compare with."""
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """How samples are made.
+
+    Attributes:
+        crop_size: Residues at most.
+        cycles: Recycling iterations to make features for.
+        single_sequence_probability: Share of samples whose alignment is left out.
+        block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
+        unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
+        unknown_resolution: Resolution in Å to assume where a structure states none, or None: pLDDT and the like
+            are not learnt from it then.
+    """
+
+    crop_size: int
+    cycles: int
+    single_sequence_probability: float = 0.0
+    block_deletion: bool = True
+    unclamped_probability: float = 0.1
+    unknown_resolution: float | None = None
+
+
+def training_sample(
+    chain: ChainStructure,
+    alignments: Sequence[Msa],
+    config: Any,
+    settings: SampleSettings,
+    rng: np.random.Generator,
+    *,
+    resolution: float | None = None,
+) -> dict[str, np.ndarray]:
+    """Features and labels of one chain for a monomer network.
+
+    Args:
+        chain: The chain and its structure, ``N`` residues.
+        alignments: Alignments whose first rows are the chain; may be empty.
+        config: Config tree of a monomer network.
+        settings: See there.
+        rng: All that is random comes from here.
+        resolution: Of the structure in Å, if known.
+
+    Returns:
+        ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
+        ``min(N, crop_size)`` residues: float32 and int32, names as in AlphaFold.
+
+    Raises:
+        InputError: An alignment belongs to another chain.
+    """
+    alone = rng.random() < settings.single_sequence_probability
+    clamped = clamp_coin(rng, unclamped=settings.unclamped_probability)
+    crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
+    msa = msa_features([] if alone else alignments, chain.sequence)
+    if settings.block_deletion:
+        msa = delete_blocks(msa, rng)
+    raw = sequence_features(chain.sequence) | msa | template_features({}, len(chain))
+    raw["residue_index"] = chain.residue_index
+    sampler = sampler_from_raw(raw, config, seed=int(rng.integers(2**31)))
+    features = crop_features(sampler.stack(settings.cycles), crop, leading=1)
+    labels = structure_labels(
+        rc.sequence_to_aatype(chain.sequence),
+        chain.positions,
+        chain.mask,
+        resolution=settings.unknown_resolution if resolution is None else resolution,
+    )
+    labels = crop_features(labels, crop)
+    labels["use_clamped_fape"] = clamped
+    return {f"{FEATURES}{key}": x for key, x in features.items()} | {
+        f"{LABELS}{key}": x for key, x in labels.items()
+    }

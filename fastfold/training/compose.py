@@ -1,0 +1,141 @@
+"""From the command line's overrides to a checked configuration, by Hydra."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from importlib import resources
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from ml_collections import ConfigDict
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
+from fastfold.training.config import ModelConfig, TrainConfig
+
+_CONFIGS = "fastfold.configs"
+_OPEN = ("model.overrides.", "data.oversample.")  # keys below these are not known beforehand
+_GROUPS = {field.name: field.default_factory for field in fields(TrainConfig)}
+
+
+def compose_config(overrides: Sequence[str]) -> TrainConfig:
+    """The configuration of a run.
+
+    Args:
+        overrides: As on Hydra's command line: ``group=choice``, ``+preset=mini``, ``group.key=value``.
+
+    Raises:
+        ConfigError: A key, a choice or a value that does not exist or cannot be; the nearest valid one is named.
+    """
+    store = ConfigStore.instance()
+    for group, factory in _GROUPS.items():
+        store.store(group=group, name="schema", node=factory)
+    _check_names(overrides)
+    try:
+        with initialize_config_module(config_module=_CONFIGS, version_base="1.3"):
+            composed = compose("train", [f"++{x}" if x.startswith(_OPEN) else x for x in overrides])
+        tree = OmegaConf.merge(OmegaConf.structured(TrainConfig), composed)
+        missing = sorted(OmegaConf.missing_keys(tree))
+        if missing:
+            raise ConfigError(f"{missing[0]} is not set; give {missing[0]}=VALUE")
+        config = OmegaConf.to_object(tree)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_lines(error)) from error
+    assert isinstance(config, TrainConfig)
+    network_config(config.model)  # refused here, before anything is loaded
+    return config
+
+
+def to_yaml(config: TrainConfig) -> str:
+    """The whole configuration as YAML, every key with its value."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def network_config(model: ModelConfig) -> ConfigDict:
+    """AlphaFold's configuration tree of a run's network.
+
+    Raises:
+        ConfigError: The preset, or a key of the overrides, does not exist; or a value has another type.
+    """
+    tree = model_config(model.preset)
+    _update(tree, model.overrides, "model.overrides")
+    return tree
+
+
+def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:
+    for key, value in changes.items():
+        path = f"{where}.{key}"
+        if key not in tree:
+            raise ConfigError(f"{path} does not exist{_nearest(key, tree.keys(), where + '.')}")
+        if isinstance(tree[key], ConfigDict) != isinstance(value, Mapping):
+            kind = "a group of keys" if isinstance(tree[key], ConfigDict) else "a value"
+            raise ConfigError(f"{path} is {kind}, got {value!r}")
+        if isinstance(value, Mapping):
+            _update(tree[key], value, path)
+            continue
+        try:
+            tree[key] = value
+        except TypeError as error:
+            kind = type(tree[key]).__name__
+            raise ConfigError(f"{path} must be of type {kind}, got {value!r}") from error
+
+
+def _check_names(overrides: Sequence[str]) -> None:
+    """Refuse unknown keys and choices, with the nearest that exist; Hydra's own words presume its terms."""
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException as error:
+        raise ConfigError(f"{_first_lines(error)}; overrides look like trainer.steps=1000") from error
+    valid = set(_keys(TrainConfig))
+    for override in parsed:
+        key = override.key_or_group
+        if key in (*_GROUPS, "preset"):
+            _check_choice(override, key)
+        elif key not in valid and not key.startswith(_OPEN):
+            names = sorted({*valid, *_GROUPS, "preset"})
+            raise ConfigError(f"there is no setting {key!r}{_nearest(key, names)}")
+
+
+def _check_choice(override: Override, group: str) -> None:
+    choices = sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in resources.files(_CONFIGS).joinpath(group).iterdir()
+        if entry.name.endswith(".yaml")
+    )
+    choice = override.value()
+    if choice not in choices:
+        raise ConfigError(
+            f"{group}={choice}: there are {', '.join(choices)}{_nearest(str(choice), choices, group + '=')}"
+        )
+    if group == "preset" and override.type is not None and not override.is_add():
+        raise ConfigError(f"presets are added: write +preset={choice}")
+
+
+def _keys(schema: Any, prefix: str = "") -> Iterator[str]:
+    for field in fields(schema):
+        factory = field.default_factory
+        if is_dataclass(factory):
+            yield from _keys(factory, f"{prefix}{field.name}.")
+        else:
+            yield f"{prefix}{field.name}"
+
+
+def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _first_lines(error: BaseException) -> str:
+    """The message of an error of Hydra or OmegaConf without its internals."""
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    place = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "")
+    return f"{place}: {lines[0]}" if place else lines[0]

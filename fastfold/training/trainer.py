@@ -1,0 +1,346 @@
+"""The training loop: samples in, clipped gradients, one optimisation step, numbers out."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.data.loader import SampleLoader, merge_states
+from fastfold.data.training_sample import FEATURES, LABELS
+from fastfold.errors import FastFoldError
+from fastfold.evoformer.losses import alphafold_loss
+from fastfold.evoformer.model import AlphaFold
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics import lddt
+from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.config import TrainConfig
+from fastfold.training.ema import ExponentialMovingAverage
+from fastfold.training.gradients import SampleGradients
+from fastfold.training.schedule import AlphaFoldSchedule
+from fastfold.training.world import World
+
+Numbers = dict[str, float]
+
+
+class TrainingStopped(FastFoldError):
+    """Training cannot go on: too many steps in a row without finite numbers."""
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; kept in its checkpoints.
+
+    Attributes:
+        step: Optimisation steps done, skipped ones included.
+        samples: Samples consumed.
+        skipped: Steps skipped because a loss or gradient was not finite.
+        bad_in_a_row: Those since the last good one.
+        seconds: Time spent in all sessions of the run.
+        bad_samples: Names of the samples in which it happened, with the step.
+    """
+
+    step: int = 0
+    samples: int = 0
+    skipped: int = 0
+    bad_in_a_row: int = 0
+    seconds: float = 0.0
+    bad_samples: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass
+class _Share:
+    """What one process has to say of its samples of a step; ``means`` are its parts of the batch's means."""
+
+    signalled: bool
+    means: Numbers = field(default_factory=dict)
+    bad: list[str] = field(default_factory=list)
+    residues: int = 0
+    waited_s: float = 0.0
+
+
+@dataclass
+class Hooks:
+    """What the loop calls; each on all processes unless it says otherwise.
+
+    Attributes:
+        log: ``(step, numbers)``, on the first process.
+        consumed: ``(step, [(draw number, name), ...])``, this process's samples, before they are used.
+        validate: ``(step)``; runs a validation.
+        report: One sentence for a person.
+    """
+
+    log: Callable[[int, Numbers], None]
+    consumed: Callable[[int, list[tuple[int, str]]], None]
+    validate: Callable[[int], None]
+    report: Callable[[str], None]
+
+
+class Trainer:
+    """Trains one network on the samples of a loader.
+
+    Args:
+        model: The network, on the world's device.
+        tree: Its configuration tree.
+        config: The run's configuration.
+        loader: Samples of :func:`fastfold.data.training_sample.training_sample`; every process has its own share.
+        world: The run's processes.
+        checkpoints: Where to save.
+        ema: The average of the network's weights.
+        hooks: What to tell.
+    """
+
+    def __init__(
+        self,
+        model: AlphaFold,
+        tree: Any,
+        config: TrainConfig,
+        loader: SampleLoader,
+        world: World,
+        checkpoints: Checkpoints,
+        ema: ExponentialMovingAverage,
+        hooks: Hooks,
+    ) -> None:
+        optim = config.optim
+        self.model, self.tree, self.config, self.loader = model, tree, config, loader
+        self.world, self.checkpoints, self.ema, self.hooks = world, checkpoints, ema, hooks
+        self.progress = Progress()
+        self._schedule = AlphaFoldSchedule(
+            optim.lr,
+            warmup_steps=optim.warmup_steps,
+            decay_after=optim.decay_after,
+            decay_factor=optim.decay_factor,
+            total_steps=optim.cosine_steps,
+            final_fraction=optim.final_fraction,
+        )
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._trained = named
+        self._optimizer = torch.optim.Adam(
+            named.values(), lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps
+        )
+        _initialise_adam(self._optimizer)
+        self._gradients = SampleGradients(named.values(), optim.clip)
+        self.signalled = False  # this process was told to stop
+        self._stop = False  # some process was
+
+    # ---- the loop --------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until the configured number of steps; on SIGTERM save and return early.
+
+        Raises:
+            TrainingStopped: Too many steps in a row had no finite numbers.
+        """
+        trainer = self.config.trainer
+        with _Sigterm(self):
+            self.model.train()
+            while self.progress.step < trainer.steps:
+                started = time.perf_counter()
+                numbers = self._step()
+                self.progress.seconds += time.perf_counter() - started
+                step = self.progress.step
+                if step % trainer.log_every == 0 or step == trainer.steps:
+                    self._log(numbers)
+                if step % trainer.checkpoint_every == 0 or step == trainer.steps or self._stop:
+                    self.save()
+                if self._stop:
+                    self.hooks.report(f"stopped by a signal after step {step}; the same command continues")
+                    break
+                if step % trainer.validate_every == 0 or step == trainer.steps:
+                    self.hooks.validate(step)
+                    self.model.train()
+        self.checkpoints.wait()
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a signal ended the run before its last step."""
+        return self._stop and self.progress.step < self.config.trainer.steps
+
+    def _step(self) -> Numbers:
+        """One optimisation step over this process's share of the samples."""
+        step, batch = self.progress.step, self.config.optim.batch_size
+        recycles = num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
+        share = _Share(signalled=self.signalled)
+        waited = self.loader.waited_s
+        for _ in range(self.world.rank, batch, self.world.size):
+            draw = next(self.loader)
+            self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
+            torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
+            numbers = self._sample(draw.sample, recycles)
+            numbers["gradient_norm"] = self._gradients.add_sample()
+            share.residues += len(draw.sample[f"{LABELS}aatype"])
+            if not all(math.isfinite(numbers[key]) for key in ("loss", "gradient_norm")):
+                share.bad.append(draw.id)
+            for key, value in numbers.items():
+                share.means[key] = share.means.get(key, 0.0) + value / batch
+        share.waited_s = self.loader.waited_s - waited
+        shares = self.world.gather(share)
+        self.progress.step += 1
+        self.progress.samples += batch
+        self._stop = any(share.signalled for share in shares)
+        total = {key: sum(share.means.get(key, 0.0) for share in shares) for key in share.means}
+        total |= {
+            "residues": float(sum(share.residues for share in shares)),
+            "waited_s": max(share.waited_s for share in shares),
+            "recycles": float(recycles),
+            "lr": self._schedule.lr(self.progress.step),
+        }
+        names = [name for share in shares for name in share.bad]
+        if names:
+            self._skip(names)
+        else:
+            self.progress.bad_in_a_row = 0
+            total["mean_gradient_norm"] = self._gradients.finish(self.world, batch)
+            for group in self._optimizer.param_groups:
+                group["lr"] = total["lr"]
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            self.ema.update()
+        return total
+
+    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> Numbers:
+        """Forward and backward of one sample; leaves the gradients in the parameters."""
+        device = self.world.device
+        features = {
+            key.removeprefix(FEATURES): torch.as_tensor(x, device=device)
+            for key, x in sample.items()
+            if key.startswith(FEATURES)
+        }
+        batch = {key: x[recycles] for key, x in features.items()} | {
+            key.removeprefix(LABELS): torch.as_tensor(x, device=device)
+            for key, x in sample.items()
+            if key.startswith(LABELS)
+        }
+        result = self.model(features, recycles)
+        loss, parts = alphafold_loss(result, batch, self.tree)
+        # Longer crops weigh more (supplement, section 1.9).
+        (loss * math.sqrt(len(batch["aatype"]))).backward()
+        structure = parts["structure_module"]
+        numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
+        numbers |= {key: structure[key] for key in ("fape", "sidechain_fape")}
+        return {name: float(x.detach()) for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
+
+    def _skip(self, names: list[str]) -> None:
+        """Leave out a step on all processes because of samples whose numbers are not finite."""
+        progress = self.progress
+        self._gradients.discard()
+        progress.skipped += 1
+        progress.bad_in_a_row += 1
+        progress.bad_samples += [(progress.step, name) for name in names]
+        self.hooks.report(f"step {progress.step} skipped: loss or gradient not finite in {', '.join(names)}")
+        if progress.bad_in_a_row >= self.config.trainer.max_bad_steps:
+            self.checkpoints.wait()
+            raise TrainingStopped(
+                f"{progress.bad_in_a_row} steps in a row had no finite loss or gradient, the last in {names[0]}; "
+                f"the last good checkpoint is {self.checkpoints.last or 'none'}. Lower optim.lr, or look at the "
+                "samples named"
+            )
+
+    def _log(self, numbers: Numbers) -> None:
+        if self.world.is_main:
+            progress = self.progress
+            rest = {"samples": progress.samples, "skipped": progress.skipped, "seconds": progress.seconds}
+            self.hooks.log(progress.step, numbers | {key: float(value) for key, value in rest.items()})
+
+    # ---- state -----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Start writing a checkpoint of everything that the next step depends on."""
+        loaders = self.world.gather(self.loader.state_dict())
+        state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
+        self.checkpoints.save(self.progress.step, self._tensors(), state)
+
+    def restore(self, resume: str) -> bool:
+        """Continue from a checkpoint, if there is one to continue from.
+
+        Args:
+            resume: As ``trainer.resume``.
+
+        Raises:
+            ConfigError: The checkpoint named is damaged, or belongs to another network.
+        """
+        path = self.checkpoints.find(resume)
+        if path is None:
+            return False
+        state = self.checkpoints.load(path, self._tensors())
+        progress = state["progress"]
+        progress["bad_samples"] = [(int(step), name) for step, name in progress["bad_samples"]]
+        self.progress = Progress(**progress)
+        self.ema.load_counters(state["ema"])
+        loaders = state["loaders"]
+        same = len(loaders) == self.world.size
+        self.loader.load_state_dict(loaders[self.world.rank] if same else merge_states(loaders))
+        self.hooks.report(f"continues from {path}, after step {self.progress.step}")
+        return True
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Everything large that changes, by name: parameters, their average, Adam's moments."""
+        tensors = {f"model.{name}": x for name, x in self.model.state_dict().items()}
+        tensors |= {f"ema.{name}": x for name, x in self.ema.tensors().items()}
+        for name, parameter in self._trained.items():
+            for key, x in self._optimizer.state[parameter].items():
+                tensors[f"adam.{name}.{key}"] = x
+        return tensors
+
+
+class _Sigterm:
+    """While entered, SIGTERM asks the trainer to save and stop after the step it is in."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        def stop(_: int, __: FrameType | None) -> None:
+            self._trainer.signalled = True
+
+        with suppress(ValueError):  # not in the main thread: signals go elsewhere
+            self._before = signal.signal(signal.SIGTERM, stop)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+
+def num_recycles(seed: int, step: int, most: int) -> int:
+    """Recycling iterations of a step, drawn evenly from 0 to ``most``: the same on all processes (section 1.10)."""
+    return int(np.random.default_rng([seed, step, 1]).integers(most + 1))
+
+
+def sample_seed(seed: int, number: int) -> int:
+    """Seed of PyTorch's random numbers (dropout) for a draw, wherever it is computed."""
+    return int(np.random.default_rng([seed, number, 2]).integers(2**62))
+
+
+def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> float:
+    """lDDT-CA of a prediction, 0 to 1."""
+    ca = rc.atom_order["CA"]
+    with torch.no_grad():
+        predicted = result["structure_module"]["final_atom_positions"][..., ca, :]
+        score = lddt(
+            predicted.float(),
+            batch["all_atom_positions"][..., ca, :],
+            batch["all_atom_mask"][..., ca],
+            per_residue=False,
+        )
+    return float(score)
+
+
+def _initialise_adam(optimizer: torch.optim.Adam) -> None:
+    """Give Adam its state before the first step, so that checkpoints always have the same tensors."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            optimizer.state[p] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
