@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fastfold.data.chain_structure import ChainStructure
-from fastfold.data.structure_conformers import Conformer, bonded, choose_conformer
+from fastfold.data.structure_conformers import UNKNOWN, Conformer, amino_acid, bonded, choose_conformer
 from fastfold.data.structure_records import NUCLEOTIDES, ChainRecord
+from fastfold.data.structure_sequence import place_in_sequence
 from fastfold.protein import residue_constants as rc
 
 _LARGEST_STEP = 20_000
@@ -32,15 +33,21 @@ def build_chain(
     if record.protein is False:
         return None
     residues = [r for r in (choose_conformer(r, parents) for r in record.residues.values()) if r is not None]
-    residues = _without_ligands(residues)
-    nucleotides = sum(r.names[0] in NUCLEOTIDES for r in record.residues.values())
-    if record.protein is None and nucleotides >= len(residues):
+    residues = _without_ligands(residues, record.sequence)
+    if _stated_positions(residues) is not None:
+        residues.sort(key=lambda residue: residue.record.position or 0)
+    nucleotides = sum(residue.names[0] in NUCLEOTIDES for residue in record.residues.values())
+    if not residues or (record.protein is None and nucleotides >= len(residues)):
         return None
-    if not residues:
-        return None
-    sequence = "".join(residue.letter for residue in residues)
-    places = range(len(residues))
-    chain = _pack(record.chain_id, sequence, residues, places, residue_index_from_numbers(residues))
+    placed = _place(record, residues, parents, warnings)
+    if placed is None:
+        sequence = "".join(residue.letter for residue in residues)
+        chain = _pack(record.chain_id, sequence, residues, range(len(residues)), _observed_index(residues))
+    else:
+        letters, places = placed
+        _agree(record.chain_id, letters, residues, places, warnings)
+        index = np.arange(len(letters), dtype=np.int32)
+        chain = _pack(record.chain_id, "".join(letters), residues, places, index)
     if not chain.mask[:, [rc.atom_order["N"], rc.atom_order["C"]]].any():
         warnings.append(
             f"Chain {record.chain_id!r} has no backbone beyond its CA atoms; it cannot be used for training."
@@ -48,17 +55,79 @@ def build_chain(
     return chain
 
 
-def _without_ligands(residues: list[Conformer]) -> list[Conformer]:
-    """Drops HETATM residues of unknown name that no peptide bond joins to a neighbour."""
+def _without_ligands(residues: list[Conformer], sequence: Sequence[str] | None) -> list[Conformer]:
+    """Drops HETATM residues that are no part of the polymer.
+
+    These are the ones whose names are not in the sequence, or, where there is no sequence, those of unknown
+    name that no peptide bond joins to a neighbour.
+    """
+    names = None if sequence is None else set(sequence)
     kept = []
     for i, residue in enumerate(residues):
-        if residue.record.hetero and not residue.known and residue.record.position is None:
-            before = i > 0 and bonded(residues[i - 1], residue)
-            after = i + 1 < len(residues) and bonded(residue, residues[i + 1])
-            if not (before or after):
-                continue
+        if residue.record.hetero:
+            if names is not None:
+                if names.isdisjoint(residue.record.names):
+                    continue
+            elif not residue.known:
+                before = i > 0 and bonded(residues[i - 1], residue)
+                after = i + 1 < len(residues) and bonded(residue, residues[i + 1])
+                if not (before or after):
+                    continue
         kept.append(residue)
     return kept
+
+
+def _place(
+    record: ChainRecord, residues: list[Conformer], parents: Mapping[str, str], warnings: list[str]
+) -> tuple[list[str], list[int]] | None:
+    """Letters of the whole sequence and the observed residues' places in it; None if there is no sequence."""
+    if record.sequence is None:
+        return None
+    letters = [amino_acid(name, parents) or UNKNOWN for name in record.sequence]
+    positions = _stated_positions(residues)
+    if positions is not None:
+        return letters, positions
+    places = place_in_sequence(residues, "".join(letters), record.missing)
+    if places is None:
+        warnings.append(
+            f"The residues of chain {record.chain_id!r} do not fit its sequence (SEQRES), which is not used."
+        )
+        return None
+    return letters, places
+
+
+def _agree(
+    chain_id: str,
+    letters: list[str],
+    residues: Sequence[Conformer],
+    places: Sequence[int],
+    warnings: list[str],
+) -> None:
+    """Writes the observed residues into the sequence; an observed X takes the sequence's type instead."""
+    differing = 0
+    for residue, place in zip(residues, places, strict=True):
+        if residue.letter == UNKNOWN != letters[place]:
+            allowed = rc.restype_atom37_mask[rc.restype_order[letters[place]]]
+            residue.atoms = {slot: atom for slot, atom in residue.atoms.items() if allowed[slot]}
+        elif residue.letter != letters[place]:
+            differing += letters[place] != UNKNOWN
+            letters[place] = residue.letter
+    if differing:
+        warnings.append(
+            f"{differing} residues of chain {chain_id!r} differ from its sequence; they are taken as observed."
+        )
+
+
+def _observed_index(residues: Sequence[Conformer]) -> np.ndarray:
+    """Residue indices where the sequence is unknown: positions in it if the file states them."""
+    positions = _stated_positions(residues)
+    return residue_index_from_numbers(residues) if positions is None else np.array(positions, np.int32)
+
+
+def _stated_positions(residues: Sequence[Conformer]) -> list[int] | None:
+    """Positions in the sequence as the file states them, None if it does not."""
+    positions = [p for residue in residues if (p := residue.record.position) is not None]
+    return positions if len(positions) == len(residues) else None
 
 
 def residue_index_from_numbers(residues: Sequence[Conformer]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Structure files: :func:`read_structure` reads the protein chains of a PDB file."""
+"""Structure files: :func:`read_structure` reads the protein chains of a PDB or mmCIF file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from fastfold.data.chain_structure import Structure
 from fastfold.data.structure_chains import build_chain
+from fastfold.data.structure_mmcif import parse_mmcif
 from fastfold.data.structure_pdb import RECORD_NAMES, parse_pdb
 from fastfold.data.structure_records import FileRecords
 from fastfold.data.text_files import PathLike, read_text_bytes, split_lines
@@ -20,16 +21,20 @@ _FIRST_LINES = 1000
 
 
 def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) -> Structure:
-    """Reads the protein chains of an experimental structure from a PDB file, plain or packed with gzip.
+    """Reads the protein chains of an experimental structure, a PDB or mmCIF file, plain or packed with gzip.
 
     Taken are the first model and, of alternate locations, each residue's conformer with the highest
-    occupancy. Selenomethionine becomes methionine (SE as SD), other modified residues their parents (MODRES
-    records or, without them, Biopython's table), residues of unknown type ``X`` with N, CA, C, O and CB.
-    Atoms that a residue's type does not have, hydrogens, waters, ligands and nucleic acids are left out.
-    Arginine's NH1 and NH2 are named by their distance to CD, as in AlphaFold.
+    occupancy. Selenomethionine becomes methionine (SE as SD), other modified residues their parents (as the
+    file states them or, without that, by Biopython's table), residues of unknown type ``X`` with N, CA, C, O
+    and CB. Atoms that a residue's type does not have, hydrogens, waters, ligands and nucleic acids are left
+    out. Arginine's NH1 and NH2 are named by their distance to CD, as in AlphaFold.
+
+    Residues of the sequence (SEQRES, ``_entity_poly_seq``) that were not observed are masked, and
+    ``residue_index`` is the position in that sequence, from 0. Without it, see
+    :func:`~fastfold.data.structure_chains.residue_index_from_numbers`.
 
     Args:
-        path: The file; only a name that ends in ``.gz`` is unpacked.
+        path: The file, its format told by its content; only a name that ends in ``.gz`` is unpacked.
         chain_ids: Chains wanted, by the author's names; all by default.
 
     Returns:
@@ -41,7 +46,9 @@ def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) ->
     """
     text = read_text_bytes(path, limit=_LIMIT).decode("latin-1")
     records = _parse(text, path)
-    wanted = None if chain_ids is None else set(chain_ids)
+    wanted = None if chain_ids is None else {chain_ids} if isinstance(chain_ids, str) else set(chain_ids)
+    if wanted is not None and not wanted:
+        raise InputError("no chain is asked for; name one, or leave chain_ids out for all", path=path)
     warnings = list(records.warnings)
     chains = []
     for chain_id, record in records.chains.items():
@@ -77,7 +84,9 @@ def _parse(text: str, path: PathLike) -> FileRecords:
     if "\0" in text:
         raise InputError("is a binary file, not a structure; give a PDB or mmCIF file", path=path)
     lines = split_lines(text)
-    first = next(line for line in lines if line.strip())
+    first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    if first.lower().startswith("data_"):
+        return parse_mmcif(lines, path=path)
     if any(line[:6].rstrip() in RECORD_NAMES for line in lines[:_FIRST_LINES]):
         return parse_pdb(lines, path=path)
     found = {">": "FASTA or an alignment", "<": "a web page or XML"}.get(first.lstrip()[:1], "something else")

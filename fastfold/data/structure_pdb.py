@@ -12,7 +12,6 @@ from fastfold.data.structure_records import (
     WATERS,
     AtomRecord,
     FileRecords,
-    ResidueRecord,
 )
 from fastfold.data.text_files import PathLike
 from fastfold.errors import InputError
@@ -30,7 +29,7 @@ RECORD_NAMES: Final = frozenset(
 """First words of the lines of PDB files, old versions and predictions included."""
 
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
-_RESOLUTION = re.compile(r"REMARK   2 RESOLUTION\. +(\d+\.\d*) ")
+_RESOLUTION = re.compile(r"REMARK   2 RESOLUTION\. +(\d{1,3}\.\d*) ")
 _REVISION = re.compile(r"REVDAT +\d+ +(\d\d)-([A-Z]{3})-(\d\d)")
 _MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9 ]{3}) (.) +(-?\d{1,5})[A-Z ]? *$")
 
@@ -52,7 +51,8 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     found = FileRecords()
     ended: set[str] = set()
     dates: list[str] = []
-    last_atom, width, in_model = 0, 0, False
+    missing: dict[str, list[int]] = {}
+    last_atom, width, in_model, complete = 0, 0, False, True
     for i, line in enumerate(lines):
         record = line[:6]
         if record in ("ATOM  ", "HETATM"):
@@ -60,7 +60,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
                 found.waters += 1
             elif record == "ATOM  " or line[21:22] not in ended:
                 _read_atom(line, found, path, i + 1)
-            if i + 1 == len(lines) and len(line) < width:
+            if i + 1 == len(lines) and len(line) < min(width, 78):
                 raise InputError(
                     "the file stops within this line; download or copy it again", path=path, line=i + 1
                 )
@@ -72,14 +72,14 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             chain.sequence = [*(chain.sequence or ()), *line[19:70].split()]
         elif record == "TER":
             # Some programs write TER alone; then it ends the chain of the atom before it.
-            ended.add(line[21:22] if len(line) > 21 else lines[last_atom - 1][21:22])
+            ended.add((line if len(line) > 21 or not last_atom else lines[last_atom - 1])[21:22])
         elif record == "MODRES":
             found.parents[line[12:15].strip()] = line[24:27].strip()
         elif record == "EXPDTA":
             found.method = " ".join(f"{found.method} {line[10:79]}".lower().split())
         elif record == "REMARK":
             if match := _MISSING.match(line):
-                found.chain(match[2].strip()).missing.append(int(match[3]))
+                missing.setdefault(match[2].strip(), []).append(int(match[3]))
             elif match := _RESOLUTION.match(line):
                 found.resolution = float(match[1])
         elif record == "REVDAT":
@@ -87,20 +87,26 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
                 year = int(match[3])
                 century = 1900 if year > 70 else 2000  # the first entries are of 1971
                 dates.append(f"{century + year}-{_MONTHS.index(match[2]) + 1:02}-{match[1]}")
+        elif record == "HEADER":
+            complete = False
         elif record == "MODEL":
             in_model = True
         elif record in ("ENDMDL", "END"):
-            in_model = False
-            if record == "ENDMDL":
-                if any(other.startswith("MODEL ") for other in lines[i + 1 :]):
+            in_model, complete = False, True
+            if last_atom:
+                if any(other.startswith(("MODEL ", "ATOM  ")) for other in lines[i + 1 :]):
                     found.warnings.append("The file has several models; the first one is read.")
                 break
     if in_model and last_atom:
         raise InputError(
             "the file stops within a model (no ENDMDL record); download or copy it again",
             path=path,
-            line=len(lines),
+            line=last_atom,
         )
+    if not complete:
+        found.warnings.append("The file has a HEADER but no END record; it may be truncated.")
+    for chain_id, chain in found.chains.items():
+        chain.missing = missing.get(chain_id, [])
     found.release_date = min(dates, default="")
     return found
 
@@ -132,25 +138,7 @@ def _read_atom(line: str, found: FileRecords, path: PathLike, line_number: int) 
     name = line[12:16].strip()
     if name not in ATOM_NAMES:
         return
-    residue_name, alternate, insertion = line[17:20].strip(), line[16:17].strip(), line[26:27].strip()
+    atom = AtomRecord(line[17:20].strip(), line[16:17].strip(), name, occupancy, x, y, z, b_factor)
     chain = found.chain(line[21:22].strip())
-    hetero = line[0] == "H"
-    residue = chain.residues.get((number, insertion))
-    if residue is None:
-        residue = chain.residues[number, insertion] = ResidueRecord(number, insertion, hetero)
-    for other in residue.atoms:
-        if other.residue_name != residue_name and not (alternate and other.alternate):
-            if hetero:  # a ligand that shares its number with a residue
-                return
-            raise fail(
-                f"residue {number}{insertion} of chain {chain.chain_id!r} is {other.residue_name} before and "
-                f"{residue_name} here; give each chain its own letter and each residue its own number"
-            )
-        if other.name == name and other.alternate == alternate and other.residue_name == residue_name:
-            if hetero:
-                return
-            raise fail(
-                f"atom {name} of residue {number}{insertion} of chain {chain.chain_id!r} is given twice; give each "
-                "chain its own letter"
-            )
-    residue.atoms.append(AtomRecord(residue_name, alternate, name, occupancy, x, y, z, b_factor))
+    if problem := chain.add_atom(atom, number, line[26:27].strip(), hetero=line[0] == "H"):
+        raise fail(problem)

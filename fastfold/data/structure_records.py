@@ -73,6 +73,47 @@ class ChainRecord:
     missing: list[int] = field(default_factory=list)
     protein: bool | None = None
 
+    def add_atom(
+        self, atom: AtomRecord, number: int, insertion: str, *, hetero: bool, position: int | None = None
+    ) -> str:
+        """Adds an atom to its residue, which is made with its first atom.
+
+        A HETATM atom that contradicts what is there belongs to a ligand under the number of a residue, and is
+        left out.
+
+        Args:
+            atom: The atom.
+            number: The author's number of its residue.
+            insertion: Insertion code of its residue, or an empty string.
+            hetero: Whether it is a HETATM record.
+            position: Place of its residue in the sequence, counted from 0, if the file states it; then this
+                tells the residues apart, else number and insertion code.
+
+        Returns:
+            What is wrong with the atom, and what to do; empty if nothing is.
+        """
+        key = (number, insertion) if position is None else (position, "")
+        residue = self.residues.get(key)
+        if residue is None:
+            residue = self.residues[key] = ResidueRecord(number, insertion, hetero, position)
+        for other in residue.atoms:
+            if other.residue_name != atom.residue_name:
+                if not (atom.alternate and other.alternate):
+                    problem = f"is {other.residue_name} before and {atom.residue_name} here"
+                    break
+            elif other.name == atom.name and other.alternate == atom.alternate:
+                problem = f"has its atom {atom.name} twice"
+                break
+        else:
+            residue.atoms.append(atom)
+            return ""
+        if hetero:
+            return ""
+        return (
+            f"residue {number}{insertion} of chain {self.chain_id!r} {problem}; "
+            "give each chain its own letter and each residue its own number"
+        )
+
 
 @dataclass
 class FileRecords:
