@@ -20,6 +20,7 @@ def frame_aligned_point_error(
     *,
     length_scale: float,
     clamp_distance: float | None,
+    pair_mask: Tensor | None = None,
     eps: float = 1e-4,
 ) -> Tensor:
     """Mean distance between points seen from predicted and from true frames.
@@ -33,6 +34,7 @@ def frame_aligned_point_error(
         points_mask: ``[*, P]``.
         length_scale: Unit of the result in Å.
         clamp_distance: Errors are cut off there, in Å; None for no clamping.
+        pair_mask: ``[*, F, P]``, 1 for the pairs of frame and point that count; by default all do.
         eps: Added to squared errors and to the count.
 
     Returns:
@@ -44,7 +46,10 @@ def frame_aligned_point_error(
     if clamp_distance is not None:
         error = error.clamp(max=clamp_distance)
     error = error / length_scale * frames_mask[..., :, None] * points_mask[..., None, :]
-    return error.sum((-2, -1)) / (eps + frames_mask.sum(-1) * points_mask.sum(-1))
+    if pair_mask is None:
+        return error.sum((-2, -1)) / (eps + frames_mask.sum(-1) * points_mask.sum(-1))
+    counted = frames_mask[..., :, None] * points_mask[..., None, :] * pair_mask
+    return (error * pair_mask).sum((-2, -1)) / (eps + counted.sum((-2, -1)))
 
 
 def affine_to_rigid(affine: Tensor) -> Rigid:
@@ -80,6 +85,36 @@ def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: A
     return clamped * share + fape(None) * (1.0 - share)
 
 
+def complex_backbone_fape(
+    structure: dict[str, Any], batch: dict[str, Tensor], config: Any
+) -> tuple[Tensor, Tensor]:
+    """Backbone FAPE of every layer ``[layers, *]`` within chains and between them.
+
+    Evans et al. 2021 (doi:10.1101/2021.10.04.463034). The chains' own error is clamped as in a monomer, the
+    interface's (frames of one chain, points of another) much later or not at all, and measured in a larger unit, as
+    ``intra_chain_fape`` and ``interface_fape`` of the configuration say.
+    """
+    trajectory = affine_to_rigid(structure["traj"])
+    target = affine_to_rigid(batch["backbone_affine_tensor"])
+    mask, chain = batch["backbone_affine_mask"], batch["asym_id"]
+    same = (chain[..., :, None] == chain[..., None, :]).to(mask.dtype)
+
+    def fape(pair_mask: Tensor, part: Any) -> Tensor:
+        return frame_aligned_point_error(
+            trajectory,
+            target,
+            mask,
+            trajectory.translation,
+            target.translation,
+            mask,
+            length_scale=part.loss_unit_distance,
+            clamp_distance=part.atom_clamp_distance,
+            pair_mask=pair_mask,
+        )
+
+    return fape(same, config.intra_chain_fape), fape(1.0 - same, config.interface_fape)
+
+
 def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
     """FAPE ``[*]`` of all atoms in all rigid groups' frames, last layer (Algorithm 20, line 28).
 
@@ -97,7 +132,7 @@ def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: 
         structure["sidechains"]["atom_pos"][-1].flatten(-3, -2),
         structure["renamed_atom14_gt_positions"].flatten(-3, -2),
         structure["renamed_atom14_gt_exists"].flatten(-2),
-        length_scale=config.sidechain.length_scale,
+        length_scale=config.sidechain.get("length_scale") or config.sidechain.loss_unit_distance,
         clamp_distance=config.sidechain.atom_clamp_distance,
     )
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+def full_precision(tree: Any) -> Any:
+    """A tree of dicts with tensors of half precision in float32; losses are never taken in less."""
+    if isinstance(tree, Mapping):
+        return {key: full_precision(value) for key, value in tree.items()}
+    half = isinstance(tree, Tensor) and tree.dtype in (torch.bfloat16, torch.float16)
+    return tree.float() if half else tree
 
 
 def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> Tensor:
@@ -25,16 +34,12 @@ def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> T
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Cross entropy ``[*]`` of ``logits [*, classes]`` with class indices ``target [*]``."""
-    return (
-        -torch.log_softmax(logits.float() if logits.dtype != torch.float64 else logits, -1)
-        .gather(-1, target.long().unsqueeze(-1))
-        .squeeze(-1)
-    )
+    return -torch.log_softmax(logits, -1).gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Binary cross entropy ``[*]`` of ``logits [*]`` with ``labels [*]`` in [0, 1]."""
-    return F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
 def within_resolution(resolution: Tensor, config: Any) -> Tensor:

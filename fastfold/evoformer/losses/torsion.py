@@ -24,10 +24,12 @@ def torsion_losses(structure: dict[str, Any], batch: dict[str, Tensor]) -> dict[
     periodic = lookup("chi_pi_periodic", batch["aatype"], true)[..., None]
     error = (true - predicted).square().sum(-1)
     shifted = ((1.0 - 2.0 * periodic) * true - predicted).square().sum(-1)
-    chi_loss = masked_mean(batch["chi_mask"], _layers_last(torch.minimum(error, shifted), 2), 3)
+    chi_mask = batch["chi_mask"][..., None, :, :]
+    chi_loss = masked_mean(chi_mask, _layers_last(torch.minimum(error, shifted), 2), 3)
     raw = structure["sidechains"]["unnormalized_angles_sin_cos"]
     deviation = ((raw.square().sum(-1) + 1e-6).sqrt() - 1.0).abs()
-    angle_norm_loss = masked_mean(batch["seq_mask"][..., None], _layers_last(deviation, 2), 3)
+    seq_mask = batch["seq_mask"][..., None, :, None]
+    angle_norm_loss = masked_mean(seq_mask, _layers_last(deviation, 2), 3)
     return {"chi_loss": chi_loss, "angle_norm_loss": angle_norm_loss}
 
 

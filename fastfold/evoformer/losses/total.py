@@ -1,13 +1,15 @@
-"""The whole AlphaFold loss of a monomer network (supplement, section 1.9, equation 7)."""
+"""The whole AlphaFold loss (supplement, section 1.9, equation 7) of monomers and of complexes."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastfold.evoformer.losses import heads
-from fastfold.evoformer.losses.fape import backbone_fape, sidechain_fape
+from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape, sidechain_fape
+from fastfold.evoformer.losses.masked import full_precision
 from fastfold.evoformer.losses.renaming import rename_ground_truth
 from fastfold.evoformer.losses.torsion import torsion_losses
 from fastfold.evoformer.losses.violation import find_violations, violation_loss, violation_metrics
@@ -26,18 +28,24 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
     Args:
         structure: Result of the structure module.
         batch: One cycle's features with the labels (``backbone_affine_*``, ``rigidgroups_*``, ``atom14_*``,
-            ``chi_*``), leading batch axes ``*``.
-        config: Official ``structure_module`` config node.
+            ``chi_*``), leading batch axes ``*``; for a multimer network with ``asym_id`` as well.
+        config: Official ``structure_module`` config node; a multimer network's has ``intra_chain_fape``.
 
     Returns:
         ``loss [*]``, ``fape``, ``sidechain_fape``, ``chi_loss``, ``angle_norm_loss``, the renamed ground truth,
-        ``violations`` and ``metrics``.
+        ``violations`` and ``metrics``; of a multimer network also the addends of ``fape``, ``intra_chain_fape`` and
+        ``interface_fape``.
     """
     positions = structure["final_atom14_positions"]
     found: dict[str, Any] = dict(rename_ground_truth(positions, batch))
     violations = find_violations(positions, batch, config)
     metrics = violation_metrics(positions, violations, batch)
-    backbone = backbone_fape(structure, batch, config)
+    if "intra_chain_fape" in config:
+        within, between = complex_backbone_fape(structure, batch, config)
+        found |= {"intra_chain_fape": within[-1], "interface_fape": between[-1]}
+        backbone = within + between
+    else:
+        backbone = backbone_fape(structure, batch, config)
     sidechain = sidechain_fape(structure | found, batch, config)
     angles = torsion_losses(structure, batch)
     share = config.sidechain.weight_frac
@@ -53,7 +61,9 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
 def alphafold_loss(
     result: dict[str, Any], batch: dict[str, Tensor], config: Any
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
-    """Weighted sum of all losses of a monomer network.
+    """Weighted sum of all losses of a monomer or multimer network, in float32 (or float64) whatever the network used.
+
+    The chains of a complex must be in the prediction's order (:mod:`fastfold.evoformer.losses.permutation`).
 
     Args:
         result: What :class:`fastfold.evoformer.model.AlphaFold` returned.
@@ -65,6 +75,17 @@ def alphafold_loss(
         each part ``[*]``.
     """
     weights = config.model.heads
+    names = ("structure_module", "predicted_aligned_error", *_HEADS)
+    result = full_precision({name: result[name] for name in names if name in result})
+    batch = full_precision(batch)
+    with torch.autocast(batch["aatype"].device.type, enabled=False):
+        parts = _parts(result, batch, weights)
+    terms = [weights[name].weight * part["loss"] for name, part in parts.items()]
+    return sum(terms[1:], terms[0]).mean(), parts
+
+
+def _parts(result: dict[str, Any], batch: dict[str, Tensor], weights: Any) -> dict[str, dict[str, Any]]:
+    """The losses of each head that the network has, with their parts."""
     parts: dict[str, dict[str, Any]] = {
         "structure_module": structure_loss(result["structure_module"], batch, weights.structure_module)
     }
@@ -75,5 +96,4 @@ def alphafold_loss(
         parts["predicted_aligned_error"] = heads.predicted_aligned_error_loss(
             result, batch, weights.predicted_aligned_error, weights.structure_module.position_scale
         )
-    terms = [weights[name].weight * part["loss"] for name, part in parts.items()]
-    return sum(terms[1:], terms[0]).mean(), parts
+    return parts

@@ -23,7 +23,8 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) ->
 
     Args:
         positions: Predicted atom14 positions ``[*, N, 14, 3]`` in Å.
-        batch: ``atom14_atom_exists [*, N, 14]``, ``residue_index [*, N]``, ``aatype [*, N]``.
+        batch: ``atom14_atom_exists [*, N, 14]``, ``residue_index [*, N]``, ``aatype [*, N]``; of a complex also
+            ``asym_id [*, N]``: residues of different chains have no bond, whatever their numbers.
         config: Official ``structure_module`` config node.
 
     Returns:
@@ -31,8 +32,12 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) ->
     """
     exists = batch["atom14_atom_exists"].to(positions.dtype)
     index, aatype = batch["residue_index"].long(), batch["aatype"]
-    bonds = _between_residue_bonds(positions, exists, index, aatype, config.violation_tolerance_factor)
-    clashes = _between_residue_clashes(positions, exists, index, aatype, config.clash_overlap_tolerance)
+    chain = batch.get("asym_id")
+    connected = _neighbours(index, chain)
+    bonds = _between_residue_bonds(positions, exists, connected, aatype, config.violation_tolerance_factor)
+    clashes = _between_residue_clashes(
+        positions, exists, index, chain, aatype, config.clash_overlap_tolerance
+    )
     within = _within_residues(positions, exists, aatype, config)
     per_residue = torch.stack(
         [
@@ -69,7 +74,9 @@ def violation_metrics(
     ca, ca_exists = positions[..., 1, :], exists[..., 1]
     distance = ((ca[..., :-1, :] - ca[..., 1:, :]).square().sum(-1) + 1e-6).sqrt()
     extreme = (distance - rc.ca_ca_distance > 1.5).to(positions.dtype)
-    mask = ca_exists[..., :-1] * ca_exists[..., 1:] * _neighbours(batch["residue_index"])
+    mask = (
+        ca_exists[..., :-1] * ca_exists[..., 1:] * _neighbours(batch["residue_index"], batch.get("asym_id"))
+    )
     between, within = violations["between_residues"], violations["within_residues"]
     per_residue = {
         "violations_between_residue_bond": between["connections_per_residue_violation_mask"],
@@ -81,9 +88,12 @@ def violation_metrics(
     return {"violations_extreme_ca_ca_distance": masked_mean(mask, extreme, 1), **shares}
 
 
-def _neighbours(residue_index: Tensor) -> Tensor:
-    """1 between residues ``[*, N - 1]`` that follow each other without a gap."""
-    return (residue_index[..., 1:] - residue_index[..., :-1] == 1).float()
+def _neighbours(residue_index: Tensor, chain: Tensor | None) -> Tensor:
+    """1 between residues ``[*, N - 1]`` that follow each other in one chain without a gap."""
+    follows = residue_index[..., 1:] - residue_index[..., :-1] == 1
+    if chain is not None:
+        follows = follows & (chain[..., 1:] == chain[..., :-1])
+    return follows.float()
 
 
 def _length(v: Tensor) -> Tensor:
@@ -91,7 +101,7 @@ def _length(v: Tensor) -> Tensor:
 
 
 def _between_residue_bonds(
-    positions: Tensor, exists: Tensor, residue_index: Tensor, aatype: Tensor, tolerance: float
+    positions: Tensor, exists: Tensor, neighbours: Tensor, aatype: Tensor, tolerance: float
 ) -> dict[str, Tensor]:
     n, ca, c = (positions[..., i, :] for i in range(3))
     has_n, has_ca, has_c = (exists[..., i] for i in range(3))
@@ -107,7 +117,7 @@ def _between_residue_bonds(
     def by_residue(values: tuple[float, ...]) -> Tensor:
         return values[0] * (1.0 - proline) + values[1] * proline
 
-    connected = has_c[..., :-1] * has_n[..., 1:] * _neighbours(residue_index).to(positions.dtype)
+    connected = has_c[..., :-1] * has_n[..., 1:] * neighbours.to(positions.dtype)
     terms: dict[str, tuple[Any, Any, Any, Tensor]] = {
         "bonds_c_n": (
             peptide_length,
@@ -145,16 +155,26 @@ def _between_residue_bonds(
 
 
 def _between_residue_clashes(
-    positions: Tensor, exists: Tensor, residue_index: Tensor, aatype: Tensor, tolerance: float
+    positions: Tensor,
+    exists: Tensor,
+    residue_index: Tensor,
+    chain: Tensor | None,
+    aatype: Tensor,
+    tolerance: float,
 ) -> dict[str, Tensor]:
     radius_of = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types], device=positions.device)
     radius = exists * radius_of.to(positions.dtype)[lookup("restype_atom14_to_atom37", aatype)]
     # Atom pairs [*, N, N, 14, 14]; every pair of residues counts once.
-    offset = (residue_index[..., None, :] - residue_index[..., :, None])[..., None, None]
-    mask = exists[..., :, None, :, None] * exists[..., None, :, None, :] * (offset > 0)
+    offset = residue_index[..., None, :] - residue_index[..., :, None]
+    counted, follows = offset > 0, offset == 1
+    if chain is not None:
+        # The official program orders all pairs by residue number alone, and so misses equal numbers of two chains.
+        step = chain[..., None, :] - chain[..., :, None]
+        counted, follows = torch.where(step == 0, counted, step > 0), follows & (step == 0)
+    mask = exists[..., :, None, :, None] * exists[..., None, :, None, :] * counted[..., None, None]
     allowed = torch.zeros(14, 14, dtype=positions.dtype, device=positions.device)
     allowed[2, 0] = 1.0
-    mask = mask * (1.0 - (offset == 1) * allowed)
+    mask = mask * (1.0 - follows[..., None, None] * allowed)
     # As in the official program this slot counts as a disulfide bridge whatever the residues are.
     sulphur = rc.restype_atom14_names[rc.restype_order["C"]].index("SG")
     bridge = torch.zeros_like(allowed)

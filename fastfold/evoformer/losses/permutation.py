@@ -1,0 +1,207 @@
+"""Which chain of the experiment is which chain of the prediction.
+
+Copies of one sequence are interchangeable, and the network cannot know their order in the file. Before the losses
+are taken, the labels of each predicted chain are therefore those of the copy that fits best (Evans et al. 2021,
+AlphaFold-Multimer, doi:10.1101/2021.10.04.463034, section 7.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.superposition import superpose
+
+ChainLabels = Mapping[str, Tensor]
+"""Labels of one whole chain of the experiment. Every tensor has a leading residue axis ``[L]``; among them are
+``residue_index`` (of the numbering that the prediction uses), ``asym_id``, ``entity_id``, ``all_atom_positions``
+``[L, 37, 3]`` (Å) and ``all_atom_mask [L, 37]``. The list of them holds every chain of the assembly, those outside of
+the prediction's crop as well."""
+
+_CA = rc.atom_order["CA"]
+_FEWEST = 3
+"""Resolved residues in common that a superposition needs."""
+_MARGIN = 1e-3
+"""A permutation must fit better by this much (Å): in a perfect symmetry all fit alike, and the given one stays."""
+
+
+def split_chains(labels: Mapping[str, Tensor], asym_id: Tensor) -> list[dict[str, Tensor]]:
+    """Labels chain by chain, in the order of ``asym_id [N]`` (padding, 0, left out); all tensors are ``[N, ...]``."""
+    chains = [int(i) for i in asym_id.unique() if i > 0]
+    return [{key: value[asym_id == chain] for key, value in labels.items()} for chain in chains]
+
+
+def permute_labels(
+    predicted: Tensor,
+    asym_id: Tensor,
+    entity_id: Tensor,
+    residue_index: Tensor,
+    chains: Sequence[ChainLabels],
+) -> dict[str, Tensor]:
+    """Labels of every predicted residue, from the chains that :func:`match_chains` chooses.
+
+    Args:
+        predicted: CA positions ``[N, 3]`` in Å, of any precision.
+        asym_id: ``[N]`` chain of each residue, 0 for padding.
+        entity_id: ``[N]``, equal for chains of one sequence.
+        residue_index: ``[N]``.
+        chains: Labels of the whole chains (a crop takes its residues from them).
+
+    Returns:
+        For each label that all chains have, but the four that name residues and chains, a tensor ``[N, ...]``;
+        zeros for padding, for residues that the chosen chain lacks, and for a chain without any of its sequence.
+    """
+    chosen = match_chains(predicted, asym_id, entity_id, residue_index, chains)
+    identity = {"residue_index", "asym_id", "entity_id", "sym_id"}
+    names = set.intersection(*(set(chain) for chain in chains)) - identity
+    result = {
+        name: chains[0][name].new_zeros(len(asym_id), *chains[0][name].shape[1:]) for name in sorted(names)
+    }
+    for asym, index in chosen.items():
+        here = (asym_id == asym).nonzero().squeeze(-1)
+        there, found = _rows(residue_index[here], chains[index]["residue_index"])
+        for name, value in result.items():
+            value[here[found]] = chains[index][name][there[found]].to(value.dtype)
+    return result
+
+
+def match_chains(
+    predicted: Tensor,
+    asym_id: Tensor,
+    entity_id: Tensor,
+    residue_index: Tensor,
+    chains: Sequence[ChainLabels],
+) -> dict[int, int]:
+    """The chain of the experiment for each chain of the prediction; arguments as of :func:`permute_labels`.
+
+    The anchor is the sequence with fewest copies, of those the one with most resolved residues. Each of its copies in
+    the prediction is superposed on each in the experiment, and every time all other chains are given away: the pair
+    of the same sequence with the least deviation first. The pairs that deviate least when all are superposed together,
+    as root mean square over the resolved CA atoms, win. Every chain of the experiment is used at most once.
+
+    Returns:
+        For each ``asym_id`` the index in ``chains``. A predicted chain is left out if no chain of its sequence is left.
+    """
+    with torch.no_grad():
+        pairs = _Pairs.of(predicted, asym_id, entity_id, residue_index, chains)
+        best = pairs.as_given()
+        least = pairs.deviation(best)
+        for anchor in pairs.anchors():
+            assigned = pairs.assign(anchor)
+            deviation = pairs.deviation(assigned)
+            if deviation < least - _MARGIN:
+                best, least = assigned, deviation
+        return {pairs.asym[k]: pairs.chain[k] for k in best}
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """All pairs of a predicted and an experimental chain of one sequence.
+
+    Attributes:
+        asym: ``[K]`` the predicted chain's ``asym_id``.
+        chain: ``[K]`` index of the experimental chain.
+        entity: ``[K]`` their sequence.
+        given: ``[K]`` whether both have the same ``asym_id``.
+        predicted: ``[K, L, 3]`` CA positions in Å, padded to the longest chain.
+        true: ``[K, L, 3]`` those of the same residues in the experiment.
+        mask: ``[K, L]`` residues that the experiment resolved.
+    """
+
+    asym: list[int]
+    chain: list[int]
+    entity: list[int]
+    given: list[bool]
+    predicted: Tensor
+    true: Tensor
+    mask: Tensor
+
+    @staticmethod
+    def of(
+        predicted: Tensor,
+        asym_id: Tensor,
+        entity_id: Tensor,
+        residue_index: Tensor,
+        chains: Sequence[ChainLabels],
+    ) -> _Pairs:
+        members = {int(a): (asym_id == a).nonzero().squeeze(-1) for a in asym_id.unique() if a > 0}
+        keys = [
+            (asym, index, int(entity_id[rows[0]]))
+            for asym, rows in members.items()
+            for index, chain in enumerate(chains)
+            if int(chain["entity_id"][0]) == int(entity_id[rows[0]])
+        ]
+        longest = max((len(rows) for rows in members.values()), default=0)
+        points = predicted.new_zeros((2, len(keys), longest, 3), dtype=torch.float64)
+        mask = points.new_zeros(len(keys), longest)
+        for k, (asym, index, _) in enumerate(keys):
+            rows, chain = members[asym], chains[index]
+            there, found = _rows(residue_index[rows], chain["residue_index"])
+            points[0, k, : len(rows)] = predicted[rows].double()
+            points[1, k, : len(rows)] = chain["all_atom_positions"][there, _CA].double()
+            mask[k, : len(rows)] = found * (chain["all_atom_mask"][there, _CA] > 0.5)
+        return _Pairs(
+            asym=[asym for asym, _, _ in keys],
+            chain=[index for _, index, _ in keys],
+            entity=[entity for _, _, entity in keys],
+            given=[int(chains[index]["asym_id"][0]) == asym for asym, index, _ in keys],
+            predicted=points[0],
+            true=points[1].masked_fill(mask[..., None] < 0.5, 0.0),
+            mask=mask,
+        )
+
+    def as_given(self) -> list[int]:
+        """Pairs of the same ``asym_id``, and for chains without one the first of their sequence that is left."""
+        return self._greedy([0.0 if given else 1.0 for given in self.given])
+
+    def anchors(self) -> list[int]:
+        """Pairs of the anchor's sequence that can be superposed."""
+        resolved = self.mask.sum(-1).tolist()
+        usable = [k for k in range(len(self.asym)) if resolved[k] >= _FEWEST]
+        copies = {e: len({self.asym[k] for k in usable if self.entity[k] == e}) for e in self.entity}
+        sizes = {e: max((resolved[k] for k in usable if self.entity[k] == e), default=0) for e in copies}
+        anchor = min({self.entity[k] for k in usable}, key=lambda e: (copies[e], -sizes[e]), default=None)
+        return [k for k in usable if self.entity[k] == anchor]
+
+    def assign(self, anchor: int) -> list[int]:
+        """Pairs that give each predicted chain at most one of the experiment, as the anchor's superposition has them.
+
+        Chains without a common resolved residue come last.
+        """
+        squared, count = self._squared([anchor]), self.mask.sum(-1)
+        deviation = torch.where(count > 0, squared / count.clamp(min=1.0), torch.inf)
+        deviation[anchor] = -1.0
+        return self._greedy(deviation.tolist())
+
+    def deviation(self, pairs: list[int]) -> float:
+        """Root mean square deviation in Å of all resolved residues in these pairs, superposed together."""
+        squared = self._squared(pairs)[pairs].sum()
+        return float((squared / self.mask[pairs].sum().clamp(min=1.0)).sqrt())
+
+    def _squared(self, superposed: list[int]) -> Tensor:
+        """Sum of squared deviations ``[K]`` in Å² of all pairs after superposing some of them."""
+        true, predicted, mask = (x[superposed].flatten(0, 1) for x in (self.true, self.predicted, self.mask))
+        motion = superpose(true, predicted, mask)
+        moved = self.true @ motion.rotation.mT + motion.translation
+        return ((moved - self.predicted).square().sum(-1) * self.mask).sum(-1)
+
+    def _greedy(self, cost: list[float]) -> list[int]:
+        taken: list[int] = []
+        asym, chain = set[int](), set[int]()
+        # The order of equals is that of the chains, the given partner first.
+        for k in sorted(range(len(cost)), key=lambda k: (cost[k], not self.given[k], k)):
+            if self.asym[k] not in asym and self.chain[k] not in chain:
+                taken.append(k)
+                asym.add(self.asym[k])
+                chain.add(self.chain[k])
+        return taken
+
+
+def _rows(wanted: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of ``present [L]`` that hold the ``wanted [M]`` numbers (0 where there is none), and which were found."""
+    equal = wanted[:, None] == present[None, :]
+    return equal.int().argmax(-1), equal.any(-1)
