@@ -192,10 +192,10 @@ class _Reader:
         table = CifTable([name.lower().partition(".")[2] for name in names])
         width = len(names)
         pending: list[str] = []
-        row_line = first
+        row_line = odd_line = first
         for values, line in self._values():
             if not pending:
-                row_line = line
+                row_line = odd_line = line
                 if len(values) == width:
                     table.rows.append(values)
                     table.lines.append(line)
@@ -207,9 +207,9 @@ class _Reader:
                 pending, row_line = pending[width:], line
         if pending:
             raise self.fail(
-                f"a row of {category} with {len(pending)} instead of {width} values; is the file truncated? "
+                f"the rows of {category} do not have {width} values each from here on; is the file truncated? "
                 "Download or copy it again",
-                row_line,
+                odd_line,
             )
         table.closed = self.at < len(self.lines) or any(line.startswith("#") for line in self.lines[-3:])
         if table.rows:

@@ -58,7 +58,7 @@ class _Polymers:
     """What the file says of its polymers.
 
     Attributes:
-        protein: Polymer entities, and whether each is a protein, None if its type is not stated.
+        protein: Polymer entities, and whether each is a protein, None if its type leaves that open.
         sequences: Residue names by entity.
         by_asym: Residue names by chain (label), where no entity has them.
     """
@@ -188,7 +188,10 @@ def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
     found = _Polymers()
     if poly := tables.get("_entity_poly"):
         for entity, kind in zip(poly.column("entity_id"), poly.column("type"), strict=True):
-            found.protein[entity] = kind.lower().startswith("polypeptide") if kind else None
+            # polypeptide(L), polyribonucleotide, polysaccharide(D); anything else (a chain of glycines is
+            # "other") is decided by its residues.
+            kind = kind.lower()
+            found.protein[entity] = kind.startswith("polypeptide") if kind.startswith("poly") else None
     for category, key, place, into in (
         ("_entity_poly_seq", "entity_id", "num", found.sequences),
         ("_pdbx_poly_seq_scheme", "asym_id", "seq_id", found.by_asym),

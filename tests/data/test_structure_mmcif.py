@@ -188,6 +188,7 @@ LAST = cif().count("\n")
     ("text", "line", "message"),
     [
         (cif()[:-20], LAST, "truncated"),
+        (cif().replace("ATOM 1 N .", "ATOM 1 N", 1), LAST - ATOMS.count("\n") + 1, "do not have 17 values"),
         (cif().split("loop_\n;")[0], 16, "stops within the text"),
         (cif().replace("'A'", "'A"), 19, "quote"),
         (cif().replace("2.9\n", "", 1), 5, "has no value"),

@@ -67,6 +67,17 @@ def test_alignment_keeps_bonded_residues_together(tmp_path):
     assert np.flatnonzero(one(tmp_path, lines).mask.any(1)).tolist() == [1, 3, 4]
 
 
+def test_conflict_with_seqres_is_taken_as_observed(tmp_path):
+    """A residue of another type than in SEQRES stays beside its bonded neighbour, and its own type is used."""
+    first = ["GLY", "ALA", "TRP", "THR", "VAL", "LEU", "CYS", "MET", "SER", "PRO"]
+    lines = seqres_lines(*first, "ALA", "GLY", "LYS")
+    lines += chain_lines(*((name, i) for i, name in enumerate([*first, "LYS"], start=1)))
+    structure = read_lines(tmp_path, lines)
+    assert structure.chains[0].sequence == "GAWTVLCMSPKGK"
+    assert structure.chains[0].mask.any(1).tolist() == [True] * 11 + [False] * 2
+    assert "1 residues of chain 'A' differ" in structure.warnings[0]
+
+
 def test_sequence_that_does_not_fit_is_not_used(tmp_path):
     """A SEQRES of another protein must not label the atoms; a warning says so."""
     structure = read_lines(
@@ -113,7 +124,7 @@ def test_two_amino_acids_at_one_place(tmp_path):
     """Microheterogeneity: the more frequent amino acid, with none of the other one's atoms."""
     lines = [
         atom_line("CA", "SER", alternate="A", occupancy=0.4),
-        atom_line("OG", "SER", alternate="A", occupancy=0.4),
+        atom_line("CB", "SER", alternate="A", occupancy=0.4),
         atom_line("CA", "ALA", x=5, alternate="B", occupancy=0.6),
     ]
     chain = one(tmp_path, lines)
