@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastfold.evoformer.losses.clashes import between_residue_clashes
 from fastfold.evoformer.losses.masked import masked_mean
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.torsions import lookup
 
 Violations = dict[str, Any]
 
@@ -35,9 +35,7 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) ->
     chain = batch.get("asym_id")
     connected = _neighbours(index, chain)
     bonds = _between_residue_bonds(positions, exists, connected, aatype, config.violation_tolerance_factor)
-    clashes = _between_residue_clashes(
-        positions, exists, index, chain, aatype, config.clash_overlap_tolerance
-    )
+    clashes = between_residue_clashes(positions, exists, index, chain, aatype, config.clash_overlap_tolerance)
     within = _within_residues(positions, exists, aatype, config)
     per_residue = torch.stack(
         [
@@ -152,45 +150,6 @@ def _between_residue_bonds(
         F.pad(worst, (0, 1)), F.pad(worst, (1, 0))
     )
     return result
-
-
-def _between_residue_clashes(
-    positions: Tensor,
-    exists: Tensor,
-    residue_index: Tensor,
-    chain: Tensor | None,
-    aatype: Tensor,
-    tolerance: float,
-) -> dict[str, Tensor]:
-    radius_of = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types], device=positions.device)
-    radius = exists * radius_of.to(positions.dtype)[lookup("restype_atom14_to_atom37", aatype)]
-    # Atom pairs [*, N, N, 14, 14]; every pair of residues counts once.
-    offset = residue_index[..., None, :] - residue_index[..., :, None]
-    counted, follows = offset > 0, offset == 1
-    if chain is not None:
-        # The official program orders all pairs by residue number alone, and so misses equal numbers of two chains.
-        step = chain[..., None, :] - chain[..., :, None]
-        counted, follows = torch.where(step == 0, counted, step > 0), follows & (step == 0)
-    mask = exists[..., :, None, :, None] * exists[..., None, :, None, :] * counted[..., None, None]
-    allowed = torch.zeros(14, 14, dtype=positions.dtype, device=positions.device)
-    allowed[2, 0] = 1.0
-    mask = mask * (1.0 - follows[..., None, None] * allowed)
-    # As in the official program this slot counts as a disulfide bridge whatever the residues are.
-    sulphur = rc.restype_atom14_names[rc.restype_order["C"]].index("SG")
-    bridge = torch.zeros_like(allowed)
-    bridge[sulphur, sulphur] = 1.0
-    mask = mask * (1.0 - bridge)
-
-    delta = positions[..., :, None, :, None, :] - positions[..., None, :, None, :, :]
-    distance = (delta.square().sum(-1) + 1e-10).sqrt()
-    bound = mask * (radius[..., :, None, :, None] + radius[..., None, :, None, :])
-    loss = mask * F.relu(bound - tolerance - distance)
-    hard = mask * (distance < bound - tolerance)
-    return {
-        "clashes_mean_loss": loss.sum((-4, -3, -2, -1)) / (1e-6 + mask.sum((-4, -3, -2, -1))),
-        "clashes_per_atom_loss_sum": loss.sum((-4, -2)) + loss.sum((-3, -1)),
-        "clashes_per_atom_clash_mask": torch.maximum(hard.amax((-4, -2)), hard.amax((-3, -1))),
-    }
 
 
 @cache
