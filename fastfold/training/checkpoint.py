@@ -19,6 +19,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from fastfold.errors import ConfigError
@@ -70,7 +71,7 @@ class Checkpoints:
             return
         try:
             pending.result()
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # the latter is a BaseException
             last = f"the last good one is {self.last}" if self.last else "there is none yet"
             self._report(f"a checkpoint could not be written ({_reason(error)}); {last}")
 
@@ -155,7 +156,7 @@ class Checkpoints:
             with _quiet():
                 reader = HuggingFaceStorageReader(str(path))
                 dcp.load(dict(tensors), storage_reader=reader, process_group=self._group)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # the latter is a BaseException
             raise ConfigError(
                 f"{path} does not fit this run: {_reason(error)}; resume with the configuration that it was "
                 "written with, or choose another trainer.out"

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from ml_collections import ConfigDict
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fastfold.errors import ConfigError
@@ -22,18 +22,19 @@ from fastfold.evoformer.config import model_config
 from fastfold.training.config import ModelConfig, TrainConfig
 
 _CONFIGS = "fastfold.configs"
-_OPEN = ("model.overrides.", "data.oversample.")  # keys below these are not known beforehand
+_OPEN = ("model.overrides", "data.oversample")  # the keys below these are not known beforehand
 _GROUPS = {field.name: field.default_factory for field in fields(TrainConfig)}
 
 
-def compose_config(overrides: Sequence[str]) -> TrainConfig:
-    """The configuration of a run.
+def compose_tree(overrides: Sequence[str]) -> DictConfig:
+    """The whole configuration as Hydra composes it; settings without a default may be missing (``???``).
 
     Args:
         overrides: As on Hydra's command line: ``group=choice``, ``+preset=mini``, ``group.key=value``.
 
     Raises:
-        ConfigError: A key, a choice or a value that does not exist or cannot be; the nearest valid one is named.
+        ConfigError: A key, a choice or a value that does not exist or has another type; the nearest valid key or
+            choice is named.
     """
     store = ConfigStore.instance()
     for group, factory in _GROUPS.items():
@@ -43,20 +44,34 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
         with initialize_config_module(config_module=_CONFIGS, version_base="1.3"):
             composed = compose("train", [f"++{x}" if x.startswith(_OPEN) else x for x in overrides])
         tree = OmegaConf.merge(OmegaConf.structured(TrainConfig), composed)
-        missing = sorted(OmegaConf.missing_keys(tree))
-        if missing:
-            raise ConfigError(f"{missing[0]} is not set; give {missing[0]}=VALUE")
-        config = OmegaConf.to_object(tree)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_lines(error)) from error
+    assert isinstance(tree, DictConfig)
+    return tree
+
+
+def compose_config(overrides: Sequence[str]) -> TrainConfig:
+    """The configuration of a run, complete and checked.
+
+    Args:
+        overrides: As :func:`compose_tree`.
+
+    Raises:
+        ConfigError: As :func:`compose_tree`; or a setting is missing, or a value out of range.
+    """
+    tree = compose_tree(overrides)
+    missing = sorted(OmegaConf.missing_keys(tree))
+    if missing:
+        raise ConfigError(f"{missing[0]} is not set; give {missing[0]}=VALUE")
+    config = OmegaConf.to_object(tree)
     assert isinstance(config, TrainConfig)
     network_config(config.model)  # refused here, before anything is loaded
     return config
 
 
-def to_yaml(config: TrainConfig) -> str:
+def to_yaml(config: TrainConfig | DictConfig) -> str:
     """The whole configuration as YAML, every key with its value."""
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(config if isinstance(config, DictConfig) else OmegaConf.structured(config))
 
 
 def network_config(model: ModelConfig) -> ConfigDict:
@@ -99,7 +114,7 @@ def _check_names(overrides: Sequence[str]) -> None:
         key = override.key_or_group
         if key in (*_GROUPS, "preset"):
             _check_choice(override, key)
-        elif key not in valid and not key.startswith(_OPEN):
+        elif key not in valid and not key.startswith("model.overrides."):
             names = sorted({*valid, *_GROUPS, "preset"})
             raise ConfigError(f"there is no setting {key!r}{_nearest(key, names)}")
 

@@ -47,6 +47,8 @@ class DataConfig:
         min_length: Shorter chains are left out.
         max_length: Longer chains are left out, or null.
         max_resolution: In Å; chains of worse structures are left out.
+        unknown_resolution: Resolution in Å to assume where a structure states none, or null: the confidence heads do
+            not learn from such structures then.
         max_single_residue: Chains in which one residue type has a larger share are left out.
         min_resolved: Chains with a smaller share of resolved CA atoms are left out.
         max_release_date: ``YYYY-MM-DD``; later structures are left out, or null.
@@ -72,6 +74,7 @@ class DataConfig:
     min_length: int = 1
     max_length: int | None = None
     max_resolution: float = 9.0
+    unknown_resolution: float | None = None
     max_single_residue: float = 0.8
     min_resolved: float = 0.0
     max_release_date: str | None = None

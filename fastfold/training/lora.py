@@ -63,13 +63,15 @@ def add_lora(
         rank: Rank of the adapters.
         alpha: They are scaled by ``alpha / rank``.
         targets: A linear layer gets an adapter if a part of its name, between dots, contains one of these words:
-            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``.
+            ``evoformer.blocks.0.msa_row_attention.pair_bias`` contains ``attention``. Layers whose weight has been
+            frozen before get none.
 
     Returns:
         Names of the layers with adapters.
 
     Raises:
-        ConfigError: The rank is less than 1, a target is in no layer's name, or there are adapters already.
+        ConfigError: The rank is less than 1, a target is in no layer's name, all its layers are frozen, or there are
+            adapters already.
     """
     if rank < 1:
         raise ConfigError(f"the rank of adapters must be at least 1, got {rank}")
@@ -81,7 +83,11 @@ def add_lora(
         found = {name: layer for name, layer in layers.items() if target and target in name}
         if not found:
             raise ConfigError(_unknown("no linear layer's name contains", target, _parts(layers)))
-        adapted |= found
+        adapted |= {name: layer for name, layer in found.items() if layer.weight.requires_grad}
+    if not adapted:
+        raise ConfigError(
+            f"all layers of {', '.join(targets)} are frozen, none is left for adapters; freeze less"
+        )
     model.requires_grad_(False)
     for layer in adapted.values():
         parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank, alpha))

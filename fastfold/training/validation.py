@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,7 @@ from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics import lddt
-
-ReadChain = Callable[[Any], tuple[ChainStructure, Sequence[Msa]]]
+from fastfold.protein.metrics_superposed import tm_score
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class ChainScore:
         id: The chain's name.
         residues: Its length.
         lddt_ca: 0 to 1.
+        tm_score: On alpha carbons, normalised by the residues that the experiment resolved.
         mean_plddt: Predicted, 0 to 1.
         true: lDDT-CA per resolved residue, 0 to 1.
         predicted: The network's estimate of it.
@@ -37,6 +37,7 @@ class ChainScore:
     id: str
     residues: int
     lddt_ca: float
+    tm_score: float
     mean_plddt: float
     true: np.ndarray
     predicted: np.ndarray
@@ -76,6 +77,7 @@ def score_chain(
         id=name,
         residues=len(chain),
         lddt_ca=float(lddt(predicted, reference, mask, per_residue=False)),
+        tm_score=tm_score(predicted, reference, mask),
         mean_plddt=float(estimate.mean()),
         true=per_residue[resolved].numpy(),
         predicted=estimate[resolved].numpy(),

@@ -185,6 +185,22 @@ def test_mistaken_target_leaves_the_network_alone():
     assert all(p.requires_grad for p in model.parameters())
 
 
+def test_frozen_layers_get_no_adapters():
+    model = copy.deepcopy(base())
+    freeze(model, ["evoformer.*"])
+    names = add_lora(model, rank=2)
+    assert names
+    assert not any(name.startswith("evoformer.") for name in names)
+    assert not any(p.requires_grad for name, p in model.named_parameters() if name.startswith("evoformer."))
+
+
+def test_adapters_on_frozen_layers_alone_are_refused():
+    model = copy.deepcopy(base())
+    freeze(model, ["*attention*"])
+    with pytest.raises(ConfigError, match="frozen"):
+        add_lora(model, targets=["attention"])
+
+
 def test_rank_zero_is_refused():
     with pytest.raises(ConfigError, match="at least 1"):
         add_lora(copy.deepcopy(base()), rank=0)

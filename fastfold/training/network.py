@@ -1,0 +1,49 @@
+"""The network of a run: built or loaded, with frozen parts, adapters and precision put on from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastfold.evoformer.checkpoint import read_weights
+from fastfold.evoformer.evoformer import BlockStack
+from fastfold.evoformer.model import AlphaFold
+from fastfold.training.config import TrainConfig
+from fastfold.training.lora import add_lora, freeze
+from fastfold.training.precision import autocast_trunk
+
+
+def build_network(config: TrainConfig, tree: Any, device: torch.device) -> AlphaFold:
+    """The network to train, on its device and in training mode.
+
+    Args:
+        config: The run's configuration.
+        tree: Config tree of the network.
+        device: Where it goes.
+
+    Raises:
+        WeightsError: The weights to start from cannot be read or are of another network.
+        ConfigError: A pattern of parameters to freeze matches none.
+    """
+    torch.manual_seed(config.trainer.seed)
+    model = AlphaFold(tree, name=config.model.name)
+    if config.model.weights is not None:
+        _, state = read_weights(config.model.weights, config=tree)
+        model.load_state_dict(state)
+    model.to(device)
+    if config.finetune.freeze:
+        freeze(model, config.finetune.freeze)
+    if config.finetune.lora_rank:
+        add_lora(model, rank=config.finetune.lora_rank, alpha=config.finetune.lora_alpha)
+    model.set_checkpointing(config.memory.checkpointing)
+    torch.set_float32_matmul_precision(config.trainer.matmul)
+    if config.trainer.precision == "bf16":
+        autocast_trunk(model, device.type)
+    if config.trainer.compile:
+        for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
+            for block in stack.blocks:
+                assert isinstance(block, nn.Module)
+                block.compile()
+    return model.train()

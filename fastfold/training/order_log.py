@@ -1,0 +1,54 @@
+"""The order in which a process consumed its samples, on disk: what a resumed run repeats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+class OrderLog:
+    """``order_rank_<r>.jsonl``: a line per sample, written before the sample is used.
+
+    Args:
+        directory: Folder of the run.
+        rank: This process.
+        ranks: Processes of the run.
+    """
+
+    def __init__(self, directory: Path, rank: int, ranks: int) -> None:
+        self._path = directory / f"order_rank_{rank}.jsonl"
+        self._ranks = ranks
+        directory.mkdir(parents=True, exist_ok=True)
+        self._end_a_torn_line()
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, step: int, draws: list[tuple[int, str]]) -> None:
+        """Record the draws ``(number, name)`` that step ``step`` is about to use."""
+        for number, name in draws:
+            line = {"step": step, "draw": number, "id": name, "ranks": self._ranks}
+            self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def replay(self) -> list[int]:
+        """Draws recorded by as many processes as there are now, in their order.
+
+        Lines that a killed process left unfinished are passed over.
+        """
+        numbers = []
+        for text in self._path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+                if line["ranks"] == self._ranks:
+                    numbers.append(int(line["draw"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return numbers
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _end_a_torn_line(self) -> None:
+        if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("\n")

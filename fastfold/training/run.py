@@ -1,0 +1,231 @@
+"""``fastfold train``: a configuration becomes a run, and a run leaves weights, numbers and a report."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold._version import __version__
+from fastfold.errors import OutputError
+from fastfold.evoformer.checkpoint import save_weights
+from fastfold.evoformer.model import AlphaFold
+from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.compose import network_config, to_yaml
+from fastfold.training.config import TrainConfig
+from fastfold.training.ema import ExponentialMovingAverage
+from fastfold.training.loggers import CsvLogger, JsonLinesLogger, Logger, LoggerGroup, TensorBoardLogger
+from fastfold.training.lora import merge_lora
+from fastfold.training.network import build_network
+from fastfold.training.order_log import OrderLog
+from fastfold.training.progress import TrainingProgress
+from fastfold.training.report import write_report
+from fastfold.training.samples import EntryReader, SampleSource, entry_reader, make_loader, open_source
+from fastfold.training.trainer import Hooks, Numbers, Trainer
+from fastfold.training.validation import ChainScore, score_chain
+from fastfold.training.world import World, start_world
+
+
+def train(config: TrainConfig) -> bool:
+    """Train as configured; the folder of the run gets everything that is written.
+
+    Returns:
+        Whether the run got to its last step; False if a signal ended it before.
+
+    Raises:
+        FastFoldError: Nothing to train on, a configuration that cannot be, weights that cannot be read, a folder
+            that cannot be written, or a run that has to stop.
+    """
+    tree = network_config(config.model)
+    with start_world(config.trainer.device, config.parallel.dp) as world:
+        source = open_source(config.data, config.trainer.validate_chains)
+        return _Run(config, tree, source, world).train()
+
+
+class _Run:
+    """One process's part of a run.
+
+    Args:
+        config: The run's configuration.
+        tree: Config tree of the network.
+        source: The chains.
+        world: The run's processes.
+    """
+
+    def __init__(self, config: TrainConfig, tree: Any, source: SampleSource, world: World) -> None:
+        self.config, self.tree, self.source, self.world = config, tree, source, world
+        self.out = Path(config.trainer.out)
+        _make_folder(self.out)
+        self.model = build_network(config, tree, world.device)
+        self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
+        self.reader: EntryReader = entry_reader(config.data)
+        self.progress = TrainingProgress(config.trainer.steps, quiet=not world.is_main)
+        self.loggers = LoggerGroup(self._open_loggers() if world.is_main else [], self._say)
+
+    def train(self) -> bool:
+        """Train, and write what a run leaves behind."""
+        config, world = self.config, self.world
+        order = OrderLog(self.out, world.rank, world.size)
+        checkpoints = Checkpoints(
+            self.out / "checkpoints", world, keep=config.trainer.keep_checkpoints, report=self._say
+        )
+        replay = order.replay() if config.data.order == "ready" and config.trainer.resume != "never" else []
+        loader = make_loader(self.source, config.data, self.tree, config.trainer.seed, world, replay)
+        hooks = Hooks(log=self._log, consumed=order.write, validate=self._validate, report=self._say)
+        trainer = Trainer(self.model, self.tree, config, loader, world, checkpoints, self.ema, hooks)
+        if world.is_main:
+            (self.out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+        with loader, self.progress:
+            trainer.restore(config.trainer.resume)
+            self.loggers.resume_from(trainer.progress.step + 1)
+            self._forget_validations(trainer.progress.step)
+            self._say(self.source.train.summary())
+            try:
+                trainer.run()
+            finally:
+                checkpoints.close()
+                order.close()
+                self.loggers.close()
+                self._write_quarantine(loader.quarantined)
+        if trainer.was_stopped:
+            return False
+        if world.is_main:
+            self._export(trainer)
+            self._say(f"report in {write_report(self.out)}")
+        world.barrier()
+        return True
+
+    def _open_loggers(self) -> list[Logger]:
+        chosen: list[Logger] = []
+        if self.config.logger.jsonl:
+            chosen.append(JsonLinesLogger(self.out / "metrics.jsonl"))
+        if self.config.logger.csv:
+            chosen.append(CsvLogger(self.out / "metrics.csv"))
+        if self.config.logger.tensorboard:
+            chosen.append(TensorBoardLogger(self.out / "tensorboard"))
+        return chosen
+
+    # ---- what the loop tells ---------------------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        self.progress.say(text)
+
+    def _log(self, step: int, numbers: Numbers) -> None:
+        self.loggers.log(step, numbers)
+        self.progress.update(step, numbers)
+
+    def _validate(self, step: int) -> None:
+        """Fold the validation chains with the averaged weights, each process its share."""
+        entries = self.source.valid
+        if not entries:
+            return
+        own: list[ChainScore] = []
+        failed: list[str] = []
+        self.model.eval()
+        with self.ema.swapped_in():
+            for entry in entries[self.world.rank :: self.world.size]:
+                try:
+                    data = self.reader(entry)
+                except OutputError:
+                    raise
+                except Exception as error:
+                    failed.append(f"{entry.id}: {error}")
+                    continue
+                own.append(
+                    score_chain(
+                        self.model,
+                        entry.id,
+                        data.chain,
+                        data.alignments,
+                        self.tree,
+                        self.config.trainer.validate_recycles,
+                    )
+                )
+        gathered = self.world.gather((own, failed))
+        scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)
+        for reason in (reason for _, part in gathered for reason in part):
+            self._say(f"left out of validation: {reason}")
+        if self.world.is_main and scores:
+            self._record_validation(step, scores)
+
+    def _record_validation(self, step: int, scores: list[ChainScore]) -> None:
+        means = {
+            "valid_lddt_ca": float(np.mean([score.lddt_ca for score in scores])),
+            "valid_tm_score": float(np.mean([score.tm_score for score in scores])),
+            "valid_plddt": float(np.mean([score.mean_plddt for score in scores])),
+        }
+        self.loggers.log(step, means)
+        chains = [
+            {
+                "id": score.id,
+                "residues": score.residues,
+                "lddt_ca": round(score.lddt_ca, 4),
+                "tm_score": round(score.tm_score, 4),
+                "plddt": round(score.mean_plddt, 4),
+                "true": np.round(score.true, 3).tolist(),
+                "predicted": np.round(score.predicted, 3).tolist(),
+            }
+            for score in scores
+        ]
+        with (self.out / "validation.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **means, "chains": chains}) + "\n")
+        self._say(
+            f"step {step}: validation on {len(scores)} chains: lDDT-CA {means['valid_lddt_ca']:.3f}, "
+            f"TM-score {means['valid_tm_score']:.3f}, predicted lDDT {means['valid_plddt']:.3f}"
+        )
+
+    def _forget_validations(self, step: int) -> None:
+        """Drop validations after the step that the run continues from: they come again."""
+        path = self.out / "validation.jsonl"
+        if not (self.world.is_main and path.is_file()):
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                continue
+        path.write_text("".join(kept), encoding="utf-8")
+
+    # ---- what a run leaves behind ----------------------------------------------------------------------
+
+    def _write_quarantine(self, own: list[tuple[str, str]]) -> None:
+        everything = dict(self.source.unreadable)
+        for part in self.world.gather(own):
+            everything.update(part)
+        if self.world.is_main and everything:
+            path = self.out / "quarantine.tsv"
+            lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]
+            path.write_text("".join(lines), encoding="utf-8")
+            self._say(f"{len(lines)} samples could not be used; {path} lists them")
+
+    def _export(self, trainer: Trainer) -> None:
+        """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""
+        with self.ema.swapped_in():
+            model: AlphaFold = copy.deepcopy(self.model) if self.config.finetune.lora_rank else self.model
+            merge_lora(model)
+            metadata = {
+                "trained_steps": str(trainer.progress.step),
+                "trained_samples": str(trainer.progress.samples),
+                "trained_chains": str(len(self.source.train.entries)),
+                "fastfold_version": __version__,
+            }
+            path = self.out / f"{self.config.model.name}.safetensors"
+            save_weights(path, model.state_dict(), self.tree, metadata=metadata)
+        self._say(f"weights in {path}")
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise OutputError(
+            f"cannot write into the run's folder {path}: {error.strerror}; choose another trainer.out"
+        ) from None

@@ -1,0 +1,188 @@
+"""Where a run's samples come from: training sets, filters, the endless order of draws, and the loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.feature_cache import FeatureCache
+from fastfold.data.filters import Filtered, Filters, apply_filters
+from fastfold.data.loader import SampleLoader, draw_rng
+from fastfold.data.sampling_weights import WeightedOrder, sampling_weights
+from fastfold.data.training_sample import SampleSettings, training_sample
+from fastfold.data.training_entry import (
+    DISTILLATION,
+    EXPERIMENTAL,
+    Entry,
+    EntryData,
+    mask_low_plddt,
+    read_entry,
+)
+from fastfold.data.training_set import open_training_set
+from fastfold.training.config import DataConfig
+from fastfold.training.world import World
+
+
+@dataclass(frozen=True)
+class EntryReader:
+    """Reads entries, through a cache where there is one.
+
+    Attributes:
+        cache: Remembers what was read, or None.
+        min_plddt: Residues of predicted structures under this pLDDT are masked.
+    """
+
+    cache: FeatureCache | None
+    min_plddt: float
+
+    def __call__(self, entry: Entry) -> EntryData:
+        """What the entry's files hold."""
+        data = read_entry(entry) if self.cache is None else self.cache.read(entry)
+        if not entry.has_plddt:
+            return data
+        return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
+
+
+@dataclass(frozen=True)
+class MakeSample:
+    """Makes the sample of a draw; sent to the loader's workers.
+
+    Attributes:
+        reader: Reads entries.
+        tree: Config tree of the network.
+        settings: How samples are made.
+        seed: The run's.
+    """
+
+    reader: EntryReader
+    tree: Any
+    settings: SampleSettings
+    seed: int
+
+    def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
+        """The sample of draw ``number``, which is ``entry``."""
+        data = self.reader(entry)
+        rng = draw_rng(self.seed, number)
+        return training_sample(
+            data.chain, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
+        )
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """The chains of a run.
+
+    Attributes:
+        train: What is trained on, after filters.
+        distillation: Predicted structures that are mixed in, or None.
+        valid: Chains to validate on; may be empty.
+        unreadable: Names and reasons of structures that were found but cannot be used.
+    """
+
+    train: Filtered
+    distillation: Filtered | None
+    valid: tuple[Entry, ...]
+    unreadable: tuple[tuple[str, str], ...]
+
+    def order(self, config: DataConfig, seed: int) -> WeightedOrder[Entry]:
+        """The endless order of draws."""
+        share = 0.0 if self.distillation is None else config.distillation_probability
+        sets = [(self.train.entries, sampling_weights(self.train.entries), 1.0 - share)]
+        if self.distillation is not None:
+            sets.append((self.distillation.entries, sampling_weights(self.distillation.entries), share))
+        return WeightedOrder(sets, seed)
+
+
+def open_source(config: DataConfig, validate_chains: int) -> SampleSource:
+    """Find the chains of a run.
+
+    Args:
+        config: Group ``data``.
+        validate_chains: Chains to validate on, at most; spread evenly over the split.
+
+    Raises:
+        ConfigError: A folder or split does not exist, or no chain is left after the filters.
+        InputError: A table cannot be read.
+    """
+    filters = Filters(
+        max_resolution=config.max_resolution,
+        max_single_residue=config.max_single_residue,
+        min_length=config.min_length,
+        max_length=config.max_length,
+        min_resolved=config.min_resolved,
+        max_release_date=config.max_release_date,
+    )
+
+    def found(directory: str, source: str, oversample: dict[str, float]) -> tuple[Filtered, Any]:
+        everything = open_training_set(
+            directory, layout=config.layout, split=config.train_split, source=source, oversample=oversample
+        )
+        return apply_filters(everything.entries, filters), everything.unreadable
+
+    train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample)
+    distillation = None
+    if config.distillation is not None:
+        distillation, more = found(config.distillation, DISTILLATION, {})
+        unreadable += more
+    valid: tuple[Entry, ...] = ()
+    if config.valid_split is not None:
+        chains = open_training_set(config.directory, layout=config.layout, split=config.valid_split).entries
+        longest = config.max_length or max(len(entry) for entry in chains)
+        chains = tuple(entry for entry in chains if len(entry) <= longest)
+        valid = tuple(
+            chains[i * len(chains) // validate_chains] for i in range(min(validate_chains, len(chains)))
+        )
+        if len(chains) <= validate_chains:
+            valid = chains
+    return SampleSource(train, distillation, valid, unreadable)
+
+
+def entry_reader(config: DataConfig) -> EntryReader:
+    """Reads entries as group ``data`` says.
+
+    Raises:
+        OutputError: The cache's folder cannot be made.
+    """
+    cache = None if config.cache is None else FeatureCache(config.cache)
+    return EntryReader(cache, config.distillation_min_plddt)
+
+
+def sample_settings(config: DataConfig) -> SampleSettings:
+    """How samples are made under group ``data``."""
+    return SampleSettings(
+        crop_size=config.crop_size,
+        cycles=config.max_recycles + 1,
+        single_sequence_probability=config.single_sequence_probability,
+        block_deletion=config.block_deletion,
+        unclamped_probability=config.unclamped_probability,
+        unknown_resolution=config.unknown_resolution,
+    )
+
+
+def make_loader(
+    source: SampleSource, config: DataConfig, tree: Any, seed: int, world: World, replay: Iterable[int]
+) -> SampleLoader:
+    """The loader of this process's share of the samples.
+
+    Args:
+        source: The chains.
+        config: Group ``data``.
+        tree: Config tree of the network.
+        seed: The run's.
+        world: The run's processes.
+        replay: Draws of a recorded order, to be repeated first.
+    """
+    make = MakeSample(entry_reader(config), tree, sample_settings(config), seed)
+    return SampleLoader(
+        make,
+        source.order(config, seed),
+        workers=config.workers,
+        prefetch=config.prefetch,
+        deterministic=config.order == "draw",
+        rank=world.rank,
+        ranks=world.size,
+        replay=replay,
+    )

@@ -1,0 +1,73 @@
+"""A data folder of small helices, and a network small enough to be trained in tests."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastfold.protein.pdb import to_pdb
+from fastfold.protein.protein import Protein
+from tests.evoformer.small import oracle_arrays
+
+TINY = [
+    "+preset=overfit",
+    "model.overrides.model.embeddings_and_evoformer.evoformer_num_block=1",
+    "model.overrides.model.embeddings_and_evoformer.msa_channel=16",
+    "model.overrides.model.embeddings_and_evoformer.pair_channel=16",
+    "model.overrides.model.embeddings_and_evoformer.seq_channel=16",
+    "model.overrides.model.embeddings_and_evoformer.extra_msa_channel=8",
+    "model.overrides.model.embeddings_and_evoformer.evoformer.outer_product_mean.num_outer_channel=4",
+    "model.overrides.model.embeddings_and_evoformer.evoformer.triangle_multiplication_outgoing"
+    ".num_intermediate_channel=16",
+    "model.overrides.model.embeddings_and_evoformer.evoformer.triangle_multiplication_incoming"
+    ".num_intermediate_channel=16",
+    "model.overrides.model.heads.structure_module.num_layer=2",
+    "model.overrides.model.heads.structure_module.num_channel=16",
+    "model.overrides.model.heads.structure_module.num_head=2",
+    "data.max_recycles=1",
+    "trainer.device=cpu",
+    "trainer.validate_recycles=0",
+]
+"""Overrides of a run that takes milliseconds per step."""
+
+
+def write_helix(path: Path, residues: int, start: int = 0) -> None:
+    """A chain of the recorded helix as a PDB file, packed if the name says so."""
+    features = oracle_arrays("synthetic_monomer", "features")
+    part = slice(start, start + residues)
+    mask = features["all_atom_mask"][0][part]
+    protein = Protein(
+        atom_positions=features["all_atom_positions"][0][part],
+        atom_mask=mask,
+        aatype=features["aatype"][0][part],
+        residue_index=np.arange(1, len(mask) + 1),
+        chain_index=np.zeros(len(mask)),
+        b_factors=np.full(mask.shape, 90.0),
+    )
+    text = to_pdb(protein).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    """Four chains to train on and two to validate on."""
+    folder = tmp_path / "data"
+    for number, residues in enumerate((12, 16, 20, 24)):
+        write_helix(folder / "train" / f"helix{number}.pdb.gz", residues, number)
+    for number, residues in enumerate((14, 18)):
+        write_helix(folder / "valid" / f"other{number}.pdb", residues, 4 + number)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small networks are fastest so, and the same sums come out everywhere."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,143 @@
+"""Checkpoints are whole or not there; damage is told; a full disk costs a checkpoint, not the run."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from fastfold.errors import ConfigError
+from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.world import World
+
+
+class Run:
+    """Checkpoints in a folder, with what they reported."""
+
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.said: list[str] = []
+        self.checkpoints = Checkpoints(
+            folder, World(0, 1, torch.device("cpu")), keep=keep, report=self.said.append
+        )
+
+    def save(self, step: int) -> None:
+        self.checkpoints.save(step, tensors(float(step)), {"step": step})
+        self.checkpoints.wait()
+
+    def load(self, path: Path) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+        found = tensors(-1.0)
+        return found, self.checkpoints.load(path, found)
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {
+        "model.a": torch.full((3, 2), value),
+        "adam.a.step": torch.tensor(value),
+        "ema.b": torch.full((5,), value, dtype=torch.bfloat16),
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def test_what_is_saved_comes_back(run: Run):
+    run.save(7)
+    path = run.checkpoints.find("auto")
+    assert path is not None
+    found, state = run.load(path)
+    assert state == {"step": 7}
+    assert all(torch.equal(found[name], x) for name, x in tensors(7.0).items())
+
+
+def test_a_checkpoint_holds_what_was_there_when_it_was_asked_for(run: Run):
+    values = tensors(1.0)
+    run.checkpoints.save(1, values, {})
+    values["model.a"].zero_()  # training goes on while it is written
+    run.checkpoints.wait()
+    found, _ = run.load(run.checkpoints.find("auto"))
+    assert torch.equal(found["model.a"], torch.ones(3, 2))
+
+
+def test_no_file_is_a_pickle(run: Run):
+    run.save(1)
+    names = sorted(path.suffix for path in run.checkpoints.find("auto").iterdir())
+    assert names == [".json", ".safetensors"]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path):
+    run = Run(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        run.save(step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000002", "step_00000003"]
+
+
+def _shard(path: Path) -> Path:
+    return next(path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda path: _shard(path).unlink(), "shard .* is missing"),
+        (lambda path: _shard(path).write_bytes(_shard(path).read_bytes()[:-4]), "bytes instead of"),
+        (lambda path: (path / "state.json").unlink(), "has no state.json"),
+        (lambda path: (path / "state.json").write_text("{"), "cannot be read"),
+        (
+            lambda path: (path / "state.json").write_text(
+                json.dumps({"format": 99, "files": {}, "step": 1, "state": {}})
+            ),
+            "format 99",
+        ),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run: Run, damage, problem):
+    run.save(1)
+    run.save(2)
+    newest = run.checkpoints.directory / "step_00000002"
+    damage(newest)
+    assert run.checkpoints.find("auto").name == "step_00000001"
+    assert len(run.said) == 1
+    with pytest.raises(ConfigError, match=problem):
+        run.checkpoints.find(str(newest))
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint(run: Run):
+    run.save(1)
+    (run.checkpoints.directory / ".step_00000002.tmp").mkdir()
+    assert run.checkpoints.find("auto").name == "step_00000001"
+    run.save(2)
+    assert run.checkpoints.find("auto").name == "step_00000002"
+
+
+def test_a_full_disk_is_reported_with_the_last_good_checkpoint(run: Run, monkeypatch: pytest.MonkeyPatch):
+    run.save(1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(dcp, "save", full)
+    run.save(2)
+    assert "No space left on device" in run.said[0]
+    assert "step_00000001" in run.said[0]
+    assert [path.name for path in run.checkpoints.directory.iterdir()] == ["step_00000001"]
+
+
+def test_a_checkpoint_of_another_network_is_refused(run: Run):
+    run.save(1)
+    path = run.checkpoints.find("auto")
+    with pytest.raises(ConfigError, match="does not fit this run"):
+        run.checkpoints.load(path, {"model.a": torch.zeros(3, 3)})
+    with pytest.raises(ConfigError, match="does not fit this run"):
+        run.checkpoints.load(path, {"model.other": torch.zeros(3, 2)})
+
+
+def test_resuming_can_be_forbidden_and_nothing_is_found_in_nothing(run: Run):
+    assert run.checkpoints.find("auto") is None
+    run.save(1)
+    assert run.checkpoints.find("never") is None

@@ -1,0 +1,84 @@
+"""The configuration: what Hydra composes is complete, typed, and refused with the nearest valid name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fastfold.cli import main
+from fastfold.errors import ConfigError
+from fastfold.training.compose import compose_config, compose_tree, network_config, to_yaml
+from fastfold.training.config import TrainConfig
+
+PLACES = ["data.directory=structures", "trainer.out=run"]
+
+
+@pytest.mark.parametrize("preset", ["initial", "finetune", "mini", "overfit"])
+def test_every_preset_composes_and_describes_a_network(preset: str):
+    config = compose_config([f"+preset={preset}", *PLACES])
+    assert (config.data.directory, config.trainer.out) == ("structures", "run")
+    assert network_config(config.model).model.embeddings_and_evoformer.evoformer_num_block > 0
+
+
+def test_what_a_user_sets_wins_over_the_preset():
+    config = compose_config(
+        [*PLACES, "+preset=mini", "optim.lr=0.25", "data.crop_size=7", "data.oversample={1ten: 3}"]
+    )
+    assert (config.optim.lr, config.data.crop_size, config.data.oversample) == (0.25, 7, {"1ten": 3.0})
+
+
+def test_overrides_reach_the_network():
+    key = "model.overrides.model.embeddings_and_evoformer"
+    tree = network_config(compose_config([*PLACES, "+preset=mini", f"{key}.pair_channel=24"]).model)
+    assert tree.model.embeddings_and_evoformer.pair_channel == 24
+    assert tree.model.embeddings_and_evoformer.msa_channel == 128  # of the group, untouched
+
+
+def test_the_printed_configuration_is_the_whole_one_and_composes_again(capsys: pytest.CaptureFixture[str]):
+    assert main(["train", "--cfg", "job", "+preset=mini", "data.directory=structures"]) == 0
+    printed = OmegaConf.create(capsys.readouterr().out)
+    expected = compose_tree(["+preset=mini", "data.directory=structures"])
+    assert printed == expected
+    assert set(OmegaConf.structured(TrainConfig)) == set(printed)
+    config = compose_config([*PLACES, "+preset=mini"])
+    assert OmegaConf.create(to_yaml(config)).optim.lr == config.optim.lr
+
+
+KEY = "model.overrides.model.embeddings_and_evoformer"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.crop_sze=3"], r"no setting 'data.crop_sze'; did you mean data.crop_size\?"),
+        (["modle=mini"], r"no setting 'modle'; did you mean model\?"),
+        (["model=mni"], r"did you mean model=mini\?"),
+        (["+preset=minni"], r"did you mean preset=mini\?"),
+        (["preset=mini"], r"write \+preset=mini"),
+        (["data.crop_size=many"], r"data.crop_size: .*'many'"),
+        (["trainer.steps=1.5"], r"trainer.steps: .*1.5"),
+        ([*PLACES, "data.crop_size=0"], "data.crop_size must be at least 1, got 0"),
+        ([*PLACES, "optim.lr=-1"], "optim.lr must be above 0"),
+        ([*PLACES, "data.order=random"], "data.order must be one of draw, ready"),
+        ([*PLACES, "optim.beta1=1.5"], "optim.beta1 must lie between 0 and 1"),
+        (["data.directory=x"], "trainer.out is not set"),
+        (["trainer.out=x"], "data.directory is not set"),
+        (["data.directory"], "overrides look like"),
+        ([*PLACES, f"{KEY}.pair_chanel=3"], r"pair_chanel does not exist; did you mean .*pair_channel\?"),
+        ([*PLACES, f"{KEY}.pair_channel=wide"], "pair_channel must be of type int, got 'wide'"),
+        ([*PLACES, f"{KEY}=3"], "embeddings_and_evoformer is a group of keys"),
+        ([*PLACES, "model.preset=model_9"], "did you mean"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anything_is_loaded(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        compose_config(overrides)
+
+
+def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    assert main(["train", "trainr.steps=3"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "did you mean trainer.steps?" in error
