@@ -12,20 +12,7 @@ from tests.conftest import require_shared
 from tests.evoformer.small import folder
 
 CARRIED = ("synthetic_monomer", "synthetic_multimer")
-ELSEWHERE = ("monomer_ptm", "monomer_deep_msa")
-
-# Outputs of the recorded dimer that rounding on the templates' diagonal reaches (fastfold.protein.own_frame), and how
-# far apart versions of the official program itself are there.
-COMPILER_DEPENDENT = {
-    "representations/pair",
-    "representations/structure_module",
-    "distogram/logits",
-    "predicted_aligned_error/logits",
-    "predicted_lddt/logits",
-    "structure_module/final_atom_positions",
-    "confidence/predicted_aligned_error",
-}
-COMPILER_SPREAD = 2.5e-3
+ELSEWHERE = ("monomer_ptm", "monomer_deep_msa", "multimer_homodimer")
 
 
 @pytest.mark.parametrize("name", [*CARRIED, *ELSEWHERE])
@@ -39,12 +26,6 @@ def test_every_output_of_the_official_run_is_reproduced(name: str) -> None:
     }
     assert {comparison.name for comparison in found} == recorded
     assert [comparison for comparison in found if not comparison.passed] == []
-
-
-def test_a_dimer_agrees_as_far_as_versions_of_the_official_program_do() -> None:
-    found = list(verify(require_shared("oracles", "multimer_homodimer")))
-    assert {comparison.name for comparison in found if not comparison.passed} <= COMPILER_DEPENDENT
-    assert max(comparison.relative_error for comparison in found) < COMPILER_SPREAD
 
 
 def test_a_changed_parameter_fails(tmp_path: Path) -> None:

@@ -42,3 +42,26 @@ def test_exact_coordinates_leave_nothing() -> None:
 def test_double_precision_input_gives_the_same() -> None:
     positions = _positions()
     assert torch.equal(own_frame_direction(positions.double()), own_frame_direction(positions))
+
+
+def test_groups_of_eight_do_not_see_what_follows_them() -> None:
+    """Only the ``N % 8`` last residues are summed in another order, and there it shows."""
+    positions = _positions()
+    whole, cut = own_frame_direction(positions), own_frame_direction(positions[:197])
+    assert torch.equal(cut[:192], whole[:192])
+    assert not torch.equal(cut[192:], whole[192:197])
+
+
+def test_last_residues_are_divided_by_the_length_of_two_components() -> None:
+    """Seven residues are all computed singly: the third component is left out of their length."""
+    found = own_frame_direction(_positions()[:196].unflatten(0, (28, 7)))
+    assert (found[..., :2].norm(dim=-1) <= 1 + 1e-6).all()
+    assert (found.norm(dim=-1) > 1.01).any()
+
+
+def test_neighbours_in_a_batch_change_nothing() -> None:
+    """A float32 root that is rounded otherwise in long tensors than in short ones would."""
+    generator = torch.Generator().manual_seed(1)
+    positions = torch.randn(500, 8, 37, 3, generator=generator) * 10
+    together = own_frame_direction(positions)
+    assert torch.equal(together, torch.stack([own_frame_direction(each) for each in positions]))
