@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -53,25 +53,31 @@ class TrainingProgress:
         if self._stream is not None and self._stream.isatty():
             self._live = _live(self._stream, self._steps)
             if self._live is not None:
-                self._live.start()
+                self._guarded(self._live.start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            self._guarded(self._live.stop)
             self._live = None
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
         if self._live is not None:
-            self._live.print(text)
+            self._guarded(self._live.print, text)
         elif self._stream is not None:
-            try:
-                print(text, file=self._stream, flush=True)
-            except (OSError, ValueError):  # ValueError: the stream is closed
-                self._stream = None
+            self._guarded(lambda: print(text, file=self._stream, flush=True))
+
+    def _guarded(self, write: Callable[..., None], *values: Any) -> None:
+        """Write, or from now on nothing more if nobody is there to read."""
+        try:
+            write(*values)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            live, self._stream, self._live = self._live, None, None
+            if live is not None:
+                live.silence()
 
     def update(self, step: int, numbers: Mapping[str, float]) -> None:
         """Show where the run is.
@@ -90,7 +96,7 @@ class TrainingProgress:
             return
         losses, state, times = _losses(numbers), [*pace, *_memory()], self._times(step, now)
         if self._live is not None:
-            self._live.show(step, losses, state, times)
+            self._guarded(self._live.show, step, losses, state, times)
         elif now - self._shown >= self._every_s or step >= self._steps:
             self._shown = now
             self.say(", ".join([f"step {step}/{self._steps}", *losses, *state, *times]))
@@ -162,6 +168,11 @@ class _Live:
     def stop(self) -> None:
         self._display.stop()
 
+    def silence(self) -> None:
+        """Stop without writing anything more."""
+        self._console.quiet = True
+        self._display.stop()
+
     def print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -180,5 +191,11 @@ def _live(stream: IO[str], steps: int) -> _Live | None:
     """None for a terminal that can only print."""
     from rich.console import Console
 
-    console = Console(file=stream)
+    class Enduring(Console):
+        """Rich's own console ends the program when its reader goes away."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    console = Enduring(file=stream)
     return None if console.is_dumb_terminal else _Live(console, steps)
