@@ -135,6 +135,12 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
     infer.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     infer.add_argument(
+        "--reference",
+        type=Path,
+        metavar="PATH",
+        help="experimental structure to compare with, or a folder of files named like the targets",
+    )
+    infer.add_argument(
         "--num-recycles",
         type=_count,
         metavar="N",
@@ -224,6 +230,7 @@ def _infer(options: argparse.Namespace) -> int:
             options.weights,
             msa_dir=options.msa_dir,
             complex_=options.complex,
+            reference=options.reference,
             device=options.device,
             settings=settings,
         )

@@ -22,6 +22,7 @@ from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import Network, open_networks, suitable
 from fastfold.inference.prediction import Prediction
 from fastfold.inference.progress import Progress
+from fastfold.inference.reference import compare_target, find_reference
 from fastfold.inference.results import Alignments, run_record, write_target
 
 
@@ -64,6 +65,7 @@ def run(
     *,
     msa_dir: Path | None = None,
     complex_: bool = False,
+    reference: Path | None = None,
     device: str = "auto",
     settings: Settings | None = None,
 ) -> Summary:
@@ -79,6 +81,7 @@ def run(
         weights: Weights files.
         msa_dir: Folder of alignments; None to fold from the sequences alone.
         complex_: Each file is one complex.
+        reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         device: ``auto``, ``cpu`` or ``cuda``.
         settings: See :class:`Settings`.
 
@@ -89,6 +92,8 @@ def run(
     where = choose_device(device)
     if msa_dir is not None and not msa_dir.is_dir():
         raise InputError("no such folder; give the one that holds the alignments", path=msa_dir)
+    if reference is not None:
+        find_reference(reference, "")
     networks = open_networks(weights)
     targets, errors = read_targets(inputs, complex_=complex_)
     if targets:
@@ -105,6 +110,8 @@ def run(
             label = f"{number}/{len(targets)} {target.name}"
             try:
                 done = runner.fold(target, label, cost)
+                if reference is not None:
+                    runner.compare(target, label, reference)
             except Exception as error:  # also a bug that one target brings to light: the others go on
                 failed.append((target.name, reason(error, target)))
                 progress.skip(cost)
@@ -170,6 +177,18 @@ class _Runner:
         shown = ", ".join(f"{name} {score}" for name, score in scores.items())
         say(f"{label}: {shown} by {best.model_name}, {count} files in {self.output}")
         return True
+
+    def compare(self, target: Target, label: str, reference: Path) -> None:
+        """Compare a finished target with its experimental structure, if there is one."""
+        path = find_reference(reference, target.name)
+        if path is None:
+            self.progress.line(f"warning: {target.name}: no structure of this name in {reference}")
+            return
+        best = next(iter(compare_target(self.output, target.name, path).values()))
+        self.progress.line(
+            f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
+            f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
+        )
 
     def _check_fits(self, target: Target, networks: Sequence[Network], alignment_rows: int) -> None:
         for network in networks:
