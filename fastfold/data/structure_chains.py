@@ -114,7 +114,8 @@ def _agree(
             letters[place] = residue.letter
     if differing:
         warnings.append(
-            f"{differing} residues of chain {chain_id!r} differ from its sequence; they are taken as observed."
+            f"Chain {chain_id!r} was observed with other residue types than its sequence states at {differing} places; "
+            "the observed ones are taken."
         )
 
 

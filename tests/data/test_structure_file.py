@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from fastfold.data.structure_file import read_structure
 from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
 from tests.conftest import require_shared
-from tests.data.structure_texts import atom_line, chain_lines, read_lines
+from tests.data.structure_texts import atom_line, chain_lines, read_lines, seqres_lines
 
 SOUND = "\n".join([*chain_lines(("ALA", 1), ("GLY", 2)), "TER", "END", ""])
 
@@ -33,6 +34,31 @@ def test_collection_is_read_with_its_sequences():
         assert np.all(np.diff(chain.residue_index) > 0)
         assert np.isfinite(chain.positions).all()
         assert not chain.positions[chain.mask == 0].any()
+
+
+def test_unobserved_loops_of_real_chains_are_found_again(tmp_path):
+    """Real chains with SEQRES and three loops cut out: every residue returns to its place, with its atoms."""
+    folder = require_shared("data", "structures", "train")
+    rng = np.random.default_rng(0)
+    for source in sorted(folder.glob("*.pdb.gz"))[::400]:
+        whole = read_structure(source).chains[0]
+        keep = np.ones(len(whole), bool)
+        for start in rng.integers(0, len(whole), 3):
+            keep[start : start + 8] = False
+        names = [rc.restype_1to3[letter] for letter in whole.sequence]
+        lines = [
+            line for line in gzip.decompress(source.read_bytes()).decode().split("\n") if line[:4] != "ANIS"
+        ]
+        places = {
+            key: i for i, key in enumerate(dict.fromkeys(line[22:27] for line in lines if line[:4] == "ATOM"))
+        }
+        if len(places) != len(whole):  # modified residues, in HETATM records
+            continue
+        lines = [line for line in lines if line[:4] == "ATOM" and keep[places[line[22:27]]]]
+        (cut,) = read_lines(tmp_path, [*seqres_lines(*names), *lines]).chains
+        assert cut.sequence == whole.sequence
+        assert np.array_equal(cut.mask, whole.mask * keep[:, None])
+        assert np.array_equal(cut.positions, whole.positions * keep[:, None, None])
 
 
 @pytest.mark.parametrize("name", ["1abc.pdb", "1abc.ent", "1abc.PDB.GZ", "1abc.ent.gz", "1abc", "1abc.cif"])

@@ -137,14 +137,13 @@ def assert_equals(structure: Structure, protein: Protein, names: list[str]) -> N
     chains = [c for c in protein.chains if protein.atom_mask[c].any()]
     assert [c.chain_id for c in structure.chains] == names
     for found, part in zip(structure.chains, chains, strict=True):
-        known = protein.aatype[part] != 20
         assert found.sequence == rc.aatype_to_sequence(protein.aatype[part])
         slots = np.setdiff1d(np.arange(37), [rc.atom_order["NH1"], rc.atom_order["NH2"]])
-        mask = protein.atom_mask[part][:, slots] * known[:, None]
+        mask = protein.atom_mask[part][:, slots]
         assert np.array_equal(found.mask[:, slots], mask)
         expected = protein.atom_positions[part][:, slots] * mask[..., None]
         assert np.abs(found.positions[:, slots] - expected).max() < 6e-4
-        assert found.mask.sum() == (protein.atom_mask[part] * known[:, None]).sum()
+        assert found.mask.sum() == protein.atom_mask[part].sum()
 
 
 FILES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -75,7 +75,7 @@ def test_conflict_with_seqres_is_taken_as_observed(tmp_path):
     structure = read_lines(tmp_path, lines)
     assert structure.chains[0].sequence == "GAWTVLCMSPKGK"
     assert structure.chains[0].mask.any(1).tolist() == [True] * 11 + [False] * 2
-    assert "1 residues of chain 'A' differ" in structure.warnings[0]
+    assert "at 1 places" in structure.warnings[0]
 
 
 def test_sequence_that_does_not_fit_is_not_used(tmp_path):
