@@ -26,6 +26,44 @@ def _frames(count: int, seed: int = 0) -> Rigid:
     return Rigid(quaternion_to_rotation(quaternion), torch.randn(count, 3, generator=generator).double() * 5)
 
 
+@pytest.mark.parametrize("paired", [False, True])
+def test_fape_is_its_definition(paired: bool) -> None:
+    """A mean over pairs, in plain loops, for two samples with different masks."""
+    generator = torch.Generator().manual_seed(0)
+    predicted, target = ([_frames(4, seed) for seed in seeds] for seeds in ((0, 1), (2, 3)))
+    points, true = torch.randn(2, 2, 5, 3, generator=generator).double() * 4
+    frames_mask = torch.tensor([[1.0, 1, 0, 1], [0, 1, 0, 1]]).double()
+    points_mask = torch.tensor([[1.0, 0, 1, 1, 1], [1, 0, 1, 0, 1]]).double()
+    pair_mask = (torch.rand(2, 4, 5, generator=generator) < 0.5).double()
+    expected = torch.zeros(2).double()
+    for b in range(2):
+        errors = [
+            min(((p.invert_apply(x) - t.invert_apply(y)).square().sum() + 1e-4).sqrt().item(), 6.0) / 10.0
+            for f, (p, t) in enumerate(
+                zip(*([r[b][i] for i in range(4)] for r in (predicted, target)), strict=True)
+            )
+            for k, (x, y) in enumerate(zip(points[b], true[b], strict=True))
+            if frames_mask[b, f] * points_mask[b, k] * (pair_mask[b, f, k] if paired else 1)
+        ]
+        expected[b] = sum(errors) / (len(errors) + 1e-4)
+    stacked = [
+        Rigid(torch.stack([f.rotation for f in r]), torch.stack([f.translation for f in r]))
+        for r in (predicted, target)
+    ]
+    found = frame_aligned_point_error(
+        stacked[0],
+        stacked[1],
+        frames_mask,
+        points,
+        true,
+        points_mask,
+        length_scale=10.0,
+        clamp_distance=6.0,
+        pair_mask=pair_mask if paired else None,
+    )
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("clamp", [None, 3.0])
 def test_fape_gradient(clamp: float | None) -> None:
     frames, target, points = _frames(4), _frames(4, 1), torch.randn(5, 3).double()

@@ -20,14 +20,7 @@ def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str
     truth, alternative = batch["atom14_gt_positions"], batch["atom14_alt_gt_positions"]
     exists, ambiguous = batch["atom14_gt_exists"], batch["atom14_atom_is_ambiguous"]
     with torch.no_grad():
-        reference = (exists * (1.0 - ambiguous)).flatten(-2)[..., None, None, :]
-        moving = (exists * ambiguous)[..., None]
-
-        def misfit(points: Tensor) -> Tensor:
-            deviation = (_distances(positions) - _distances(points)).square()
-            return (moving * reference * (deviation + 1e-10).sqrt()).sum((-2, -1))
-
-        better = (misfit(alternative) < misfit(truth)).to(positions.dtype)
+        better = _better(positions, truth, alternative, exists * ambiguous, exists * (1.0 - ambiguous))
     return {
         "alt_naming_is_better": better,
         "renamed_atom14_gt_positions": torch.lerp(truth, alternative, better[..., None, None]),
@@ -35,7 +28,25 @@ def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str
     }
 
 
-def _distances(points: Tensor) -> Tensor:
-    """Distances ``[*, N, 14, 14 N]`` from each residue's atoms to all atoms."""
-    everywhere = points.flatten(-3, -2)[..., None, None, :, :]
-    return ((points[..., None, :] - everywhere).square().sum(-1) + 1e-10).sqrt()
+def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tensor, fixed: Tensor) -> Tensor:
+    """1 for residues ``[*, N]`` whose ``moving [*, N, 14]`` atoms fit the ``fixed`` ones better in the alternative."""
+    moving, fixed = moving.flatten(-2), fixed.flatten(-2)
+    # Few atoms move, so only the distances between those that move and those that do not are taken.
+    rows, columns = (
+        mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1) for mask in (moving, fixed)
+    )
+
+    def distances(points: Tensor) -> Tensor:
+        points = points.flatten(-3, -2)
+        delta = points[..., rows, None, :] - points[..., None, columns, :]
+        return (delta.square().sum(-1) + 1e-10).sqrt()
+
+    found = distances(predicted)
+    weight = moving[..., rows, None] * fixed[..., None, columns]
+
+    def misfit(points: Tensor) -> Tensor:
+        return (weight * ((found - distances(points)).square() + 1e-10).sqrt()).sum(-1)
+
+    gain = misfit(truth) - misfit(alternative)
+    of_residue = torch.zeros_like(predicted[..., 0, 0]).index_add(-1, rows // 14, gain)
+    return (of_residue > 0).to(predicted.dtype)
