@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from fastfold.protein.own_frame import own_frame_direction
+from fastfold.protein.own_frame import _length, own_frame_direction
 
 
 def _positions(seed: int = 0) -> torch.Tensor:
@@ -47,9 +48,9 @@ def test_double_precision_input_gives_the_same() -> None:
 def test_groups_of_eight_do_not_see_what_follows_them() -> None:
     """Only the ``N % 8`` last residues are summed in another order, and there it shows."""
     positions = _positions()
-    whole, cut = own_frame_direction(positions), own_frame_direction(positions[:197])
+    whole, cut = own_frame_direction(positions), own_frame_direction(positions[:199])
     assert torch.equal(cut[:192], whole[:192])
-    assert not torch.equal(cut[192:], whole[192:197])
+    assert not torch.equal(cut[192:196], whole[192:196])
 
 
 def test_last_residues_are_divided_by_the_length_of_two_components() -> None:
@@ -59,9 +60,7 @@ def test_last_residues_are_divided_by_the_length_of_two_components() -> None:
     assert (found.norm(dim=-1) > 1.01).any()
 
 
-def test_neighbours_in_a_batch_change_nothing() -> None:
-    """A float32 root that is rounded otherwise in long tensors than in short ones would."""
-    generator = torch.Generator().manual_seed(1)
-    positions = torch.randn(500, 8, 37, 3, generator=generator) * 10
-    together = own_frame_direction(positions)
-    assert torch.equal(together, torch.stack([own_frame_direction(each) for each in positions]))
+def test_lengths_are_correctly_rounded_roots() -> None:
+    """NumPy takes the processor's root; PyTorch's own in float32 misses it for one number in some hundred."""
+    squares = torch.rand(10_000, generator=torch.Generator().manual_seed(1)) * 4
+    assert np.array_equal(_length(squares).numpy(), np.sqrt(squares.numpy()))
