@@ -25,7 +25,6 @@ _CATEGORIES: Final = frozenset(
         "_chem_comp",
         "_database_pdb_rev",
         "_em_3d_reconstruction",
-        "_entity",
         "_entity_poly",
         "_entity_poly_seq",
         "_exptl",
@@ -114,20 +113,8 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
     models = columns["pdbx_pdb_model_num"]
     names: dict[str, str] = {}
     for i, row in enumerate(zip(*columns.values(), strict=True)):
-        (
-            group,
-            name,
-            alternate,
-            residue,
-            asym,
-            entity,
-            seq,
-            author_seq,
-            insertion,
-            author_asym,
-            model,
-            *values,
-        ) = row
+        group, name, alternate, residue, asym, entity, *rest = row
+        seq, author_seq, insertion, author_asym, model, *values = rest
         if model != models[0]:
             found.warnings.append("The file has several models; the first one is read.")
             break
@@ -137,7 +124,7 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         if (
             name not in ATOM_NAMES
             or (numbered and not seq)
-            or (polymers.protein and entity not in polymers.protein)
+            or (polymers.protein and entity and entity not in polymers.protein)
         ):
             continue
 
@@ -162,7 +149,8 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         if asym not in names:
             # Each polymer has its own author's name; where two share one, the second keeps its own label.
             chain_id = author_asym or asym
-            names[asym] = asym if chain_id in found.chains and asym not in found.chains else chain_id
+            taken = numbered and chain_id in found.chains and asym not in found.chains
+            names[asym] = asym if taken else chain_id
             chain = found.chain(names[asym])
             chain.protein = polymers.protein.get(entity)
             chain.sequence = polymers.sequences.get(entity) or polymers.by_asym.get(asym)

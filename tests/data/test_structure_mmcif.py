@@ -119,6 +119,15 @@ def test_without_entities(tmp_path):
     assert (chain.chain_id, chain.sequence, chain.residue_index.tolist()) == ("A", "AAA", [4, 5, 9])
 
 
+def test_ligand_without_sequence_numbers_takes_no_name(tmp_path):
+    """Without label_seq_id a ligand of chain A under a label of its own neither joins nor renames a chain."""
+    atoms = "".join(f"ATOM {name} ALA A A 1 0 0 {z}\n" for z, name in enumerate(("N", "CA")))
+    atoms += "HETATM O LIG B A 90 0 0 5\n" + atoms.replace(" A A 1", " C B 1")
+    items = [ITEMS[i] for i in (0, 2, 4, 5, 15, 14, 9, 10, 11)]
+    chains = read(tmp_path, cif("data_x\n", atoms, items)).chains
+    assert [(chain.chain_id, chain.sequence) for chain in chains] == [("A", "A"), ("B", "A")]
+
+
 def test_real_entry_equals_the_official_labels():
     """Chain A of 2Q2K is, bit for bit, what the official program trains on."""
     structure = read_structure(require_shared("data", "2q2k", "2q2k.cif"), chain_ids=["A"])
