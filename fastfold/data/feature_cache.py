@@ -19,6 +19,7 @@ import secrets
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -193,7 +194,7 @@ def _pack(data: EntryData, version: str, digest: str) -> bytes:
     """Bytes of an npz file; atoms that are not there and columns without deletions take no space."""
     chain = data.chain
     observed = chain.mask > 0
-    arrays: dict[str, np.ndarray] = {
+    arrays: dict[str, Any] = {
         "version": np.array([version, digest]),
         "chain_id": _text(chain.chain_id),
         "sequence": _text(chain.sequence),
@@ -212,7 +213,7 @@ def _pack(data: EntryData, version: str, digest: str) -> bytes:
             f"descriptions{i}": _text("\n".join(msa.descriptions)),
         }
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
+    np.savez(buffer, **arrays)
     return buffer.getvalue()
 
 

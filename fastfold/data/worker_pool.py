@@ -4,8 +4,6 @@ A task that raises gives a failure instead of a value; a worker that dies is rep
 once more; a parent that dies takes its workers along. Each worker has a pipe of its own, so that a process
 killed in the middle of a message harms nobody else's. A thread of the parent receives finished values while
 the main thread computes, hands out new tasks at once, and is the only one that touches workers.
-
-This module imports nothing that starts threads: a worker can limit those of the libraries it loads later.
 """
 
 from __future__ import annotations
@@ -13,28 +11,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 import pickle
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from fastfold.errors import ConfigError, FastFoldError
+from fastfold.data.worker_process import (
+    PROTOCOL,
+    Function,
+    describe_failure,
+    pack,
+    receive,
+    send_packed,
+    work,
+)
+from fastfold.errors import ConfigError
 
-Function = Callable[[int, Any], Any]
-
-_PROTOCOL = 5
 _ATTEMPTS = 2  # tries of a task whose worker dies; the first death may be another's fault
 _FAILED_STARTS = 3
 _GRACE_S = 1.0
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +126,7 @@ class WorkerPool:
 
     def __init__(self, function: Function, workers: int, *, timeout_s: float | None = None) -> None:
         try:
-            self._payload = pickle.dumps(function, protocol=_PROTOCOL)
+            self._payload = pickle.dumps(function, protocol=PROTOCOL)
         except Exception as error:  # whatever a foreign __reduce__ raises
             raise ConfigError(
                 f"the function that prepares samples cannot be sent to worker processes ({error}); define it "
@@ -201,7 +200,7 @@ class WorkerPool:
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_work, args=(theirs, self._payload), name="sample-worker", daemon=True
+            target=work, args=(theirs, self._payload), name="sample-worker", daemon=True
         )
         try:
             process.start()
@@ -220,13 +219,13 @@ class WorkerPool:
             if self._timeout_s is not None:
                 worker.deadline = time.monotonic() + self._timeout_s
             try:
-                message = pickle.dumps((task.key, task.argument), protocol=_PROTOCOL)
+                message = pack((task.key, task.argument))
             except Exception as error:
                 worker.task = None
                 self._finish(Outcome(task.key, None, describe_failure(error)))
                 continue
             with contextlib.suppress(OSError):  # it just died; its end is noticed below
-                worker.pipe.send_bytes(message)
+                send_packed(worker.pipe, message)
 
     def _receive(self) -> None:
         """Waits for something to happen, and deals with it."""
@@ -251,11 +250,10 @@ class WorkerPool:
 
     def _read(self, worker: _Worker) -> None:
         try:
-            data = worker.pipe.recv_bytes()
+            key, value, failure = receive(worker.pipe)
         except (EOFError, OSError):
             self._replace(worker)
             return
-        key, value, failure = pickle.loads(data)  # bytes of our own worker
         if key is not None:
             worker.task, worker.deadline = None, None
             self._finish(Outcome(key, value, failure))
@@ -325,15 +323,6 @@ def _block_interrupts() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def describe_failure(error: BaseException) -> str:
-    """One line about an exception: our own errors by their message, others with type and place."""
-    if isinstance(error, FastFoldError):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return " ".join(f"{type(error).__name__}: {error}".split()) + place
-
-
 def _end(worker: _Worker) -> str:
     """How a process ended, in words."""
     worker.process.join(_GRACE_S)
@@ -350,38 +339,3 @@ def _end(worker: _Worker) -> str:
         name = f"signal {-code}"
     hint = "; by the system, if memory ran out" if name == "SIGKILL" else ""
     return f"killed by {name}{hint}"
-
-
-def _work(pipe: Connection, payload: bytes) -> None:
-    """Main function of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be blocked by the parent
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
-    for variable in _THREAD_VARIABLES:  # the workers together use the cores, not each of them all
-        os.environ[variable] = "1"
-    try:
-        function = pickle.loads(payload)  # bytes of our own parent
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)
-    except Exception as error:
-        pipe.send_bytes(pickle.dumps((None, None, describe_failure(error)), protocol=_PROTOCOL))
-        return
-    with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe
-        pipe.send_bytes(pickle.dumps((None, None, None), protocol=_PROTOCOL))
-        while True:
-            key, argument = pickle.loads(pipe.recv_bytes())
-            pipe.send_bytes(_message(function, key, argument))
-
-
-def _message(function: Function, key: int, argument: Any) -> bytes:
-    try:
-        return pickle.dumps((key, function(key, argument), None), protocol=_PROTOCOL)
-    except Exception as error:
-        return pickle.dumps((key, None, describe_failure(error)), protocol=_PROTOCOL)
-
-
-def _leave_with_parent() -> None:
-    """Ends this process when its parent ends, however that happens: nothing is left behind."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -139,7 +139,7 @@ def test_damaged_entry_is_made_again(
     elif damage == "other":
         content[:] = feature_cache._pack(expected, cache.version, "digest of another chain")
     else:
-        np.savez(path, version=np.array([object()]), allow_pickle=True)
+        np.savez(path, version=np.array([object()]))
         content[:] = path.read_bytes()
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
@@ -151,11 +151,11 @@ def test_damaged_entry_is_made_again(
     assert (cache.hits, cache.misses) == (1, 2)
 
 
-def write_often(folder: Path, entry: Entry, until: float) -> None:
+def write_often(folder: Path, entry: Entry, stop: Path) -> None:
     """Makes the entry again and again, as a writer that never finds it."""
     cache = FeatureCache(folder)
     cache._load = lambda path, digest: None  # type: ignore[method-assign]
-    while time.time() < until:
+    while not stop.exists():
         cache.read(entry)
 
 
@@ -166,11 +166,9 @@ def test_two_writers_and_a_killed_one_leave_a_whole_entry(
     expected = read_entry(entry)
     cache = FeatureCache(folder)
     cache.read(entry)
+    stop = folder / "stop"
     context = multiprocessing.get_context("spawn")
-    writers = [
-        context.Process(target=write_often, args=(folder, entry, time.time() + 2.5), daemon=True)
-        for _ in range(2)
-    ]
+    writers = [context.Process(target=write_often, args=(folder, entry, stop), daemon=True) for _ in range(2)]
     for writer in writers:
         writer.start()
     (path,) = files(folder)
@@ -183,6 +181,7 @@ def test_two_writers_and_a_killed_one_leave_a_whole_entry(
         if reads == 100:
             assert writers[0].pid is not None
             os.kill(writers[0].pid, signal.SIGKILL)
+    stop.touch()
     for writer in writers:
         writer.join()
     assert path.stat().st_ino != first

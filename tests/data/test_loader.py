@@ -87,6 +87,31 @@ def test_samples_do_not_depend_on_the_workers() -> None:
             assert other.sample["noise"].flags.writeable
 
 
+def all_kinds(number: int, entry: str) -> dict[str, np.ndarray]:
+    grid = np.arange(600_000, dtype=np.float32).reshape(600, 1000)
+    return {
+        "large": grid,
+        "columns": grid[:, ::7],
+        "fortran": np.asfortranarray(grid),
+        "empty": grid[:0],
+        "scalar": np.array(number),
+        "text": np.array(["a", "bc"]),
+        "mask": grid % 3 == 0,
+    }
+
+
+def test_arrays_of_all_kinds_arrive_as_they_are() -> None:
+    """Larger than the pipe's pieces, not contiguous, empty: the same values, types and shapes, and writable."""
+    with SampleLoader(all_kinds, ["x"], workers=1) as loader:
+        sample = next(loader).sample
+    expected = all_kinds(0, "x")
+    assert sample.keys() == expected.keys()
+    for name, value in expected.items():
+        assert sample[name].dtype == value.dtype
+        assert sample[name].flags.writeable
+        np.testing.assert_array_equal(sample[name], value)
+
+
 def test_draw_rng_depends_on_each_of_its_numbers() -> None:
     values = {draw_rng(s, n, stream=t).random() for s in (0, 1) for n in (0, 1) for t in (0, 1)}
     assert len(values) == 8
@@ -226,9 +251,9 @@ def test_worker_killed_from_outside_costs_no_sample(tmp_path: Path) -> None:
 
 
 def test_sample_that_never_ends_is_given_up(tmp_path: Path) -> None:
-    with SampleLoader(Slow(tmp_path, 0, 99), ["stuck", "a"], workers=1, timeout_s=0.3) as loader:
+    with SampleLoader(Slow(tmp_path, 0, 99), ["stuck", "a"], workers=1, timeout_s=0.7) as loader:
         assert [draw.id for draw in loader] == ["a"]
-        assert "no result after 0.3 s" in loader.quarantined[0][1]
+        assert "no result after 0.7 s" in loader.quarantined[0][1]
 
 
 def test_finite_order_ends_and_stays_ended() -> None:
@@ -237,15 +262,19 @@ def test_finite_order_ends_and_stays_ended() -> None:
     assert list(loader) == []
 
 
-def test_waiting_is_measured(tmp_path: Path) -> None:
-    """Only the time inside the loader counts, not that of the consumer."""
-    with SampleLoader(numbered, cycle("x"), workers=1) as loader:
-        next(loader)
-        before = loader.waited_s
-        time.sleep(0.3)
-        next(loader)
-        assert before > 0
-        assert loader.waited_s - before < 0.2
+def slowly(number: int, entry: str) -> dict[str, np.ndarray]:
+    time.sleep(0.1)
+    return {"number": np.array(number)}
+
+
+def test_waiting_is_measured() -> None:
+    """Only the time inside the loader counts, and all of it."""
+    start = time.perf_counter()
+    loader = SampleLoader(slowly, cycle("x"))
+    next(loader)
+    time.sleep(0.1)
+    next(loader)
+    assert 0.2 <= loader.waited_s <= time.perf_counter() - start - 0.1
 
 
 def test_options_that_cannot_work_are_refused() -> None:
@@ -312,7 +341,7 @@ def test_no_worker_outlives_its_parent(tmp_path: Path, sent: signal.Signals) -> 
         os.killpg(parent.pid, sent)  # as the terminal does
     else:
         parent.send_signal(sent)
-    _, errors = parent.communicate(timeout=10)
+    _, errors = parent.communicate(timeout=60)
     assert parent.returncode != 0
     assert errors.count("Traceback") == (1 if sent == signal.SIGINT else 0)
     end = time.monotonic() + 5
@@ -323,6 +352,6 @@ def test_no_worker_outlives_its_parent(tmp_path: Path, sent: signal.Signals) -> 
 
 def test_script_without_main_guard_is_told_so(tmp_path: Path) -> None:
     parent = start_script(tmp_path, "True")
-    _, errors = parent.communicate(timeout=30)
+    _, errors = parent.communicate(timeout=60)
     assert parent.returncode == 1
     assert "must guard its code with: if __name__ == '__main__'" in errors

@@ -1,0 +1,122 @@
+"""The worker's side of a pool: its main loop, and the messages between it and the pool.
+
+This module imports nothing that starts threads: a worker can limit those of the libraries it loads later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from fastfold.errors import FastFoldError
+
+Function = Callable[[int, Any], Any]
+
+PROTOCOL = 5
+# Arrays travel in pieces that stay in the processor's cache: 50 MB go 2.5 times as fast as in one piece.
+_PIECE = 1 << 18
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Packed(NamedTuple):
+    """A message ready to be sent.
+
+    Attributes:
+        head: The pickled message without its arrays, and their sizes.
+        buffers: The arrays' memory.
+    """
+
+    head: bytes
+    buffers: list[memoryview]
+
+
+def pack(message: Any) -> Packed:
+    """Pickles a message, but for the contents of its arrays."""
+    buffers: list[pickle.PickleBuffer] = []
+    body = pickle.dumps(message, protocol=PROTOCOL, buffer_callback=buffers.append)
+    raw = [buffer.raw() for buffer in buffers]
+    return Packed(pickle.dumps((body, [part.nbytes for part in raw]), protocol=PROTOCOL), raw)
+
+
+def send_packed(pipe: Connection, message: Packed) -> None:
+    """Sends a message.
+
+    Raises:
+        OSError: The other side has gone.
+    """
+    pipe.send_bytes(message.head)
+    for buffer in message.buffers:
+        for start in range(0, buffer.nbytes, _PIECE):
+            pipe.send_bytes(buffer[start : start + _PIECE])
+
+
+def send(pipe: Connection, message: Any) -> None:
+    """Packs and sends a message."""
+    send_packed(pipe, pack(message))
+
+
+def receive(pipe: Connection) -> Any:
+    """Receives a message of :func:`send`, from the other process of the same program.
+
+    Raises:
+        EOFError, OSError: The other side has gone, maybe in the middle of the message.
+    """
+    body, sizes = pickle.loads(pipe.recv_bytes())
+    buffers = []
+    for size in sizes:
+        buffer = bytearray(size)
+        start = 0
+        while start < size:
+            start += pipe.recv_bytes_into(buffer, start)
+        buffers.append(buffer)
+    return pickle.loads(body, buffers=buffers)
+
+
+def describe_failure(error: BaseException) -> str:
+    """One line about an exception: our own errors by their message, others with type and place."""
+    if isinstance(error, FastFoldError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}".split()) + place
+
+
+def work(pipe: Connection, payload: bytes) -> None:
+    """Main function of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be blocked by the parent
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    for variable in _THREAD_VARIABLES:  # the workers together use the cores, not each of them all
+        os.environ[variable] = "1"
+    try:
+        function = pickle.loads(payload)  # bytes of our own parent
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
+    except Exception as error:
+        send(pipe, (None, None, describe_failure(error)))
+        return
+    with contextlib.suppress(EOFError, OSError):  # the parent has closed the pipe
+        send(pipe, (None, None, None))
+        while True:
+            key, argument = receive(pipe)
+            try:
+                message = pack((key, function(key, argument), None))
+            except Exception as error:
+                message = pack((key, None, describe_failure(error)))
+            send_packed(pipe, message)
+
+
+def _leave_with_parent() -> None:
+    """Ends this process when its parent ends, however that happens: nothing is left behind."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
