@@ -1,0 +1,110 @@
+"""Does the network know how good it is: predicted lDDT against the true one, residue by residue."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Predicted against true lDDT-CA, all of them 0 to 1.
+
+    Attributes:
+        residues: How many were compared.
+        pearson: Correlation over residues; NaN where one of the two does not vary.
+        bias: Mean predicted minus mean true: above 0 for a network that promises too much.
+        error: Mean absolute calibration error: the distance between mean predicted and mean true lDDT of a bin,
+            averaged over bins by their residues. 0 for a network that is right on average wherever it is asked.
+        edges: ``[bins + 1]``, borders of the bins of predicted lDDT.
+        counts: ``[bins]``, residues in each.
+        predicted: ``[bins]``, their mean predicted lDDT; NaN in an empty bin.
+        true: ``[bins]``, their mean true lDDT; NaN in an empty bin.
+    """
+
+    residues: int
+    pearson: float
+    bias: float
+    error: float
+    edges: np.ndarray
+    counts: np.ndarray
+    predicted: np.ndarray
+    true: np.ndarray
+
+
+def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Calibration:
+    """Compare predicted with true lDDT.
+
+    Args:
+        predicted: ``[N]``, pLDDT divided by 100.
+        true: ``[N]``, lDDT-CA per residue, of resolved residues only.
+        bins: Bins of equal width that 0 to 1 is cut into.
+
+    Raises:
+        ValueError: The arrays differ in length, or a value is not in 0 to 1.
+    """
+    predicted, true = (np.asarray(x, dtype=np.float64).ravel() for x in (predicted, true))
+    if predicted.shape != true.shape:
+        raise ValueError(f"{predicted.size} predicted, but {true.size} true values")
+    for values in (predicted, true):
+        if not np.all((values >= 0) & (values <= 1 + 1e-6)):  # false for NaN too
+            raise ValueError("lDDT lies in 0 to 1")
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    index = np.clip(np.searchsorted(edges, predicted, side="right") - 1, 0, bins - 1)
+    counts = np.bincount(index, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        mean_predicted, mean_true = (
+            np.bincount(index, weights=x, minlength=bins) / counts for x in (predicted, true)
+        )
+    n = predicted.size
+    varied = n > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0
+    return Calibration(
+        residues=n,
+        pearson=float(np.corrcoef(predicted, true)[0, 1]) if varied else math.nan,
+        bias=float(predicted.mean() - true.mean()) if n else math.nan,
+        error=float(np.nansum(counts * np.abs(mean_predicted - mean_true)) / n) if n else math.nan,
+        edges=edges,
+        counts=counts,
+        predicted=mean_predicted,
+        true=mean_true,
+    )
+
+
+def calibration_png(calibration: Calibration, *, title: str = "") -> bytes:
+    """Draw the mean true lDDT over the predicted one, beside the diagonal of an honest network.
+
+    Args:
+        calibration: What to draw.
+        title: Text above the picture.
+
+    Returns:
+        A PNG file, the same bytes for the same input and matplotlib version.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 6.0), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=10, parse_math=False)
+    curve, histogram = figure.subplots(2, 1, sharex=True, height_ratios=[4, 1])
+    curve.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle="--", label="honest")
+    found = calibration.counts > 0
+    curve.plot(
+        calibration.predicted[found], calibration.true[found], marker="o", markersize=4, label="network"
+    )
+    curve.set(ylabel="true lDDT-CA, mean of the bin", xlim=(0, 1), ylim=(0, 1))
+    curve.set_title(
+        f"{calibration.residues:,} residues, r = {calibration.pearson:.3f}, "
+        f"calibration error {calibration.error:.3f}, bias {calibration.bias:+.3f}",
+        fontsize=8,
+    )
+    curve.legend(fontsize=8, loc="upper left")
+    centers = (calibration.edges[:-1] + calibration.edges[1:]) / 2
+    histogram.bar(centers, calibration.counts, width=np.diff(calibration.edges) * 0.9, color="tab:blue")
+    histogram.set(xlabel="predicted lDDT", ylabel="residues")
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
