@@ -112,7 +112,8 @@ def test_a_perfect_symmetry_stays_as_given() -> None:
     turn = torch.stack([c, -s, zero, s, c, zero, zero, zero, one], -1).unflatten(-1, (3, 3))
     labels["all_atom_positions"][:, CA] = (ca @ turn.mT).flatten(0, 1)
     assert _matched(labels, _prediction(labels, [1, 2, 3], noise=0.0)) == [1, 2, 3]
-    assert _matched(labels, _prediction(labels, [2, 3, 1], noise=0.0)) == [1, 2, 3]
+    for seed in range(5):
+        assert _matched(labels, _prediction(labels, [2, 3, 1], noise=1e-4, seed=seed)) == [1, 2, 3]
     assert _matched(labels, _prediction(labels, [2, 1, 3], noise=0.0)) != [1, 2, 3]
 
 
@@ -167,6 +168,17 @@ def test_a_crop_of_some_chains_may_be_any_of_them() -> None:
     asym, entity, index = (x[keep] for x in _ids(labels))
     found = match_chains(predicted[keep], asym, entity, index, split_chains(labels, labels["asym_id"]))
     assert found == {1: 3, 2: 2}
+
+
+def test_residues_that_a_chain_lacks_have_zeros() -> None:
+    """The first copy's labels end early; the second prediction is of it."""
+    labels = _assembly([1, 1])
+    predicted = _prediction(labels, [2, 1])
+    whole = split_chains(labels, labels["asym_id"])
+    chains = [{key: value[2:9] for key, value in whole[0].items()}, whole[1]]
+    permuted = permute_labels(predicted, *_ids(labels), chains)
+    assert permuted["row"].tolist() == [*range(12, 24), 0, 0, *range(2, 9), 0, 0, 0]
+    assert permuted["all_atom_mask"][12:, CA].tolist() == [0.0] * 2 + [1.0] * 7 + [0.0] * 3
 
 
 def test_a_chain_without_labels_has_zeros() -> None:

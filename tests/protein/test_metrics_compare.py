@@ -113,10 +113,11 @@ def test_chains_without_a_partner_are_left_out() -> None:
             SEQUENCE[:12] + SEQUENCE[19:],
             [(i, i if i < 12 else i - 7) for i in range(32) if not 12 <= i < 19],
         ),
+        ("MGGGGGGGAYIAKQ", "MAYIAKQ", [(i + 7, i) for i in range(7)]),
         ("", "ACD", []),
         ("MKTAYUAKQR", "MKTAYIAKQR", [(i, i) for i in range(10)]),
     ],
-    ids=["same", "termini", "tag", "loop", "empty", "unknown letter"],
+    ids=["same", "termini", "tag", "loop", "free ends", "empty", "unknown letter"],
 )
 def test_alignment(a: str, b: str, expected: list[tuple[int, int]]) -> None:
     assert align_residues(a, b).tolist() == [list(pair) for pair in expected]
