@@ -68,7 +68,7 @@ def open_training_set(
     """Finds the chains in a folder.
 
     Args:
-        directory: The folder.
+        directory: The folder; or a single structure file, whose chains are all there is.
         layout: ``folder`` or ``openfold``.
         split: Take this split alone: a value of the column ``split`` of ``index.tsv``, or a sub-folder. A
             folder without splits is all of split ``train``.
@@ -82,14 +82,13 @@ def open_training_set(
         InputError: A table cannot be read.
     """
     root = Path(directory)
-    if not root.is_dir():
-        problem = "is a file, not a folder" if root.exists() else "does not exist"
-        raise ConfigError(f"the data folder {str(root)!r} {problem}; set data.directory")
+    if not root.exists():
+        raise ConfigError(f"the data folder {str(root)!r} does not exist; set data.directory")
     if layout not in _EXPECTED:
         raise ConfigError(f"layout {layout!r} is not known; it is one of {', '.join(_EXPECTED)}")
     find = _from_folder if layout == "folder" else _from_openfold
     try:
-        entries, unreadable = _complete(find(root, split))
+        entries, unreadable = _complete(find(root, split) if root.is_dir() else _from_file(root))
     except OSError as error:
         raise ConfigError(f"the data folder {str(root)!r} cannot be searched: {error}") from None
     if not entries:
@@ -123,6 +122,12 @@ _EXPECTED = {
     "folder": "expected are files *.pdb, *.cif (or with .gz after it), there or in a sub-folder of the split's name",
     "openfold": "expected are mmcifs/<id>.cif and alignments/<id>_<chain>/",
 }
+
+
+def _from_file(path: Path) -> Iterator[_Found]:
+    """The chains of one file, with alignments in a folder ``msas`` beside it."""
+    name = os.path.splitext(path.name.removesuffix(".gz"))[0]
+    yield _Found(name, path, _folder_or_none(path.parent / "msas"), ChainRecord())
 
 
 def _from_folder(root: Path, split: str | None) -> Iterator[_Found]:

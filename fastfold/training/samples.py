@@ -12,7 +12,6 @@ from fastfold.data.feature_cache import FeatureCache
 from fastfold.data.filters import Filtered, Filters, apply_filters
 from fastfold.data.loader import SampleLoader, draw_rng
 from fastfold.data.sampling_weights import WeightedOrder, sampling_weights
-from fastfold.data.training_sample import SampleSettings, training_sample
 from fastfold.data.training_entry import (
     DISTILLATION,
     EXPERIMENTAL,
@@ -21,6 +20,7 @@ from fastfold.data.training_entry import (
     mask_low_plddt,
     read_entry,
 )
+from fastfold.data.training_sample import SampleSettings, training_sample
 from fastfold.data.training_set import open_training_set
 from fastfold.training.config import DataConfig
 from fastfold.training.world import World

@@ -20,10 +20,9 @@ SEQUENCE = "MKTAYIAKQRGWLPEDNSVT"
 
 def _fold(cli: CommandLine, *options: str) -> int:
     fasta = cli.fasta(f">one\n{SEQUENCE}\n")
-    return main(
-        ["infer", str(fasta), "--out", str(cli.out), "--weights", str(cli.weights("model_1_ptm"))]
-        + ["--device", "cpu", "--num-recycles", "0", "--no-plots", *options]
-    )
+    weights = str(cli.weights("model_1_ptm"))
+    fixed = ["--device", "cpu", "--num-recycles", "0", "--no-plots"]
+    return main(["infer", str(fasta), "--out", str(cli.out), "--weights", weights, *fixed, *options])
 
 
 def test_a_prediction_agrees_with_itself(

@@ -1,0 +1,262 @@
+"""``fastfold train`` as a user runs it: killed, stopped, resumed, on several processes, on bad samples."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fastfold
+from fastfold.training.compose import compose_config
+from fastfold.training.run import train
+from fastfold.training.trainer import TrainingStopped
+from tests.training.conftest import TINY, write_helix
+
+SHORT = [*TINY, "trainer.log_every=1", "trainer.steps=6", "trainer.checkpoint_every=2", "optim.batch_size=2"]
+
+
+def command(data: Path, out: Path, *overrides: str, processes: int = 1) -> list[str]:
+    launcher = [sys.executable]
+    if processes > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    return [
+        *launcher,
+        "-m",
+        "fastfold",
+        "train",
+        *SHORT,
+        f"data.directory={data}",
+        f"trainer.out={out}",
+        *overrides,
+    ]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def run(data: Path, out: Path, *overrides: str, processes: int = 1) -> str:
+    """Train to the end; returns what was printed."""
+    done = subprocess.run(
+        command(data, out, *overrides, processes=processes),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def here(data: Path, out: Path, *overrides: str) -> bool:
+    """Train in this process."""
+    return train(compose_config([*SHORT, f"data.directory={data}", f"trainer.out={out}", *overrides]))
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def losses(out: Path) -> list[float]:
+    return [line["loss"] for line in metrics(out)]
+
+
+def weights(out: Path) -> dict[str, torch.Tensor]:
+    return load_file(out / "mini.safetensors")
+
+
+def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+def test_one_structure_is_learnt(tmp_path: Path):
+    """Everything is connected: the loss falls and lDDT rises far beyond what noise explains."""
+    structure = tmp_path / "helix.pdb"
+    write_helix(structure, 16)
+    steps = ["trainer.steps=150", "optim.batch_size=1", "optim.lr=3e-3", "trainer.checkpoint_every=1000"]
+    assert here(structure, tmp_path / "run", *steps, "data.max_recycles=0")
+    found = metrics(tmp_path / "run")
+    assert np.mean([m["fape"] for m in found[-10:]]) < 0.5 * np.mean([m["fape"] for m in found[:10]])
+    assert np.mean([m["lddt_ca"] for m in found[-10:]]) > 0.5
+
+
+def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    assert here(data_folder, out, "data.valid_split=valid", "trainer.validate_every=3")
+    model = fastfold.load_model(out / "mini.safetensors", device="cpu")
+    assert fastfold.predict("MKTAYIAKQR", model=model, num_recycles=0).plddt.shape == (10,)
+    assert "lDDT" in (out / "report" / "report.md").read_text()
+    validations = [json.loads(line) for line in (out / "validation.jsonl").read_text().splitlines()]
+    assert [v["step"] for v in validations] == [3, 6]
+    assert [chain["id"] for chain in validations[0]["chains"]] == ["other0", "other1"]
+
+
+@pytest.mark.parametrize("order", ["draw", "ready"])
+def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
+    data_folder: Path, tmp_path: Path, order: str
+):
+    """Bit for bit, dropout and alignment sampling included; also when samples come as they become ready."""
+    workers = ["data.workers=2" if order == "ready" else "data.workers=0", f"data.order={order}"]
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(data_folder, out, *workers, "trainer.steps=400", "trainer.checkpoint_every=3"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(out / "checkpoints" / "step_00000006", process)
+    process.kill()  # SIGKILL
+    process.communicate()
+    last = len((out / "order_rank_0.jsonl").read_text().splitlines()) // 2
+    steps = [f"trainer.steps={last + 3}", "trainer.checkpoint_every=3"]
+    run(data_folder, out, *workers, *steps)
+    whole = tmp_path / "whole"
+    if order == "ready":  # the order that came about is what the uninterrupted run repeats
+        whole.mkdir()
+        lines = [json.loads(line) for line in (out / "order_rank_0.jsonl").read_text().splitlines()]
+        first = {line["draw"]: json.dumps(line) for line in lines}
+        (whole / "order_rank_0.jsonl").write_text("\n".join(first.values()) + "\n")
+    run(data_folder, whole, *workers, *steps)
+    assert losses(out) == losses(whole)
+    killed, uninterrupted = weights(out), weights(whole)
+    assert all(torch.equal(killed[name], x) for name, x in uninterrupted.items())
+
+
+def test_sigterm_saves_and_ends(data_folder: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        command(data_folder, out, "trainer.steps=100000", "trainer.checkpoint_every=100000"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(out / "metrics.jsonl", process)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "the same command continues" in printed
+    assert len(list((out / "checkpoints").iterdir())) == 1
+
+
+def test_two_processes_compute_what_one_computes(data_folder: Path, tmp_path: Path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    run(data_folder, one)
+    run(data_folder, two, processes=2)
+    np.testing.assert_allclose(losses(two), losses(one), rtol=2e-5)
+    expected, found = weights(one), weights(two)
+    assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
+    # What two processes wrote, one continues; and the other way round.
+    longer = ["trainer.steps=8"]
+    assert "after step 6" in run(data_folder, two, *longer)
+    assert "after step 6" in run(data_folder, one, *longer, processes=2)
+    np.testing.assert_allclose(losses(two), losses(one), rtol=2e-5)
+
+
+def test_a_wrong_number_of_processes_is_refused(data_folder: Path, tmp_path: Path):
+    with pytest.raises(fastfold.FastFoldError, match="torchrun --nproc-per-node 3"):
+        here(data_folder, tmp_path / "run", "parallel.dp=3")
+
+
+def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_many(
+    data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    import fastfold.training.trainer as module
+
+    true_loss = module.alphafold_loss
+
+    def spoilt(result, batch, tree):
+        loss, parts = true_loss(result, batch, tree)
+        return (loss * float("nan") if len(batch["aatype"]) == 24 else loss), parts
+
+    monkeypatch.setattr(module, "alphafold_loss", spoilt)
+    out = tmp_path / "run"
+    assert here(data_folder, out, "trainer.steps=12", "optim.batch_size=1")
+    assert "helix3" in capsys.readouterr().err
+    assert metrics(out)[-1]["skipped"] >= 1
+    assert all(bool(x.isfinite().all()) for x in weights(out).values())
+    with pytest.raises(TrainingStopped, match="in a row"):
+        here(
+            data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", "optim.batch_size=1"
+        )
+
+
+def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path: Path):
+    (data_folder / "train" / "broken.pdb").write_text("ATOM      1  N   ALA A   1      11.0")
+    msas = data_folder / "msas"
+    msas.mkdir()
+    (msas / "helix1.a3m").write_text(">q\nWWWWWWWWWWWWWWWW\n")
+    out = tmp_path / "run"
+    assert here(data_folder, out, "data.single_sequence_probability=0")
+    listed = (out / "quarantine.tsv").read_text()
+    assert listed.splitlines()[0].startswith("broken\t")
+    assert "helix1\t" in listed
+
+
+def test_no_sample_after_the_filters_says_which_filter_took_how_many(data_folder: Path, tmp_path: Path):
+    with pytest.raises(fastfold.FastFoldError, match=r"length >= 100: 4"):
+        here(data_folder, tmp_path / "run", "data.min_length=100")
+
+
+def test_one_sample_and_eight_workers(tmp_path: Path):
+    write_helix(tmp_path / "data" / "only.pdb", 12)
+    run(tmp_path / "data", tmp_path / "run", "data.workers=8", "data.order=ready")
+    assert len(losses(tmp_path / "run")) == 6
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (["finetune=lora"], lambda name: "attention" in name or "transition" in name),
+        (
+            ["finetune.freeze=['evoformer.*','extra_msa_stack.*']"],
+            lambda name: not name.startswith(("evoformer", "extra_msa_stack")),
+        ),
+    ],
+)
+def test_fine_tuning_changes_what_it_should_and_nothing_else(
+    data_folder: Path, tmp_path: Path, overrides: Sequence[str], changes
+):
+    base = tmp_path / "base"
+    here(data_folder, base, "trainer.steps=2")
+    start = f"model.weights={base / 'mini.safetensors'}"
+    here(data_folder, tmp_path / "tuned", start, *overrides, "optim.ema_decay=0")
+    before, after = weights(base), weights(tmp_path / "tuned")
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert all(changes(name) for name in changed)
+
+
+@pytest.mark.parametrize("overrides", [["trainer.precision=bf16"], ["memory=checkpointing"]])
+def test_precision_and_checkpointing_change_the_numbers_little(
+    data_folder: Path, tmp_path: Path, overrides: Sequence[str]
+):
+    plain, other = tmp_path / "plain", tmp_path / "other"
+    here(data_folder, plain, "trainer.steps=2")
+    here(data_folder, other, "trainer.steps=2", *overrides)
+    tolerance = 0.03 if "bf16" in overrides[0] else 1e-5
+    np.testing.assert_allclose(losses(other), losses(plain), rtol=tolerance)
+    assert (losses(other) == losses(plain)) == ("bf16" not in overrides[0])
+
+
+def test_a_folder_that_cannot_be_written_is_refused(data_folder: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(fastfold.FastFoldError, match="choose another"):
+        here(data_folder, tmp_path / "file" / "run")
