@@ -15,7 +15,7 @@ GDT_HA_CUTOFFS = (0.5, 1.0, 2.0, 4.0)
 _ROUNDS = 20
 """Refinements of a superposition after its first selection of residues."""
 _SEEDS_PER_LENGTH = 512
-_BLOCK = 1 << 16
+_BLOCK = 1 << 17
 """Distances that are worked on at a time: they stay in a core's cache."""
 
 

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 import torch
 
+from fastfold.data.features import sampler_from_merged
+from fastfold.data.labels import structure_labels
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 from fastfold.evoformer.losses.violation import find_violations, violation_loss
 from fastfold.evoformer.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
-from tests.evoformer.small import oracle_config, oracle_features
+from tests.evoformer.small import oracle_arrays, oracle_config, oracle_features, random_model
 
 MONOMER, MULTIMER = oracle_config(), oracle_config("synthetic_multimer")
 LABELS = {key: value[-1] for key, value in oracle_features(dtype=torch.float64).items()}
@@ -308,3 +310,29 @@ def test_losses_after_permutation_are_those_of_the_right_order() -> None:
     wrong = alphafold_loss(result, complex_ | swapped, config)[0]
     assert alphafold_loss(result, complex_ | found, config)[0].item() == right.item()
     assert abs(wrong.item() - right.item()) > 1e-3
+
+
+def test_a_multimer_network_learns_from_its_loss() -> None:
+    """From merged features and labels to gradients: of all parameters but those whose output nothing reads.
+
+    The multimer network takes the outer product first, so its last extra-MSA block updates that MSA for nothing.
+    """
+    config = MULTIMER.copy_and_resolve_references()
+    config.model.embeddings_and_evoformer.masked_msa.replace_fraction = 0.3
+    merged = oracle_arrays("synthetic_multimer", "features")
+    sampler = sampler_from_merged(merged, config)
+    features = [{k: torch.as_tensor(v) for k, v in sampler.sample(cycle).items()} for cycle in range(2)]
+    names = ("aatype", "all_atom_positions", "all_atom_mask")
+    labels = structure_labels(*(merged[name] for name in names), resolution=2.0)
+    model = random_model(config).train()
+    torch.manual_seed(1)
+    result = model(lambda cycle, member: features[cycle], 1)
+    batch = features[-1] | {k: torch.as_tensor(v) for k, v in labels.items()}
+    total, parts = alphafold_loss(result, batch, config)
+    total.backward()
+    assert all(part["loss"] > 0 for part in parts.values())
+    last = config.model.embeddings_and_evoformer.extra_msa_stack_num_block - 1
+    for name, parameter in model.named_parameters():
+        learns = parameter.grad is not None and bool(parameter.grad.any())
+        assert learns != name.startswith(f"extra_msa_stack.blocks.{last}.msa_"), name
+        assert parameter.grad is None or torch.isfinite(parameter.grad).all()
