@@ -219,6 +219,41 @@ def test_failed_sample_is_quarantined_with_its_reason(workers: int) -> None:
         assert reasons["odd"].startswith("KeyError: 'odd' (test_loader.py:")
 
 
+def fails_at_first(number: int, entry: str) -> dict[str, np.ndarray]:
+    if number == 1:
+        raise OSError("the network drive is away for a moment")
+    return {"number": np.array(number)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_entry_that_failed_once_is_passed_over_however_far_samples_are_prepared(workers: int) -> None:
+    """A sample of it that was prepared meanwhile is dropped: else the order would depend on the timing."""
+    with SampleLoader(fails_at_first, cycle("a", "moody"), workers=workers, prefetch=6) as loader:
+        assert numbers(loader, 10) == list(range(0, 20, 2))
+        assert [name for name, _ in loader.quarantined] == ["moody"]
+        state = loader.state_dict()
+    resumed = SampleLoader(numbered, cycle("a", "moody"))
+    resumed.load_state_dict(state)
+    assert numbers(resumed, 2) == [20, 22]
+
+
+def made_without_failing(number: int, entry: str) -> dict[str, np.ndarray]:
+    if number >= 2:
+        raise AssertionError("an entry that is quarantined must not be prepared")
+    return fails_for(number, entry)
+
+
+def test_quarantined_entry_is_not_prepared_again() -> None:
+    loader = SampleLoader(made_without_failing, ["a", "bad", "bad", "bad"])
+    assert [draw.id for draw in loader] == ["a"]
+    assert loader.quarantined == [("bad", "bad.cif: is truncated; download it again")]
+
+
+def test_failures_are_only_counted_in_a_row() -> None:
+    loader = SampleLoader(fails_for, cycle("a", "bad1", "bad2"), max_failures=3)
+    assert len(numbers(loader, 10)) == 10
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_nothing_but_failures_is_an_error_that_names_them(workers: int) -> None:
     message = r"5 draws in a row gave no sample; 2 entries .*\n  bad1: bad1.cif"
@@ -348,6 +383,18 @@ def test_no_worker_outlives_its_parent(tmp_path: Path, sent: signal.Signals) -> 
     while any(is_running(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.01)
     assert not any(is_running(pid) for pid in pids)
+
+
+def blocked_signals(number: int, entry: str) -> dict[str, np.ndarray]:
+    return {"interrupt": np.array(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))}
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals cannot be blocked here")
+def test_interrupt_never_reaches_a_worker() -> None:
+    """Not even while it starts, when it could not ignore it yet; the main process still gets it."""
+    with SampleLoader(blocked_signals, ["x"], workers=1) as loader:
+        assert next(loader).sample["interrupt"]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_script_without_main_guard_is_told_so(tmp_path: Path) -> None:
