@@ -202,7 +202,7 @@ def test_rigid_motion_changes_no_score(seed: int, n: int) -> None:
 
 
 def test_a_tm_score_takes_little_time() -> None:
-    """250 residues with a middling score; about 20 ms on one core, and the limit leaves room for a busy machine."""
+    """250 residues with a middling score; about 40 ms on one core, and the limit leaves room for a slow one."""
     reference = torch.from_numpy(_trace(250))
     predicted = reference + 4.0 * torch.randn(250, 3, generator=torch.Generator().manual_seed(0)).double()
     seconds = []
@@ -210,4 +210,4 @@ def test_a_tm_score_takes_little_time() -> None:
         start = time.process_time()
         tm_score(predicted, reference, torch.ones(250))
         seconds.append(time.process_time() - start)
-    assert min(seconds) < 0.5
+    assert min(seconds) < 0.2
