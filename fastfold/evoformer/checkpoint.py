@@ -7,8 +7,6 @@ beside their place and renamed into it.
 from __future__ import annotations
 
 import os
-import secrets
-import stat
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,6 +20,7 @@ from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fastfold.atomic_files import replacing
 from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
 from fastfold.evoformer.alphafold_parameters import NpzParameters
@@ -228,24 +227,11 @@ def _write_npz(path: Path, model: AlphaFold) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the folder of ``path`` that is renamed to it at the end, or removed after an error."""
-    temporary = path.parent / f".fastfold-{secrets.token_hex(8)}.tmp"
-    try:
-        with temporary.open("xb") as file:
-            # As the user's umask has it; the safetensors library lets nobody but the owner read.
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    """:func:`fastfold.atomic_files.replacing`, where the safetensors library has errors of its own."""
+    with replacing(path) as temporary:
         try:
             yield temporary
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            temporary.chmod(mode)
-            os.replace(temporary, path)
-        except BaseException:  # an interrupt by the user leaves nothing behind either
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-    except (OSError, ValueError, SafetensorError) as error:  # ValueError: a NUL character in the path
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(
-            f"cannot write {str(path)!r}: {reason}; free some space or choose another place"
-        ) from error
+        except SafetensorError as error:
+            raise OutputError(
+                f"cannot write {str(path)!r}: {error}; free some space or choose another place"
+            ) from error

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fastfold._version import __version__
+from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.data.targets import safe_stem
 from fastfold.errors import OutputError
 from fastfold.inference import scores as score_files
-from fastfold.inference.files import prepare_output_directory, write_atomic
 from fastfold.inference.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.modelcif import to_modelcif

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fastfold.atomic_files import write_atomic
 from fastfold.data.chain_structure import Structure
 from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError
-from fastfold.inference.files import write_atomic
 from fastfold.inference.scores import lines_json, rounded
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics_compare import StructureScores, compare_proteins

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from fastfold._version import __version__
+from fastfold.atomic_files import write_atomic
 from fastfold.data.alignment import Msa
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
-from fastfold.inference.files import CompletionMarker, input_hash, write_atomic
+from fastfold.inference.files import CompletionMarker, input_hash
 from fastfold.inference.networks import Network
 from fastfold.inference.prediction import Prediction
 from fastfold.inference.scores import lines_json

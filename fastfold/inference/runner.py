@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from fastfold.atomic_files import prepare_output_directory
 from fastfold.data.fasta import read_targets
 from fastfold.data.features import featurize
 from fastfold.data.msa_folder import load_alignments
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.failures import debugging, reason
-from fastfold.inference.files import CompletionMarker, prepare_output_directory
+from fastfold.inference.files import CompletionMarker
 from fastfold.inference.folding import Precision, choose_device, fold
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import Network, open_networks, suitable

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from fastfold.atomic_files import write_atomic
 from fastfold.errors import InputError, OutputError
-from fastfold.inference.files import write_atomic
 from fastfold.training.event_file import read_steps, record, scalar_event, text_event, version_event
 
 AnyPath = str | os.PathLike[str]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.errors import InputError
-from fastfold.inference.files import prepare_output_directory, write_atomic
 from fastfold.training.calibration import calibrate, calibration_png
 from fastfold.training.curves import Curve, curves_png
 from fastfold.training.loggers import read_json_lines

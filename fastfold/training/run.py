@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fastfold._version import __version__
-from fastfold.errors import OutputError
+from fastfold.atomic_files import prepare_output_directory, write_atomic
+from fastfold.errors import InputError
 from fastfold.evoformer.checkpoint import save_weights
 from fastfold.evoformer.model import AlphaFold
 from fastfold.training.checkpoint import Checkpoints
@@ -58,7 +59,7 @@ class _Run:
     def __init__(self, config: TrainConfig, tree: Any, source: SampleSource, world: World) -> None:
         self.config, self.tree, self.source, self.world = config, tree, source, world
         self.out = Path(config.trainer.out)
-        _make_folder(self.out)
+        prepare_output_directory(self.out)
         self.model = build_network(config, tree, world.device)
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
         self.reader: EntryReader = entry_reader(config.data)
@@ -77,7 +78,7 @@ class _Run:
         hooks = Hooks(log=self._log, consumed=order.write, validate=self._validate, report=self._say)
         trainer = Trainer(self.model, self.tree, config, loader, world, checkpoints, self.ema, hooks)
         if world.is_main:
-            (self.out / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+            write_atomic(self.out / "config.yaml", to_yaml(config))
         with loader, self.progress:
             trainer.restore(config.trainer.resume)
             self.loggers.resume_from(trainer.progress.step + 1)
@@ -129,9 +130,7 @@ class _Run:
             for entry in entries[self.world.rank :: self.world.size]:
                 try:
                     data = self.reader(entry)
-                except OutputError:
-                    raise
-                except Exception as error:
+                except InputError as error:
                     failed.append(f"{entry.id}: {error}")
                     continue
                 own.append(
@@ -189,7 +188,7 @@ class _Run:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 continue
-        path.write_text("".join(kept), encoding="utf-8")
+        write_atomic(path, "".join(kept))
 
     # ---- what a run leaves behind ----------------------------------------------------------------------
 
@@ -200,7 +199,7 @@ class _Run:
         if self.world.is_main and everything:
             path = self.out / "quarantine.tsv"
             lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]
-            path.write_text("".join(lines), encoding="utf-8")
+            write_atomic(path, "".join(lines))
             self._say(f"{len(lines)} samples could not be used; {path} lists them")
 
     def _export(self, trainer: Trainer) -> None:
@@ -217,15 +216,3 @@ class _Run:
             path = self.out / f"{self.config.model.name}.safetensors"
             save_weights(path, model.state_dict(), self.tree, metadata=metadata)
         self._say(f"weights in {path}")
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise OutputError(
-            f"cannot write into the run's folder {path}: {error.strerror}; choose another trainer.out"
-        ) from None

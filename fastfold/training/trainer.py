@@ -150,14 +150,16 @@ class Trainer:
                 step = self.progress.step
                 if step % trainer.log_every == 0 or step == trainer.steps:
                     self._log(numbers)
-                if step % trainer.checkpoint_every == 0 or step == trainer.steps or self._stop:
+                last = step == trainer.steps
+                # Before the checkpoint: what a run that was killed continues from has been validated.
+                if (step % trainer.validate_every == 0 or last) and not self._stop:
+                    self.hooks.validate(step)
+                    self.model.train()
+                if step % trainer.checkpoint_every == 0 or last or self._stop:
                     self.save()
                 if self._stop:
                     self.hooks.report(f"stopped by a signal after step {step}; the same command continues")
                     break
-                if step % trainer.validate_every == 0 or step == trainer.steps:
-                    self.hooks.validate(step)
-                    self.model.train()
         self.checkpoints.wait()
 
     @property

@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.inference import files, results
+from fastfold import atomic_files as files
+from fastfold.inference import results
 from tests.inference.conftest import ORACLES, CommandLine, Outcome
 
 SEQUENCE = "MKTAYIAKQR"

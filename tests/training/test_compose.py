@@ -26,7 +26,7 @@ def test_what_a_user_sets_wins_over_the_preset():
     config = compose_config(
         [*PLACES, "+preset=mini", "optim.lr=0.25", "data.crop_size=7", "data.oversample={1ten: 3}"]
     )
-    assert (config.optim.lr, config.data.crop_size, config.data.oversample) == (0.25, 7, {"1ten": 3.0})
+    assert (config.optim.lr, config.data.crop_size, config.data.oversample["1ten"]) == (0.25, 7, 3.0)
 
 
 def test_overrides_reach_the_network():
