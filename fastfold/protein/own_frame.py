@@ -8,9 +8,10 @@ on their diagonal, and outputs depend on them in the third digit.
 
 Which products are rounded before they are added is the compiler's choice. The orders below are those of the machine
 code that jaxlib 0.4.26 makes for an x86 CPU with fused multiply-adds, read there for 50 and for 140 residues, where
-they are the same: loops take eight residues at a time and the ``N % 8`` last ones singly, in other orders. Nothing
-in the model prescribes them: jaxlib 0.10.2 chooses others, and with it the official pair representation of one dimer
-changes by a relative 2.5e-3.
+they are the same: loops take eight residues at a time and the ``N % 8`` last ones singly, in other orders. Below 16
+residues a loop has one order throughout. From 16 to 23 the order of the last ones changes with their number and only
+the first 16 residues are reproduced. Nothing in the model prescribes all this: jaxlib 0.10.2 chooses other orders, and
+with it the official pair representation of one dimer changes by a relative 2.5e-3.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fastfold.protein import residue_constants as rc
 Vector = tuple[Tensor, Tensor, Tensor]
 
 _LANES = 8
+_SHORTEST_VECTOR_LOOP = 16
 _SMALLEST_SQUARE = 1e-12
 
 
@@ -37,13 +39,14 @@ def own_frame_direction(positions: Tensor) -> Tensor:
             together: how many follow a residue decides how its sums are rounded.
 
     Returns:
-        ``[*, N, 3]`` float32, often zero. Vectors have length 1 or less, but the last ``N % 8`` are divided by the
-        length of their first two components alone (the third is exactly 0 where that loop computes the length) and
-        can be longer.
+        ``[*, N, 3]`` float32, often zero. Vectors have length 1 or less, but from 16 residues on the last ``N % 8``
+        are divided by the length of their first two components alone (the third is exactly 0 where that loop computes
+        the length) and can be longer.
     """
     n, ca, c = (_components(positions[..., rc.atom_order[name], :].float()) for name in ("N", "CA", "C"))
     count = positions.shape[-3]
-    single = torch.arange(count, device=positions.device) >= count - count % _LANES
+    remainder = count % _LANES if count >= _SHORTEST_VECTOR_LOOP else 0
+    single = torch.arange(count, device=positions.device) >= count - remainder
 
     e0 = _difference(c, ca)
     e0 = _divide(e0, _length(torch.where(single, _dot_z_fused(e0, e0), _dot_y_rounded(e0, e0))))

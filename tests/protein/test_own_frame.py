@@ -47,17 +47,23 @@ def test_double_precision_input_gives_the_same() -> None:
 
 def test_groups_of_eight_do_not_see_what_follows_them() -> None:
     """Only the ``N % 8`` last residues are summed in another order, and there it shows."""
+    positions = torch.randn(50, 32, 37, 3, generator=torch.Generator().manual_seed(0)) * 10
+    whole, cut = own_frame_direction(positions), own_frame_direction(positions[:, :31])
+    assert torch.equal(cut[:, :24], whole[:, :24])
+    assert not torch.equal(cut[:, 24:28], whole[:, 24:28])
+
+
+def test_short_chains_are_summed_in_one_order() -> None:
     positions = torch.randn(50, 16, 37, 3, generator=torch.Generator().manual_seed(0)) * 10
-    whole, cut = own_frame_direction(positions), own_frame_direction(positions[:, :15])
-    assert torch.equal(cut[:, :8], whole[:, :8])
-    assert not torch.equal(cut[:, 8:12], whole[:, 8:12])
+    assert torch.equal(own_frame_direction(positions[:, :15]), own_frame_direction(positions)[:, :15])
 
 
 def test_last_residues_are_divided_by_the_length_of_two_components() -> None:
-    """Seven residues are all computed singly: the third component is left out of their length."""
-    found = own_frame_direction(_positions()[:196].unflatten(0, (28, 7)))
-    assert (found[..., :2].norm(dim=-1) <= 1 + 1e-6).all()
-    assert (found.norm(dim=-1) > 1.01).any()
+    """The seven last of 31 residues leave the third component out of their length."""
+    positions = torch.randn(50, 31, 37, 3, generator=torch.Generator().manual_seed(0)) * 10
+    last = own_frame_direction(positions)[:, -7:]
+    assert (last[..., :2].norm(dim=-1) <= 1 + 1e-6).all()
+    assert (last.norm(dim=-1) > 1.01).any()
 
 
 def test_lengths_are_correctly_rounded_roots() -> None:
