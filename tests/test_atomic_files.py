@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.errors import OutputError
@@ -144,10 +143,3 @@ def test_an_output_folder_that_is_a_file_is_refused(tmp_path):
         prepare_output_directory(tmp_path / "file")
     with pytest.raises(OutputError, match="part of the path is a file"):
         prepare_output_directory(tmp_path / "file" / "sub")
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)

@@ -23,6 +23,13 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
 @given(st.dictionaries(st.text(), VALUES, max_size=6), st.randoms())
 def test_the_order_of_settings_does_not_change_their_hash(values, random):
     keys = list(values)
