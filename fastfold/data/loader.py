@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastfold.data.consumed_draws import ConsumedDraws, merge_draws
 from fastfold.data.worker_pool import InlinePool, Outcome, WorkerDeath, WorkerPool
 from fastfold.errors import ConfigError, InputError
 
@@ -134,7 +135,7 @@ class SampleLoader(Iterator[Draw]):
         self._capacity = workers + prefetch if workers else 1
         self._deterministic = deterministic
         self._window = max(window or 4 * self._capacity, 1)
-        self._rank, self._ranks = rank, ranks
+        self._done = ConsumedDraws(rank, ranks)
         self._replay = list(dict.fromkeys(replay))
         foreign = [number for number in self._replay if number < 0 or number % ranks != rank]
         if foreign:
@@ -148,8 +149,6 @@ class SampleLoader(Iterator[Draw]):
         self._deaths: list[WorkerDeath] = []
         self._bad: dict[str, str] = {}
         self._failures_in_a_row = 0
-        self._frontier = rank  # no draw of this rank from here on is consumed
-        self._open: set[int] = set()  # draws before the frontier that are not consumed
         self._pool: WorkerPool | InlinePool | None = None
         self._plan_anew()
 
@@ -164,16 +163,15 @@ class SampleLoader(Iterator[Draw]):
 
     def _planned(self) -> Iterator[int]:
         """Numbers of all draws that are not consumed: those to replay, those left behind, all others."""
-        replayed = [n for n in self._replay if n >= self._frontier or n in self._open]
+        replayed = [number for number in self._replay if number not in self._done]
         self._num_replayed = len(replayed)
         yield from replayed
         seen = set(replayed)
-        yield from sorted(self._open - seen)
-        number = self._frontier
-        while not isinstance(self._order, Sequence) or number < len(self._order):
+        for number in self._done.rest():
+            if isinstance(self._order, Sequence) and number >= len(self._order):
+                return
             if number not in seen:
                 yield number
-            number += self._ranks
 
     def _fill(self) -> None:
         """Submits draws until enough are on their way."""
@@ -226,7 +224,7 @@ class SampleLoader(Iterator[Draw]):
                     self.close()
                     raise StopIteration
                 name, outcome = self._take()
-                self._mark_consumed(outcome.key)
+                self._done.add(outcome.key)
                 if outcome.failure is None and name not in self._bad:
                     break
                 # Decided here and not when the failure came in: here the order is the same in every run.
@@ -249,13 +247,6 @@ class SampleLoader(Iterator[Draw]):
                 f"{self._failures_in_a_row} draws in a row gave no sample; {len(self._bad)} entries cannot be "
                 f"used, the first of them:\n{reasons}\ncorrect or remove them"
             )
-
-    def _mark_consumed(self, number: int) -> None:
-        if number < self._frontier:
-            self._open.remove(number)
-        else:
-            self._open.update(range(self._frontier, number, self._ranks))
-            self._frontier = number + self._ranks
 
     # ---- what the trainer reads ------------------------------------------------------------------------
 
@@ -284,10 +275,7 @@ class SampleLoader(Iterator[Draw]):
         """
         return {
             "version": _STATE_VERSION,
-            "rank": self._rank,
-            "ranks": self._ranks,
-            "frontier": self._frontier,
-            "open": sorted(self._open),
+            **self._done.state(),
             "quarantined": [list(pair) for pair in self._bad.items()],
         }
 
@@ -301,15 +289,7 @@ class SampleLoader(Iterator[Draw]):
             ConfigError: It is a state of another version, or of one of several other ranks.
         """
         _check_version(state)
-        if state["ranks"] != 1 and (state["rank"], state["ranks"]) != (self._rank, self._ranks):
-            raise ConfigError(
-                f"a loader state of rank {state['rank']} of {state['ranks']} cannot continue as rank {self._rank} "
-                f"of {self._ranks}; merge the states of all ranks first"
-            )
-        frontier = state["frontier"]
-        # The first draw of this rank that is not before the state's frontier.
-        self._frontier = frontier + (self._rank - frontier) % self._ranks
-        self._open = {n for n in state["open"] if n % self._ranks == self._rank}
+        self._done.load(state)
         self._bad = dict(state["quarantined"])
         self.close()
         self._plan_anew()
@@ -342,25 +322,10 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     for state in states:
         _check_version(state)
-    ranks = len(states)
-    if sorted((state["rank"], state["ranks"]) for state in states) != [(r, ranks) for r in range(ranks)]:
-        found = ", ".join(f"{state['rank']} of {state['ranks']}" for state in states) or "none"
-        raise ConfigError(f"states of all ranks of one run are needed, but these are of rank {found}")
-    end = max(state["frontier"] for state in states)
-    left = {number for state in states for number in state["open"]}
-    for state in states:
-        left.update(range(state["frontier"], end, ranks))
-    # Without gaps at its end, the state of n ranks is that of one rank that has drawn as often.
-    while end > 0 and end - 1 in left:
-        end -= 1
-        left.remove(end)
     quarantined = {name: reason for state in states for name, reason in state["quarantined"]}
     return {
         "version": _STATE_VERSION,
-        "rank": 0,
-        "ranks": 1,
-        "frontier": end,
-        "open": sorted(left),
+        **merge_draws(states),
         "quarantined": [list(pair) for pair in quarantined.items()],
     }
 
