@@ -52,7 +52,7 @@ class DataConfig:
         max_single_residue: Chains in which one residue type has a larger share are left out.
         min_resolved: Chains with a smaller share of resolved CA atoms are left out.
         max_release_date: ``YYYY-MM-DD``; later structures are left out, or null.
-        oversample: Factors of the sampling weight by chain name.
+        oversample: Factors of the sampling weight by chain name, or null.
         single_sequence_probability: Share of samples whose alignment is left out.
         block_deletion: Delete blocks of alignment rows.
         unclamped_probability: Share of samples with unclamped backbone FAPE.
@@ -78,7 +78,7 @@ class DataConfig:
     max_single_residue: float = 0.8
     min_resolved: float = 0.0
     max_release_date: str | None = None
-    oversample: dict[str, float] = field(default_factory=dict)
+    oversample: dict[str, float] | None = None
     single_sequence_probability: float = 0.0
     block_deletion: bool = True
     unclamped_probability: float = 0.1
