@@ -61,7 +61,8 @@ alignments:
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
   FastFold files (.safetensors). With several, each target is folded by every one that suits it (complexes by
-  multimer networks, single chains by monomer networks) and the predictions are ranked.
+  multimer networks, single chains by monomer networks) and the predictions are ranked. Without any, the small network
+  that ships with FastFold is used (mini), which is for trying things out.
 
 exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
 the command; 130 stopped by Ctrl-C. With FASTFOLD_DEBUG=1 in the environment failures show their traceback.
@@ -122,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     infer = commands.add_parser(
         "infer",
         help="fold the sequences of FASTA files",
-        usage="fastfold infer FASTA [FASTA ...] --out DIR --weights FILE [FILE ...] [options]",
+        usage="fastfold infer FASTA [FASTA ...] --out DIR [--weights FILE ...] [options]",
         description=_INFER,
         epilog=_INFER_EPILOG,
         formatter_class=raw,
@@ -130,7 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("inputs", nargs="*", type=Path, metavar="FASTA", help="FASTA files (.gz too)")
     infer.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     infer.add_argument(
-        "--weights", nargs="+", action="extend", type=Path, metavar="FILE", default=[], help="weights files"
+        "--weights",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="weights files (default: mini)",
     )
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
     infer.add_argument("--complex", action="store_true", help="all records of a file are one complex")

@@ -140,7 +140,7 @@ def convert(path_in: AnyPath, path_out: AnyPath, *, config: Mapping[str, Any] | 
     with _open(path_in, config) as file:
         info, model, state = file.info, file.model, file.read()
     if path_out.suffix == ".safetensors":
-        save_weights(path_out, state, info.config, preset=info.preset)
+        save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
     else:
         model.load_state_dict(state, assign=True)
         with _replacing(path_out) as temporary:
@@ -166,7 +166,8 @@ def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
             own.check(model)
             preset = own.preset if config is None else None
             preset = preset or preset_of(model.config, path.name)
-            yield _OpenFile(WeightsInfo.of(path, "fastfold", model, own.dtype, preset), model, own.read)
+            info = WeightsInfo.of(path, "fastfold", model, own.dtype, preset, own.notes)
+            yield _OpenFile(info, model, own.read)
     elif kind == "npz":
         with open_archive(path) as archive:
             yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config)

@@ -39,6 +39,7 @@ _DEPTHS = (
     "num_residual_block",
     "num_layer_in_transition",
 )
+_OWN_NOTES = ("format", "fastfold_format", "config", "preset")  # what the header says for the program itself
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -83,6 +84,7 @@ class OwnFile:
         self.config = self._parse(metadata.get("config", ""))
         preset = metadata.get("preset")
         self.preset = preset if preset in PRESETS else None
+        self.notes = {name: text for name, text in metadata.items() if name not in _OWN_NOTES}
 
     def check(self, model: nn.Module) -> None:
         """See that the file has the network's parameters, all of them and no others.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,7 @@ class WeightsInfo:
         parameters: Number of parameters.
         dtype: Element types in the file; in memory they become float32.
         config: The network's configuration.
+        notes: Further texts in the file's header, such as what it was trained on.
     """
 
     path: Path
@@ -47,9 +49,18 @@ class WeightsInfo:
     parameters: int
     dtype: str
     config: ConfigDict
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: Path, kind: Kind, model: AlphaFold, dtype: str, preset: str | None) -> WeightsInfo:
+    def of(
+        cls,
+        path: Path,
+        kind: Kind,
+        model: AlphaFold,
+        dtype: str,
+        preset: str | None,
+        notes: Mapping[str, str] | None = None,
+    ) -> WeightsInfo:
         """Of a file whose network is ``model``, which may be on the meta device."""
         return cls(
             path=path,
@@ -61,6 +72,7 @@ class WeightsInfo:
             parameters=sum(value.numel() for value in model.state_dict().values()),
             dtype=dtype,
             config=model.config,
+            notes=notes or {},
         )
 
     def describe(self) -> str:
@@ -92,4 +104,10 @@ class WeightsInfo:
             "channels": ", ".join(channels),
             "parameters": f"{self.parameters:,} ({self.dtype})",
         }
+        lines |= {_one_line(name.replace("_", " ")): _one_line(text) for name, text in self.notes.items()}
         return "\n".join(f"{name:<11} {value}" for name, value in lines.items())
+
+
+def _one_line(text: str) -> str:
+    """A text from a file as it can be shown to a person, whatever it holds."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:200])

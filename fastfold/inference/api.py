@@ -11,12 +11,12 @@ from fastfold.data.alignment import Msa, check_query
 from fastfold.data.features import featurize
 from fastfold.data.msa_folder import read_msa
 from fastfold.data.targets import Target, target_from_sequence
-from fastfold.errors import ConfigError, WeightsError
+from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.folding import Precision, choose_device, fold, set_precision
 from fastfold.inference.memory_estimate import check_fits
-from fastfold.inference.networks import network_name
+from fastfold.inference.networks import network_name, weights_path
 from fastfold.inference.prediction import Prediction
 
 AnyMsa = str | Path | Msa
@@ -29,7 +29,8 @@ def load_model(path: str | Path, *, device: str = "auto", precision: Precision =
     """Load a network.
 
     Args:
-        path: Official ``params_model_*.npz``, OpenFold ``.pt``, or FastFold ``.safetensors``.
+        path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``, or ``mini``, the small
+            network that ships with the package.
         device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
         precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
 
@@ -41,11 +42,7 @@ def load_model(path: str | Path, *, device: str = "auto", precision: Precision =
         ConfigError: The device cannot be used.
     """
     where = choose_device(device)
-    if str(path) == "mini" and not Path(path).exists():
-        raise WeightsError(
-            "mini: this version of FastFold ships no trained network; give a weights file, for example AlphaFold's "
-            "params_model_1_ptm.npz"
-        )
+    path = weights_path(path)
     model = set_precision(load_weights(path), precision)
     model.name = network_name(Path(path))
     return model.to(where)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 
 import torch
 
 from fastfold.data.targets import Target, safe_stem
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.files import file_digest
 from fastfold.inference.folding import Precision, set_precision
+
+MINI = "mini"
+"""Name of the small trained network that ships with the package."""
 
 
 class Network:
@@ -49,20 +53,41 @@ class Network:
             self._model.to("cpu")
 
 
+def weights_path(path: str | Path) -> Path:
+    """The file of some weights: ``mini`` is the network that ships with the package, if no file is called so.
+
+    Raises:
+        WeightsError: This version of the package ships none.
+    """
+    if str(path) != MINI or Path(path).exists():
+        return Path(path)
+    shipped = Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))
+    if not shipped.is_file():
+        raise WeightsError(
+            "mini: this version of FastFold ships no trained network; give a weights file, for example AlphaFold's "
+            "params_model_1_ptm.npz"
+        )
+    return shipped
+
+
+def about_mini(network: Network) -> str:
+    """One line for a person who has given no weights."""
+    chains = int(network.info.notes.get("trained_chains", "0"))
+    return (
+        f"no --weights given: the small network that ships with FastFold is used (mini, trained on {chains:,} protein "
+        "chains). It is no replacement for AlphaFold's weights; the README says how to get those"
+    )
+
+
 def open_networks(weights: Sequence[Path]) -> list[Network]:
     """The networks of some weights files, each checked but not yet loaded.
 
     Raises:
-        ConfigError: There are none, or two would have the same name.
+        ConfigError: Two would have the same name.
         WeightsError: One cannot be used.
     """
-    if not weights:
-        raise ConfigError(
-            "no weights: give at least one file with --weights (official params_model_*.npz, OpenFold .pt, or "
-            "FastFold .safetensors)"
-        )
     paths: dict[str, Path] = {}
-    for path in map(Path, weights):
+    for path in map(weights_path, weights):
         name = network_name(path)
         if name in paths:
             raise ConfigError(

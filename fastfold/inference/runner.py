@@ -20,7 +20,7 @@ from fastfold.inference.failures import debugging, reason
 from fastfold.inference.files import CompletionMarker
 from fastfold.inference.folding import Precision, choose_device, fold
 from fastfold.inference.memory_estimate import check_fits
-from fastfold.inference.networks import Network, open_networks, suitable
+from fastfold.inference.networks import MINI, Network, about_mini, open_networks, suitable
 from fastfold.inference.prediction import Prediction
 from fastfold.inference.progress import Progress
 from fastfold.inference.reference import compare_target, find_reference
@@ -79,7 +79,7 @@ def run(
     Args:
         inputs: FASTA files.
         output: Folder for the results.
-        weights: Weights files.
+        weights: Weights files; none for the small network that ships with the package.
         msa_dir: Folder of alignments; None to fold from the sequences alone.
         complex_: Each file is one complex.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
@@ -95,7 +95,7 @@ def run(
         raise InputError("no such folder; give the one that holds the alignments", path=msa_dir)
     if reference is not None:
         find_reference(reference, "")
-    networks = open_networks(weights)
+    networks = open_networks(weights or [Path(MINI)])
     targets, errors = read_targets(inputs, complex_=complex_)
     if targets:
         prepare_output_directory(output)
@@ -105,6 +105,8 @@ def run(
     costs = [_cost(target, suitable(networks, target), settings) for target in targets]
     with Progress(sum(costs)) as progress:
         runner = _Runner(networks, output, msa_dir, where, settings, progress)
+        if not weights:
+            progress.line(about_mini(networks[0]))
         for error in errors:
             progress.line(f"error: {error}")
         for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):

@@ -262,8 +262,23 @@ def test_our_files_are_safetensors(own: Path, state: dict[str, Tensor]) -> None:
 def test_name_and_notes_are_kept(tmp_path: Path, state: dict[str, Tensor], config: ConfigDict) -> None:
     path = tmp_path / "a.safetensors"
     save_weights(path, state, config, preset="model_1_ptm", metadata={"license": "CC BY 4.0"})
-    assert weights_info(path).preset == "model_1_ptm"
-    assert b"CC BY 4.0" in path.read_bytes()[:50_000]
+    info = weights_info(path)
+    assert (info.preset, info.notes) == ("model_1_ptm", {"license": "CC BY 4.0"})
+    convert(path, tmp_path / "b.safetensors")
+    assert weights_info(tmp_path / "b.safetensors").notes == info.notes
+
+
+def test_notes_from_a_file_cannot_write_to_the_terminal(
+    tmp_path: Path, state: dict[str, Tensor], config: ConfigDict
+) -> None:
+    path = tmp_path / "a.safetensors"
+    save_weights(
+        path, state, config, metadata={"from\x1b[2J": "\x1b]0;title\x07 somebody\nelse" + "x" * 1000}
+    )
+    shown = weights_info(path).describe()
+    assert "somebody else" in shown
+    assert all(letter.isprintable() or letter == "\n" for letter in shown)
+    assert len(shown) < 2000
 
 
 def test_a_network_is_saved_as_its_state(

@@ -32,8 +32,17 @@ def test_the_help_of_infer_teaches(cli: CommandLine):
     done = cli.run("infer", "--help")
     assert done.code == 0
     text = " ".join(done.out.split())
-    assert text.startswith("usage: fastfold infer FASTA [FASTA ...] --out DIR --weights FILE")
-    for option in ("msa-dir", "complex", "num-recycles", "seed", "precision", "device", "no-plots"):
+    assert text.startswith("usage: fastfold infer FASTA [FASTA ...] --out DIR [--weights FILE ...]")
+    for option in (
+        "msa-dir",
+        "complex",
+        "num-recycles",
+        "seed",
+        "precision",
+        "device",
+        "no-plots",
+        "reference",
+    ):
         assert f"--{option}" in text
     for explained in (
         "joined by ':' in one record are a complex",
@@ -91,7 +100,9 @@ def test_wrong_use_says_what_is_wrong_with_exit_code_2(cli: CommandLine, argumen
 def test_weights_are_asked_for(cli: CommandLine):
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[])
     assert done.code == 1
-    assert done.err.startswith("fastfold: no weights: give at least one file with --weights")
+    assert done.err.startswith(
+        "fastfold: mini: this version of FastFold ships no trained network; give a weights file"
+    )
     assert not cli.out.exists()
 
 
