@@ -1,0 +1,61 @@
+"""Which implementation an operator runs: Triton's on GPUs, PyTorch's elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+
+Backend = Literal["auto", "triton", "torch"]
+BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch")
+VARIABLE = "FASTFOLD_KERNELS"
+"""Environment variable that decides where no backend is given."""
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, on the CPU and slowly (``TRITON_INTERPRET=1``)."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "torch"]:
+    """The implementation for a tensor.
+
+    Args:
+        x: What the operator works on.
+        backend: ``auto`` (Triton for float32, bfloat16 and float16 on CUDA and ROCm, PyTorch for everything else),
+            ``triton`` or ``torch``; by default what the environment variable ``FASTFOLD_KERNELS`` says, or ``auto``.
+
+    Raises:
+        ConfigError: There is no such backend, or Triton was asked for and cannot run here.
+    """
+    name = backend or os.environ.get(VARIABLE) or "auto"
+    if name not in BACKENDS:
+        raise ConfigError(f"there is no kernel backend {name!r}; use {', '.join(BACKENDS)} ({VARIABLE})")
+    if name == "torch":
+        return "torch"
+    reason = _no_triton(x)
+    if reason is None:
+        return "triton"
+    if name == "triton":
+        raise ConfigError(
+            f"Triton kernels cannot run here: {reason}; use the backend auto or torch ({VARIABLE})"
+        )
+    return "torch"
+
+
+def _no_triton(x: Tensor) -> str | None:
+    """Why Triton cannot work on ``x``; None if it can."""
+    if x.dtype not in _DTYPES:
+        return f"they know no {x.dtype}".replace("torch.", "")
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if x.is_cuda or interpreted():
+        return None
+    return f"the tensor is on {x.device.type}, and they need a GPU"
