@@ -38,6 +38,7 @@ lint: $(VENV)/installed-test
 
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/evoformer_block.py
+	$(BIN)/python benchmarks/train_step.py
 
 clean:
 	rm -rf $(VENV) demo_output build *.egg-info

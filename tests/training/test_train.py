@@ -256,6 +256,14 @@ def test_precision_and_checkpointing_change_the_numbers_little(
     assert (losses(other) == losses(plain)) == ("bf16" not in overrides[0])
 
 
+@pytest.mark.slow
+def test_compiled_blocks_compute_the_same(data_folder: Path, tmp_path: Path):
+    plain, compiled = tmp_path / "plain", tmp_path / "compiled"
+    here(data_folder, plain, "trainer.steps=2")
+    here(data_folder, compiled, "trainer.steps=2", "trainer.compile=true")
+    np.testing.assert_allclose(losses(compiled), losses(plain), rtol=1e-5)
+
+
 def test_a_folder_that_cannot_be_written_is_refused(data_folder: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(fastfold.FastFoldError, match="choose another"):
