@@ -1,23 +1,20 @@
-"""PDB files, written and read back (format version 3.3).
+"""PDB files, written (format version 3.3).
 
 A PDB file has fixed columns. What does not fit into them raises :class:`PdbLimitError` instead of shifting
 columns; the mmCIF file of the same structure has no such limits. Residues without atoms (unknown residues
 have none in AlphaFold's tables) keep their place in SEQRES and their number in REMARK 465, as missing
-residues of experimental structures do, and are read back from there.
+residues of experimental structures do.
 """
 
 from __future__ import annotations
 
-import bisect
-import os
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastfold.errors import InputError, OutputError
+from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import PDB_CHAIN_IDS, Protein, check_writable
 
@@ -127,121 +124,3 @@ def _seqres_lines(protein: Protein) -> Iterator[str]:
         names = [rc.resnames[aatype] for aatype in protein.aatype[chain]]
         for row, start in enumerate(range(0, len(names), 13), start=1):
             yield f"SEQRES {row:>3} {letter} {len(names):>4}  {' '.join(names[start : start + 13])}"
-
-
-@dataclass
-class _Residue:
-    """One residue while a file is read; ``atoms`` maps atom37 slots to (occupancy, x, y, z, B)."""
-
-    name: str
-    number: int
-    atoms: dict[int, tuple[float, ...]] = field(default_factory=dict)
-
-
-_MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9]{3}) (.) +(-?\d{1,5}) *$")
-
-
-def from_pdb(text: str, *, path: str | os.PathLike[str] | None = None) -> Protein:
-    """Reads the protein chains of a PDB file's first model.
-
-    Of alternate locations the one with the highest occupancy is taken. HETATM records and atoms outside the
-    atom37 table (hydrogens, for example) are left out, residues of other types become unknown (20) with the
-    atoms they share with the table. Missing residues listed in REMARK 465 come back without atoms, placed by
-    their number; chains are ordered as in SEQRES, then as in the ATOM records.
-
-    Args:
-        text: The file's contents.
-        path: Where they came from, for messages.
-
-    Returns:
-        The structure; ``b_factors`` are those of the file.
-
-    Raises:
-        InputError: A malformed record, an atom given twice, an insertion code (each with its line), or no
-            protein atom at all.
-    """
-    chains: dict[str, dict[int, _Residue]] = {}
-    missing: list[tuple[str, _Residue]] = []
-    for line_number, line in enumerate(text.split("\n"), start=1):
-        record = line[:6].rstrip()
-        if record == "ATOM":
-            _read_atom(line.rstrip("\r"), chains, path, line_number)
-        elif record == "SEQRES":
-            chains.setdefault(line[11:12], {})
-        elif match := _MISSING.match(line.rstrip("\r")):
-            missing.append((match[2], _Residue(match[1], int(match[3]))))
-        elif record == "ENDMDL":
-            break
-
-    # A residue without one known atom is no amino acid (a nucleotide, say), unless REMARK 465 lists it.
-    kept = {letter: [r for r in residues.values() if r.atoms] for letter, residues in chains.items()}
-    if not any(kept.values()):
-        raise InputError("no protein atoms (ATOM records) found; is this a PDB file?", path=path)
-    for letter, residue in missing:
-        chain = chains.setdefault(letter, {})
-        if chain.setdefault(residue.number, residue) is residue:
-            bisect.insort(kept.setdefault(letter, []), residue, key=lambda other: other.number)
-    return _assemble([residues for residues in kept.values() if residues])
-
-
-def _read_atom(
-    line: str,
-    chains: dict[str, dict[int, _Residue]],
-    path: str | os.PathLike[str] | None,
-    line_number: int,
-) -> None:
-    """Adds the atom of one ATOM line to its chain and residue."""
-
-    def fail(message: str) -> InputError:
-        return InputError(message, path=path, line=line_number)
-
-    try:
-        number = int(line[22:26])
-        values = [float(line[start : start + 8]) for start in (30, 38, 46)]
-        occupancy = float(line[54:60].strip() or 1.0)
-        values.append(float(line[60:66].strip() or 0.0))
-    except ValueError:
-        raise fail(f"ATOM record whose numbers do not stand in their columns: {line[:66]!r}") from None
-    if not all(abs(value) < 1e8 for value in [*values, occupancy]):  # 1e39, inf and nan fit into columns too
-        raise fail("ATOM record with a value that is not finite or too large")
-    if line[26:27].strip():
-        raise fail(f"residue {line[22:27].strip()} has an insertion code; renumber the residues without them")
-    name, atom = line[17:20].strip(), line[12:16].strip()
-    letter, alternate = line[21:22], line[16:17].strip()
-    residue = chains.setdefault(letter, {}).setdefault(number, _Residue(name, number))
-    if residue.name != name:
-        if alternate:  # two amino acids share the place; the first one stands for both
-            return
-        raise fail(
-            f"residue {number} of chain {letter!r} is {residue.name} before and {name} here; give each chain "
-            "its own letter and each residue its own number"
-        )
-    slot = rc.atom_order.get(atom)
-    if slot is None:
-        return
-    if slot in residue.atoms and not alternate:
-        raise fail(
-            f"atom {atom} of residue {number} of chain {letter!r} is given twice; give each chain its own letter"
-        )
-    if slot not in residue.atoms or occupancy > residue.atoms[slot][0]:
-        residue.atoms[slot] = (occupancy, *values)
-
-
-def _assemble(chains: list[list[_Residue]]) -> Protein:
-    """Packs residues, chain by chain, into arrays."""
-    residues = [residue for chain in chains for residue in chain]
-    packed = np.zeros((len(residues), rc.atom_type_num, 5), np.float32)
-    mask = np.zeros(packed.shape[:2], np.float32)
-    for i, residue in enumerate(residues):
-        slots = list(residue.atoms)
-        if slots:
-            packed[i, slots] = list(residue.atoms.values())
-            mask[i, slots] = 1.0
-    return Protein(
-        atom_positions=packed[..., 1:4],
-        atom_mask=mask,
-        aatype=rc.sequence_to_aatype("".join(rc.restype_3to1.get(r.name, "X") for r in residues)),
-        residue_index=np.array([r.number for r in residues], np.int32),
-        chain_index=np.repeat(np.arange(len(chains), dtype=np.int32), [len(chain) for chain in chains]),
-        b_factors=packed[..., 4],
-    )

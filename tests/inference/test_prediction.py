@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from Bio.PDB import MMCIFParser
 
+from fastfold.data.structure_file import read_structure
 from fastfold.errors import OutputError
 from fastfold.inference.prediction import Prediction
 from fastfold.inference.scores import pae_json
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.pdb import from_pdb
 from fastfold.protein.protein import chain_name
-from tests.protein.structures import assert_same_structure, protein_from_biopython
+from tests.protein.structures import assert_same_structure, protein_from_biopython, read_by_biopython
 
 
 def make_prediction(*sequences: str, with_pae: bool = True, **changes: object) -> Prediction:
@@ -62,7 +62,7 @@ def test_all_files_hold_what_was_predicted(tmp_path):
     }
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths.values())
 
-    assert_same_structure(from_pdb(paths["pdb"].read_text()), prediction.protein)
+    assert_same_structure(read_by_biopython(paths["pdb"].read_text(), prediction.protein), prediction.protein)
     structure = MMCIFParser(QUIET=True).get_structure("x", paths["cif"])
     assert_same_structure(protein_from_biopython(structure, prediction.protein, "AB"), prediction.protein)
     scores = json.loads(paths["scores"].read_text())
@@ -189,7 +189,7 @@ def test_no_name_leaves_the_folder_or_breaks_a_file(tmp_path, name):
     assert {path.parent for path in paths.values()} == {tmp_path / "out"}
     assert sorted(tmp_path.iterdir()) == [tmp_path / "out"]
     assert not any(path.name.startswith(".") for path in (tmp_path / "out").iterdir())
-    assert from_pdb(paths["pdb"].read_text()).sequences == ("GA",)
+    assert read_structure(paths["pdb"]).chains[0].sequence == "GA"
     assert len(list(MMCIFParser(QUIET=True).get_structure("x", paths["cif"]).get_residues())) == 2
     assert json.loads(paths["scores"].read_text())["name"] == name
 

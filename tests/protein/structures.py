@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from Bio.PDB import PDBParser
 from hypothesis import strategies as st
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.protein import Protein
+from fastfold.protein.protein import PDB_CHAIN_IDS, Protein
 
 
 def make_protein(*sequences: str, seed: int = 0, first_number: int = 1, **changes: Any) -> Protein:
@@ -88,3 +91,11 @@ def protein_from_biopython(structure: Any, expected: Protein, chain_ids: Sequenc
         assert mask[i, slot] == 0, "atom given twice"
         mask[i, slot], b_factors[i, slot], positions[i, slot] = 1, atom.get_bfactor(), atom.coord
     return Protein(positions, mask, expected.aatype, expected.residue_index, expected.chain_index, b_factors)
+
+
+def read_by_biopython(text: str, expected: Protein) -> Protein:
+    """A PDB file that we wrote, as Biopython's strict parser reads it; laid out like ``expected``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        structure = PDBParser(PERMISSIVE=False, QUIET=False).get_structure("x", io.StringIO(text))
+    return protein_from_biopython(structure, expected, PDB_CHAIN_IDS)
