@@ -15,10 +15,13 @@ from fastfold.data.cropping import contiguous_crop, crop_features
 from fastfold.data.features import sampler_from_raw
 from fastfold.data.labels import structure_labels
 from fastfold.data.raw_features import msa_features, sequence_features, template_features
+from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 
 FEATURES, LABELS = "features/", "labels/"
 """Prefixes of a sample's keys: what the network reads, and what the losses compare with."""
+
+_BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C")]
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class SampleSettings:
         unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
         unknown_resolution: Resolution in Å to assume where a structure states none, or None: pLDDT and the like
             are not learnt from it then.
+        spatial_crop_probability: Share of the complexes whose crop is the surroundings of a residue at an interface;
+            the others are cropped chain by chain.
+        max_chains: Chains of a complex; of larger ones a part is taken, see
+            :func:`fastfold.data.complex_sample.neighbouring_chains`.
     """
 
     crop_size: int
@@ -41,6 +48,8 @@ class SampleSettings:
     block_deletion: bool = True
     unclamped_probability: float = 0.1
     unknown_resolution: float | None = None
+    spatial_crop_probability: float = 0.5
+    max_chains: int = 20
 
 
 def training_sample(
@@ -67,8 +76,9 @@ def training_sample(
         ``min(N, crop_size)`` residues: float32 and int32, names as in AlphaFold.
 
     Raises:
-        InputError: An alignment belongs to another chain.
+        InputError: An alignment belongs to another chain, or the chain has no backbone.
     """
+    require_backbone(chain)
     alone = rng.random() < settings.single_sequence_probability
     clamped = clamp_coin(rng, unclamped=settings.unclamped_probability)
     crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
@@ -90,3 +100,16 @@ def training_sample(
     return {f"{FEATURES}{key}": x for key, x in features.items()} | {
         f"{LABELS}{key}": x for key, x in labels.items()
     }
+
+
+def require_backbone(chain: ChainStructure) -> None:
+    """Refuse a chain of CA atoms alone: it has no frames, hence no backbone and no side chain to learn from.
+
+    Raises:
+        InputError: It is such a chain.
+    """
+    if not (chain.mask[:, _BACKBONE] > 0).all(axis=1).any():
+        raise InputError(
+            f"chain {chain.chain_id!r} has no residue with all of N, CA and C (is it a trace of CA atoms?), so that "
+            "there is nothing to train on; remove the structure, or replace it by one with all atoms"
+        )

@@ -44,8 +44,11 @@ class DataConfig:
         distillation_min_plddt: Residues of it under this pLDDT are masked.
         cache: Folder for parsed structures and alignments, or null.
         crop_size: Residues of a training sample.
-        min_length: Shorter chains are left out.
-        max_length: Longer chains are left out, or null.
+        spatial_crop_probability: Multimer networks: share of the complexes that are cropped around a residue at an
+            interface; the others are cropped chain by chain.
+        max_chains: Multimer networks: chains of a complex at most; of larger ones neighbouring chains are taken.
+        min_length: Shorter chains (complexes, for a multimer network: all chains of a file together) are left out.
+        max_length: Longer ones are left out, or null.
         max_resolution: In Å; chains of worse structures are left out.
         unknown_resolution: Resolution in Å to assume where a structure states none, or null: the confidence heads do
             not learn from such structures then.
@@ -71,6 +74,8 @@ class DataConfig:
     distillation_min_plddt: float = 50.0
     cache: str | None = None
     crop_size: int = 256
+    spatial_crop_probability: float = 0.5
+    max_chains: int = 20
     min_length: int = 1
     max_length: int | None = None
     max_resolution: float = 9.0
@@ -90,11 +95,12 @@ class DataConfig:
     def __post_init__(self) -> None:
         _one_of("data.layout", self.layout, ("folder", "openfold"))
         _one_of("data.order", self.order, ("draw", "ready"))
-        for name in ("crop_size", "min_length", "prefetch"):
+        for name in ("crop_size", "max_chains", "min_length", "prefetch"):
             _at_least(f"data.{name}", getattr(self, name), 1)
         for name in ("workers", "max_recycles"):
             _at_least(f"data.{name}", getattr(self, name), 0)
         for name in (
+            "spatial_crop_probability",
             "distillation_probability",
             "single_sequence_probability",
             "unclamped_probability",

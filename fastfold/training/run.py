@@ -26,7 +26,7 @@ from fastfold.training.progress import TrainingProgress
 from fastfold.training.report import write_report
 from fastfold.training.samples import EntryReader, SampleSource, entry_reader, make_loader, open_source
 from fastfold.training.trainer import Hooks, Numbers, Trainer
-from fastfold.training.validation import ChainScore, score_chain
+from fastfold.training.validation import ChainScore, score_entry
 from fastfold.training.world import World, start_world
 
 
@@ -42,7 +42,11 @@ def train(config: TrainConfig) -> bool:
     """
     tree = network_config(config.model)
     with start_world(config.trainer.device, config.parallel.dp) as world:
-        source = open_source(config.data, config.trainer.validate_chains)
+        source = open_source(
+            config.data,
+            config.trainer.validate_chains,
+            complexes=bool(tree.model.global_config.multimer_mode),
+        )
         return _Run(config, tree, source, world).train()
 
 
@@ -134,14 +138,7 @@ class _Run:
                     failed.append(f"{entry.id}: {error}")
                     continue
                 own.append(
-                    score_chain(
-                        self.model,
-                        entry.id,
-                        data.chain,
-                        data.alignments,
-                        self.tree,
-                        self.config.trainer.validate_recycles,
-                    )
+                    score_entry(self.model, entry.id, data, self.tree, self.config.trainer.validate_recycles)
                 )
         gathered = self.world.gather((own, failed))
         scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)

@@ -8,6 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.data.complex_entry import (
+    ComplexData,
+    ComplexEntry,
+    group_complexes,
+    mask_complex_plddt,
+    read_complex,
+)
+from fastfold.data.complex_sample import complex_sample
 from fastfold.data.feature_cache import FeatureCache
 from fastfold.data.filters import Filtered, Filters, apply_filters
 from fastfold.data.loader import SampleLoader, draw_rng
@@ -19,6 +27,7 @@ from fastfold.data.training_entry import (
     EntryData,
     mask_low_plddt,
     read_entry,
+    resolved_share,
 )
 from fastfold.data.training_sample import SampleSettings, training_sample
 from fastfold.data.training_set import open_training_set
@@ -28,18 +37,21 @@ from fastfold.training.world import World
 
 @dataclass(frozen=True)
 class EntryReader:
-    """Reads entries, through a cache where there is one.
+    """Reads entries, chains through a cache where there is one.
 
     Attributes:
-        cache: Remembers what was read, or None.
+        cache: Remembers chains that were read, or None.
         min_plddt: Residues of predicted structures under this pLDDT are masked.
     """
 
     cache: FeatureCache | None
     min_plddt: float
 
-    def __call__(self, entry: Entry) -> EntryData:
-        """What the entry's files hold."""
+    def __call__(self, entry: Entry) -> EntryData | ComplexData:
+        """What the entry's files hold: those of a complex if it is one."""
+        if isinstance(entry, ComplexEntry):
+            whole = read_complex(entry)
+            return mask_complex_plddt(whole, self.min_plddt) if entry.has_plddt else whole
         data = read_entry(entry) if self.cache is None else self.cache.read(entry)
         if not entry.has_plddt:
             return data
@@ -66,6 +78,10 @@ class MakeSample:
         """The sample of draw ``number``, which is ``entry``."""
         data = self.reader(entry)
         rng = draw_rng(self.seed, number)
+        if isinstance(data, ComplexData):
+            return complex_sample(
+                data.chains, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
+            )
         return training_sample(
             data.chain, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
         )
@@ -73,12 +89,12 @@ class MakeSample:
 
 @dataclass(frozen=True)
 class SampleSource:
-    """The chains of a run.
+    """The chains of a run, or complexes for a multimer network.
 
     Attributes:
         train: What is trained on, after filters.
         distillation: Predicted structures that are mixed in, or None.
-        valid: Chains to validate on; may be empty.
+        valid: What to validate on; may be empty.
         unreadable: Names and reasons of structures that were found but cannot be used.
     """
 
@@ -96,12 +112,13 @@ class SampleSource:
         return WeightedOrder(sets, seed)
 
 
-def open_source(config: DataConfig, validate_chains: int) -> SampleSource:
+def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:
     """Find the chains of a run.
 
     Args:
         config: Group ``data``.
         validate_chains: Chains to validate on, at most; spread evenly over the split.
+        complexes: Whether an entry is a whole structure file, as multimer networks train on them.
 
     Raises:
         ConfigError: A folder or split does not exist, or no chain is left after the filters.
@@ -116,11 +133,15 @@ def open_source(config: DataConfig, validate_chains: int) -> SampleSource:
         max_release_date=config.max_release_date,
     )
 
-    def found(directory: str, source: str, oversample: dict[str, float]) -> tuple[Filtered, Any]:
+    def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        return group_complexes(entries) if complexes else entries
+
+    def found(directory: str, source: str, oversample: dict[str, float] | None) -> tuple[Filtered, Any]:
         everything = open_training_set(
             directory, layout=config.layout, split=config.train_split, source=source, oversample=oversample
         )
-        return apply_filters(everything.entries, filters), everything.unreadable
+        entries = grouped(everything.entries)
+        return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
 
     train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample)
     distillation = None
@@ -129,7 +150,9 @@ def open_source(config: DataConfig, validate_chains: int) -> SampleSource:
         unreadable += more
     valid: tuple[Entry, ...] = ()
     if config.valid_split is not None:
-        chains = open_training_set(config.directory, layout=config.layout, split=config.valid_split).entries
+        chains = grouped(
+            open_training_set(config.directory, layout=config.layout, split=config.valid_split).entries
+        )
         longest = config.max_length or max(len(entry) for entry in chains)
         chains = tuple(entry for entry in chains if len(entry) <= longest)
         valid = tuple(
@@ -138,6 +161,13 @@ def open_source(config: DataConfig, validate_chains: int) -> SampleSource:
         if len(chains) <= validate_chains:
             valid = chains
     return SampleSource(train, distillation, valid, unreadable)
+
+
+def _resolved(entry: Entry) -> float:
+    """Share of an entry's residues whose CA has a position; reads its files."""
+    chains = read_complex(entry).chains if isinstance(entry, ComplexEntry) else (read_entry(entry).chain,)
+    shares = [resolved_share(chain) for chain in chains]
+    return float(np.average(shares, weights=[len(chain) for chain in chains]))
 
 
 def entry_reader(config: DataConfig) -> EntryReader:
@@ -159,6 +189,8 @@ def sample_settings(config: DataConfig) -> SampleSettings:
         block_deletion=config.block_deletion,
         unclamped_probability=config.unclamped_probability,
         unknown_resolution=config.unknown_resolution,
+        spatial_crop_probability=config.spatial_crop_probability,
+        max_chains=config.max_chains,
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastfold.data.complex_sample import COPIES
 from fastfold.data.loader import SampleLoader, merge_states
 from fastfold.data.training_sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
@@ -22,6 +23,7 @@ from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics import lddt
+from fastfold.training.chain_exchange import exchange_chains
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig
 from fastfold.training.ema import ExponentialMovingAverage
@@ -92,7 +94,8 @@ class Trainer:
         model: The network, on the world's device.
         tree: Its configuration tree.
         config: The run's configuration.
-        loader: Samples of :func:`fastfold.data.training_sample.training_sample`; every process has its own share.
+        loader: Samples of :func:`fastfold.data.training_sample.training_sample`, or for a multimer network of
+            :func:`fastfold.data.complex_sample.complex_sample`; every process has its own share.
         world: The run's processes.
         checkpoints: Where to save.
         ema: The average of the network's weights.
@@ -212,17 +215,19 @@ class Trainer:
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> Numbers:
         """Forward and backward of one sample; leaves the gradients in the parameters."""
         device = self.world.device
-        features = {
-            key.removeprefix(FEATURES): torch.as_tensor(x, device=device)
-            for key, x in sample.items()
-            if key.startswith(FEATURES)
-        }
-        batch = {key: x[recycles] for key, x in features.items()} | {
-            key.removeprefix(LABELS): torch.as_tensor(x, device=device)
-            for key, x in sample.items()
-            if key.startswith(LABELS)
-        }
+        features, labels, copies = (
+            {
+                key.removeprefix(p): torch.as_tensor(x, device=device)
+                for key, x in sample.items()
+                if key.startswith(p)
+            }
+            for p in (FEATURES, LABELS, COPIES)
+        )
         result = self.model(features, recycles)
+        # A multimer network may have stopped before the last iteration that was asked for.
+        batch = {key: x[result["num_recycles"]] for key, x in features.items()} | labels
+        ca = result["structure_module"]["final_atom_positions"][..., rc.atom_order["CA"], :]
+        batch = exchange_chains(ca, batch, copies)
         loss, parts = alphafold_loss(result, batch, self.tree)
         # Longer crops weigh more (supplement, section 1.9).
         (loss * math.sqrt(len(batch["aatype"]))).backward()
