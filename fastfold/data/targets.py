@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from fastfold.data.text_files import PathLike, split_lines
 from fastfold.errors import InputError
+from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import restypes
 
 MAX_NAME_LENGTH = 100
@@ -90,7 +91,9 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
 def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
     """Chains named A, B, … Z, a, … z, 0, … 9, and then AA, AB, …"""
     records = records or [""] * len(sequences)
-    return tuple(Chain(*chain) for chain in zip(_chain_ids(), sequences, records, strict=False))
+    return tuple(
+        Chain(*chain) for chain in zip(map(chain_name, itertools.count()), sequences, records, strict=False)
+    )
 
 
 def fold_unknown(sequence: str) -> str:
@@ -139,8 +142,8 @@ def parse_sequence(
         raise fail(_explain(found.group(), found.start()), found.start())
     sequences, warnings, start = [], [], 0
     pieces = text.split(":")
-    for number, (chain_id, piece) in enumerate(zip(_chain_ids(), pieces, strict=False), 1):
-        chain = f"chain {chain_id}: " if len(pieces) > 1 else ""
+    for number, piece in enumerate(pieces, 1):
+        chain = f"chain {chain_name(number - 1)}: " if len(pieces) > 1 else ""
         body = piece.removesuffix("*")
         if "*" in body:
             offset = start + body.index("*")
@@ -199,12 +202,6 @@ def _marked(stem: str, identifier: str, digits: int) -> str:
 
 def _digest(identifier: str, digits: int) -> str:
     return hashlib.sha256(identifier.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
-
-
-def _chain_ids() -> Iterator[str]:
-    letters = string.ascii_uppercase + string.ascii_lowercase + string.digits
-    for length in itertools.count(1):
-        yield from ("".join(letter) for letter in itertools.product(letters, repeat=length))
 
 
 def _line_index(lines: Sequence[str], offset: int) -> int:
