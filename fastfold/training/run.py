@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,12 @@ from fastfold.training.validation import ChainScore, score_entry
 from fastfold.training.world import World, start_world
 
 
-def train(config: TrainConfig) -> bool:
+def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
     """Train as configured; the folder of the run gets everything that is written.
+
+    Args:
+        config: For example from :func:`fastfold.training.compose.compose_config`.
+        loggers: Further ones besides those of the configuration; told on the first process.
 
     Returns:
         Whether the run got to its last step; False if a signal ended it before.
@@ -47,7 +52,7 @@ def train(config: TrainConfig) -> bool:
             config.trainer.validate_chains,
             complexes=bool(tree.model.global_config.multimer_mode),
         )
-        return _Run(config, tree, source, world).train()
+        return _Run(config, tree, source, world, loggers).train()
 
 
 class _Run:
@@ -58,9 +63,12 @@ class _Run:
         tree: Config tree of the network.
         source: The chains.
         world: The run's processes.
+        loggers: Besides those of the configuration.
     """
 
-    def __init__(self, config: TrainConfig, tree: Any, source: SampleSource, world: World) -> None:
+    def __init__(
+        self, config: TrainConfig, tree: Any, source: SampleSource, world: World, loggers: Sequence[Logger]
+    ) -> None:
         self.config, self.tree, self.source, self.world = config, tree, source, world
         self.out = Path(config.trainer.out)
         prepare_output_directory(self.out)
@@ -68,7 +76,7 @@ class _Run:
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
         self.reader: EntryReader = entry_reader(config.data)
         self.progress = TrainingProgress(config.trainer.steps, quiet=not world.is_main)
-        self.loggers = LoggerGroup(self._open_loggers() if world.is_main else [], self._say)
+        self.loggers = LoggerGroup([*self._open_loggers(), *loggers] if world.is_main else [], self._say)
 
     def train(self) -> bool:
         """Train, and write what a run leaves behind."""

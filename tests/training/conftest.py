@@ -35,7 +35,7 @@ TINY = [
 """Overrides of a run that takes milliseconds per step."""
 
 
-def write_helix(path: Path, residues: int, start: int = 0) -> None:
+def write_helix(path: Path, residues: int, start: int = 0, *, plddt: float = 90.0) -> None:
     """A chain of the recorded helix as a PDB file, packed if the name says so."""
     features = oracle_arrays("synthetic_monomer", "features")
     part = slice(start, start + residues)
@@ -46,7 +46,7 @@ def write_helix(path: Path, residues: int, start: int = 0) -> None:
         aatype=features["aatype"][0][part],
         residue_index=np.arange(1, len(mask) + 1),
         chain_index=np.zeros(len(mask)),
-        b_factors=np.full(mask.shape, 90.0),
+        b_factors=np.full(mask.shape, plddt),
     )
     text = to_pdb(protein).encode()
     path.parent.mkdir(parents=True, exist_ok=True)

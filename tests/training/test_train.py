@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -207,6 +207,38 @@ def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path:
     listed = (out / "quarantine.tsv").read_text()
     assert listed.splitlines()[0].startswith("broken\t")
     assert "helix1\t" in listed
+
+
+def test_predicted_structures_are_mixed_in_where_they_are_sure(data_folder: Path, tmp_path: Path):
+    """Samples of the second folder come by their probability; one that is unsure everywhere is listed."""
+    for name, plddt in (("sure", 90.0), ("unsure", 30.0)):
+        write_helix(tmp_path / "predicted" / f"{name}.pdb", 18, plddt=plddt)
+    out = tmp_path / "run"
+    second = [f"data.distillation={tmp_path / 'predicted'}", "data.distillation_probability=0.5"]
+    assert here(data_folder, out, *second, "trainer.steps=10")
+    consumed = [json.loads(line)["id"] for line in (out / "order_rank_0.jsonl").read_text().splitlines()]
+    assert 4 <= consumed.count("sure") <= 16
+    assert "unsure" not in consumed
+    assert "unsure\tno residue has a pLDDT of 50 or more" in (out / "quarantine.tsv").read_text()
+
+
+def test_other_loggers_are_told_too(data_folder: Path, tmp_path: Path):
+    class Collector:
+        def __init__(self) -> None:
+            self.steps: list[int] = []
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            self.steps.append(step)
+
+        def event(self, step: int, text: str) -> None: ...
+        def resume_from(self, step: int) -> None: ...
+        def close(self) -> None: ...
+
+    collector = Collector()
+    places = [f"data.directory={data_folder}", f"trainer.out={tmp_path / 'run'}"]
+    assert train(compose_config([*SHORT, *places, "logger=none"]), loggers=[collector])
+    assert collector.steps == [1, 2, 3, 4, 5, 6]
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_no_sample_after_the_filters_says_which_filter_took_how_many(data_folder: Path, tmp_path: Path):
