@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from fastfold.data.alignment import Msa
-from fastfold.data.chain_structure import ChainStructure
+from fastfold.data.chain_structure import ChainStructure, Structure
 from fastfold.data.msa_folder import ChainAlignments, find_alignments
 from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import Chain
@@ -95,17 +95,27 @@ def _complex(members: list[Entry]) -> ComplexEntry:
     return ComplexEntry(**values, members=tuple(members))
 
 
-def read_complex(entry: ComplexEntry) -> ComplexData:
+def read_complex(
+    entry: ComplexEntry,
+    *,
+    structure_reader: Callable[[Path], Structure] = read_structure,
+    msa_reader: Callable[[Path, str], Msa] = read_chain_msa,
+) -> ComplexData:
     """Reads the structure of a complex and the alignments of its chains.
 
     Those of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
     :mod:`fastfold.data.msa_folder`, and under the name that the training set has for the chain. Of chains with one
     sequence the first that has any shares them with the others.
 
+    Args:
+        entry: The complex.
+        structure_reader: Reads a structure file.
+        msa_reader: Reads an alignment of a sequence.
+
     Raises:
         InputError: A file cannot be used, or an alignment is of another chain.
     """
-    structure = read_structure(entry.structure)
+    structure = structure_reader(entry.structure)
     names = {member.chain_id: member.id for member in entry.members}
     if len(structure.chains) == 1:
         names.setdefault(structure.chains[0].chain_id, entry.members[0].id)
@@ -116,8 +126,8 @@ def read_complex(entry: ComplexEntry) -> ComplexData:
             files[chain.sequence] = find_alignments(entry.alignment_dir, _stem(entry.structure), chain=asked)
     msas = {
         sequence: ComplexMsas(
-            tuple(read_chain_msa(path, sequence) for path in found.unpaired),
-            tuple(read_chain_msa(path, sequence) for path in found.paired),
+            tuple(msa_reader(path, sequence) for path in found.unpaired),
+            tuple(msa_reader(path, sequence) for path in found.paired),
         )
         for sequence, found in files.items()
     }

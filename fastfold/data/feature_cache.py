@@ -2,9 +2,12 @@
 
 An entry's file is named after a hash of the bytes that it was made from, so that a changed source is another
 entry. It holds the version of the parsers too: a fingerprint of their code, so that no old entry survives a
-change of theirs. Entries are npz files without pickles, whose checksums tell damage. They are written beside
-their place and renamed: two writers of one entry write the same, and a killed one leaves nothing but a
-temporary file, which is removed later. A cache that cannot be written costs time, never a sample.
+change of theirs. Entries (:mod:`fastfold.data.cache_format`) are written beside their place and renamed: two
+writers of one entry write the same, and a killed one leaves nothing but a temporary file, which is removed
+later. A cache that cannot be written costs time, never a sample.
+
+A chain's entry holds its structure and its alignments. Of complexes the structure file and each alignment have
+entries of their own, since which alignments there are is only known once the structure has been read.
 """
 
 from __future__ import annotations
@@ -12,25 +15,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import io
 import logging
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
-
+from fastfold.data import cache_format
 from fastfold.data.alignment import Msa
-from fastfold.data.chain_structure import ChainStructure
+from fastfold.data.cache_format import Arrays
+from fastfold.data.chain_structure import Structure
+from fastfold.data.complex_entry import ComplexData, ComplexEntry, read_complex
+from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
 from fastfold.data.text_files import PathLike
-from fastfold.data.training_entry import Entry, EntryData, read_entry
+from fastfold.data.training_entry import Entry, EntryData, read_chain_msa, read_entry
 from fastfold.errors import OutputError
 
-_LAYOUT_VERSION = 1  # of the arrays below
 _TEMPORARY = "temporary"
 _STALE_S = 3600.0
 _PARSERS = (
@@ -44,8 +48,11 @@ _PARSERS = (
     "text_files.py",
     "training_entry.py",
     "feature_cache.py",
+    "cache_format.py",
     "../protein/residue_constants.*",
 )
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -58,15 +65,7 @@ class CacheReport:
     size: int
 
     def __str__(self) -> str:
-        return f"{self.entries} chains in {self.size / 1e6:.1f} MB"
-
-
-class _Unusable(Exception):
-    """An entry that has to be made again."""
-
-
-class _OtherVersion(_Unusable):
-    pass
+        return f"{self.entries} entries in {self.size / 1e6:.1f} MB"
 
 
 class FeatureCache:
@@ -104,38 +103,96 @@ class FeatureCache:
         Raises:
             InputError: The entry has to be read and cannot be.
         """
-        sources = (entry.structure, *entry.alignments())
-        digest = _digest(sources, entry.chain_id)
-        path = self.directory / digest[:2] / f"{safe_stem(entry.id)}-{digest[:32]}.npz"
-        data = self._load(path, digest)
-        if data is None:
-            self.misses += 1
-            data = read_entry(replace(entry, resolution=None))
-            if digest == _digest(sources, entry.chain_id):  # else a source changed while it was read
-                self._save(path, _pack(data, self.version, digest))
-        else:
-            self.hits += 1
+        data = self._cached(
+            entry.id,
+            (entry.structure, *entry.alignments()),
+            entry.chain_id,
+            make=lambda: read_entry(replace(entry, resolution=None)),
+            pack=_entry_arrays,
+            unpack=_entry_of,
+        )
         return data if entry.resolution is None else replace(data, resolution=entry.resolution)
+
+    def read_complex(self, entry: ComplexEntry) -> ComplexData:
+        """What :func:`fastfold.data.complex_entry.read_complex` returns, its files from the cache where they are there.
+
+        Raises:
+            InputError: A file has to be read and cannot be.
+        """
+        return read_complex(entry, structure_reader=self._structure, msa_reader=self._msa)
+
+    def _structure(self, path: Path) -> Structure:
+        """All chains of a file and its resolution; nothing else of it is remembered."""
+        return self._cached(
+            path.name,
+            (path,),
+            ("all chains",),
+            make=lambda: read_structure(path),
+            pack=_structure_arrays,
+            unpack=lambda arrays: _structure_of(arrays, path.name),
+        )
+
+    def _msa(self, path: Path, sequence: str) -> Msa:
+        return self._cached(
+            path.name,
+            (path,),
+            ("alignment of", sequence),
+            make=lambda: read_chain_msa(path, sequence),
+            pack=cache_format.msa_arrays,
+            unpack=cache_format.msa_of,
+        )
+
+    def _cached(
+        self,
+        name: str,
+        sources: tuple[Path, ...],
+        asked: object,
+        *,
+        make: Callable[[], T],
+        pack: Callable[[T], Arrays],
+        unpack: Callable[[Arrays], T],
+    ) -> T:
+        """What is made of files, from the cache where it is there.
+
+        Args:
+            name: Of the entry; serves people alone.
+            sources: The files.
+            asked: What is asked of them, told apart by its ``repr``.
+            make: Makes it.
+            pack: Turns it into arrays.
+            unpack: The inverse.
+        """
+        digest = _digest(sources, asked)
+        path = self.directory / digest[:2] / f"{safe_stem(name)}-{digest[:32]}.npz"
+        arrays = self._load(path, digest)
+        if arrays is not None:
+            self.hits += 1
+            return unpack(arrays)
+        self.misses += 1
+        made = make()
+        if digest == _digest(sources, asked):  # else a source changed while it was read
+            self._save(path, cache_format.to_bytes(pack(made), self.version, digest))
+        return made
 
     def report(self) -> CacheReport:
         """Counts what is in the folder."""
         sizes = [path.stat().st_size for path in self.directory.glob("??/*.npz")]
         return CacheReport(len(sizes), sum(sizes))
 
-    def _load(self, path: Path, digest: str) -> EntryData | None:
-        """The entry; None where it is not there or has to be made again."""
+    def _load(self, path: Path, digest: str) -> Arrays | None:
+        """An entry's arrays; None where it is not there or has to be made again."""
         try:
-            return _unpack(path.read_bytes(), self.version, digest)
+            return cache_format.from_bytes(path.read_bytes(), self.version, digest)
         except FileNotFoundError:
             return None
-        except _OtherVersion:
+        except cache_format.OtherVersion:
             # Which of many processes says so is decided by who makes this file.
             with contextlib.suppress(OSError):
                 (self.directory / _TEMPORARY / f"told-{self.version}").touch(exist_ok=False)
                 _log.warning(
                     "the cache %s was written by another version; its entries are made again", self.directory
                 )
-        except (OSError, _Unusable) as error:
+        except (OSError, cache_format.Unusable) as error:
             _log.warning("the cache entry %s cannot be read (%s) and is made again", path, error)
         return None
 
@@ -168,7 +225,7 @@ class FeatureCache:
 def parser_version() -> str:
     """Fingerprint of the code and tables that decide what a parsed file looks like."""
     folder = Path(__file__).parent
-    digest = hashlib.sha256(str(_LAYOUT_VERSION).encode())
+    digest = hashlib.sha256(str(cache_format.LAYOUT_VERSION).encode())
     for pattern in _PARSERS:
         base, _, name = pattern.rpartition("/")
         for path in sorted((folder / base).glob(name)):
@@ -177,9 +234,9 @@ def parser_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def _digest(sources: tuple[Path, ...], chain_id: str | None) -> str:
-    """Hash of the content and the kinds of files, and of the chain that is read from them."""
-    digest = hashlib.sha256(repr((chain_id, [path.suffixes[-2:] for path in sources])).encode())
+def _digest(sources: tuple[Path, ...], asked: object) -> str:
+    """Hash of the content and the kinds of files, and of what is read from them."""
+    digest = hashlib.sha256(repr((asked, [path.suffixes[-2:] for path in sources])).encode())
     for path in sources:
         try:
             content = path.read_bytes()
@@ -190,81 +247,32 @@ def _digest(sources: tuple[Path, ...], chain_id: str | None) -> str:
     return digest.hexdigest()
 
 
-def _pack(data: EntryData, version: str, digest: str) -> bytes:
-    """Bytes of an npz file; atoms that are not there and columns without deletions take no space."""
-    chain = data.chain
-    observed = chain.mask > 0
-    arrays: dict[str, Any] = {
-        "version": np.array([version, digest]),
-        "chain_id": _text(chain.chain_id),
-        "sequence": _text(chain.sequence),
-        "residue_index": chain.residue_index,
-        "observed": np.packbits(observed),
-        "positions": chain.positions[observed],
-        "b_factors": chain.b_factors[observed],
-        "resolution": np.array([] if data.resolution is None else [data.resolution], np.float64),
-        "alignments": np.array(len(data.alignments)),
+def _entry_arrays(data: EntryData) -> Arrays:
+    return {
+        **cache_format.chain_arrays(data.chain),
+        "resolution": cache_format.optional(data.resolution),
+        **cache_format.many("alignments", [cache_format.msa_arrays(msa) for msa in data.alignments]),
     }
-    for i, msa in enumerate(data.alignments):
-        where = np.flatnonzero(msa.deletions)
-        arrays |= {
-            f"rows{i}": _text("".join(msa.sequences)),
-            f"deleted{i}": np.stack([where, msa.deletions.reshape(-1)[where].astype(np.int64)]),
-            f"descriptions{i}": _text("\n".join(msa.descriptions)),
-        }
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    return buffer.getvalue()
 
 
-def _unpack(content: bytes, version: str, digest: str) -> EntryData:
-    """The inverse of :func:`_pack`."""
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
-            if file["version"][0] != version:
-                raise _OtherVersion
-            arrays = dict(file)
-        if arrays["version"][1] != digest:
-            raise _Unusable("it is that of another chain")
-        return _restore(arrays)
-    except _Unusable:
-        raise
-    except Exception as error:  # whatever damage makes the zip and npy readers raise
-        raise _Unusable(f"{type(error).__name__}: {error}") from None
-
-
-def _restore(arrays: dict[str, np.ndarray]) -> EntryData:
-    sequence = _string(arrays["sequence"])
-    length = len(sequence)
-    observed = np.unpackbits(arrays["observed"], count=length * 37).reshape(length, 37).astype(bool)
-    positions = np.zeros((length, 37, 3), np.float32)
-    positions[observed] = arrays["positions"]
-    b_factors = np.zeros((length, 37), np.float32)
-    b_factors[observed] = arrays["b_factors"]
-    chain = ChainStructure(
-        chain_id=_string(arrays["chain_id"]),
-        sequence=sequence,
-        positions=positions,
-        mask=observed.astype(np.float32),
-        residue_index=arrays["residue_index"],
-        b_factors=b_factors,
+def _entry_of(arrays: Arrays) -> EntryData:
+    return EntryData(
+        chain=cache_format.chain_of(arrays),
+        alignments=tuple(cache_format.msa_of(part) for part in cache_format.parts_of("alignments", arrays)),
+        resolution=cache_format.number_or_none(arrays["resolution"]),
     )
-    alignments = []
-    for i in range(int(arrays["alignments"])):
-        rows = _string(arrays[f"rows{i}"])
-        sequences = tuple(rows[start : start + length] for start in range(0, len(rows), length))
-        deletions = np.zeros(len(rows), np.int32)
-        where, number = arrays[f"deleted{i}"]
-        deletions[where] = number
-        descriptions = tuple(_string(arrays[f"descriptions{i}"]).split("\n"))
-        alignments.append(Msa(sequences, deletions.reshape(-1, length), descriptions))
-    resolution = arrays["resolution"]
-    return EntryData(chain, tuple(alignments), float(resolution[0]) if len(resolution) else None)
 
 
-def _text(value: str) -> np.ndarray:
-    return np.frombuffer(value.encode("utf-8"), np.uint8)
+def _structure_arrays(structure: Structure) -> Arrays:
+    return {
+        "resolution": cache_format.optional(structure.resolution),
+        **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in structure.chains]),
+    }
 
 
-def _string(value: np.ndarray) -> str:
-    return value.tobytes().decode("utf-8")
+def _structure_of(arrays: Arrays, name: str) -> Structure:
+    return Structure(
+        name=name,
+        chains=tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays)),
+        resolution=cache_format.number_or_none(arrays["resolution"]),
+    )

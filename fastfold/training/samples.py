@@ -37,10 +37,10 @@ from fastfold.training.world import World
 
 @dataclass(frozen=True)
 class EntryReader:
-    """Reads entries, chains through a cache where there is one.
+    """Reads entries, through a cache where there is one.
 
     Attributes:
-        cache: Remembers chains that were read, or None.
+        cache: Remembers what was read, or None.
         min_plddt: Residues of predicted structures under this pLDDT are masked.
     """
 
@@ -50,7 +50,7 @@ class EntryReader:
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
         """What the entry's files hold: those of a complex if it is one."""
         if isinstance(entry, ComplexEntry):
-            whole = read_complex(entry)
+            whole = read_complex(entry) if self.cache is None else self.cache.read_complex(entry)
             return mask_complex_plddt(whole, self.min_plddt) if entry.has_plddt else whole
         data = read_entry(entry) if self.cache is None else self.cache.read(entry)
         if not entry.has_plddt:

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data import feature_cache
+from fastfold.data import cache_format, feature_cache
+from fastfold.data.complex_entry import group_complexes, read_complex
 from fastfold.data.feature_cache import FeatureCache
 from fastfold.data.training_entry import Entry, EntryData, read_entry
 from fastfold.data.training_set import open_training_set
@@ -71,6 +72,29 @@ def test_cached_experimental_structures_equal_the_parsed_ones(folder: Path) -> N
         cache.read(entry)
         assert_equal(cache.read(entry), expected)
     assert cache.hits == cache.misses > 5
+
+
+def test_cached_complex_equals_the_parsed_one(tmp_path: Path, folder: Path) -> None:
+    """Structure and alignments, those to pair too; a file that changes is read again, the others are not."""
+    chains = {"A": "MKVLAAGIT", "B": "WWHHKKPPMM", "C": "MKVLAAGIT"}
+    write(tmp_path / "mmcifs" / "1abc.pdb", pdb_text(chains))
+    for chain in "AB":
+        place = tmp_path / "alignments" / f"1abc_{chain}"
+        write(place / "uniref90_hits.a3m", a3m(chains[chain], chains[chain].lower() + chains[chain][::-1]))
+        write(place / "uniprot_hits.a3m", a3m(chains[chain], chains[chain][::-1]))
+    (complex_,) = group_complexes(open_training_set(tmp_path, layout="openfold").entries)
+    cache, expected = FeatureCache(folder), read_complex(complex_)
+    for _ in range(2):
+        found = cache.read_complex(complex_)
+        assert found.resolution == expected.resolution
+        assert len(found.chains) == len(expected.chains) == 3
+        for pair in zip(found.chains, found.alignments, expected.chains, expected.alignments, strict=True):
+            for part in (0, 1):
+                assert_equal(EntryData(pair[0], pair[1][part], None), EntryData(pair[2], pair[3][part], None))
+    assert (cache.hits, cache.misses) == (5, 5)
+    write(tmp_path / "alignments" / "1abc_B" / "uniref90_hits.a3m", a3m(chains["B"]))
+    assert len(cache.read_complex(complex_).alignments[1].unpaired[0].sequences) == 1
+    assert (cache.hits, cache.misses) == (9, 6)
 
 
 def test_changed_source_is_read_again(entry: Entry, folder: Path) -> None:
@@ -137,7 +161,8 @@ def test_damaged_entry_is_made_again(
     elif damage == "flipped":
         content[content.index(b"positions.npy") + 400] ^= 1
     elif damage == "other":
-        content[:] = feature_cache._pack(expected, cache.version, "digest of another chain")
+        arrays = feature_cache._entry_arrays(expected)
+        content[:] = cache_format.to_bytes(arrays, cache.version, "digest of another chain")
     else:
         np.savez(path, version=np.array([object()]))
         content[:] = path.read_bytes()

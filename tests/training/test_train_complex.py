@@ -197,9 +197,12 @@ def test_complexes_are_learnt_from_and_the_weights_fold_them(
 
 
 def test_workers_make_what_the_training_process_makes(folder: Path, tmp_path: Path) -> None:
+    """And what a cache holds is what the files hold."""
     alone, helped = tmp_path / "alone", tmp_path / "helped"
     for out, workers in ((alone, 0), (helped, 1)):
-        assert here(folder, out, f"data.workers={workers}", "trainer.steps=2")
+        cache = [f"data.cache={tmp_path / 'cache'}"] if workers else []
+        assert here(folder, out, f"data.workers={workers}", "trainer.steps=2", *cache)
+    assert len(list((tmp_path / "cache").glob("??/*.npz"))) > 1
     read = [
         [json.loads(x)["loss"] for x in (o / "metrics.jsonl").read_text().splitlines()]
         for o in (alone, helped)
