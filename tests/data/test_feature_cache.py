@@ -97,6 +97,18 @@ def test_cached_complex_equals_the_parsed_one(tmp_path: Path, folder: Path) -> N
     assert (cache.hits, cache.misses) == (9, 6)
 
 
+def test_a_cached_alignment_serves_the_chain_that_it_was_read_for(tmp_path: Path, folder: Path) -> None:
+    """A structure that was corrected by a residue has the same alignment, whose first row is the new chain."""
+    before, after = "MKVLAAGITWWHHKKPPMMRRDDEE", "MKVLAAGITWWHHKKPPMMRRDDEN"
+    cache = FeatureCache(folder)
+    write(tmp_path / "msas" / "1abc.a3m", a3m(before))
+    for sequence in (before, after):
+        write(tmp_path / "1abc.pdb", pdb_text({"A": sequence}))
+        (complex_,) = group_complexes(open_training_set(tmp_path).entries)
+        (msas,) = cache.read_complex(complex_).alignments
+        assert msas.unpaired[0].sequences == (sequence,)
+
+
 def test_changed_source_is_read_again(entry: Entry, folder: Path) -> None:
     """Content decides, not time: the structure, the alignment, and whether there is one."""
     cache = FeatureCache(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import fastfold
 import fastfold.training.trainer
+from fastfold.data.alignment import parse_a3m
 from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.complex_entry import ComplexData, ComplexMsas
 from fastfold.data.complex_sample import COPIES, complex_sample
@@ -25,6 +27,7 @@ from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import DataConfig
 from fastfold.training.run import train
 from fastfold.training.samples import MakeSample, entry_reader, open_source, sample_settings
+from fastfold.training.trainer import Trainer
 from fastfold.training.validation import score_entry
 from tests.data.sample_chains import ca_trace, chain_structure
 from tests.evoformer.small import oracle_config, random_model
@@ -157,6 +160,31 @@ def test_a_crop_gets_the_labels_of_a_chain_outside_of_it() -> None:
     exchanged = exchange_chains(torch.as_tensor(other.positions[place, CA]), batch, copies)
     np.testing.assert_array_equal(exchanged["all_atom_positions"], other.positions[place])
     assert not torch.equal(exchanged["backbone_affine_tensor"], batch["backbone_affine_tensor"])
+
+
+def test_the_labels_of_the_alignment_are_those_of_the_last_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A multimer network that stops early has seen the rows of an earlier iteration than was asked for."""
+    tree = oracle_config("synthetic_multimer")
+    tree.model.recycle_early_stop_tolerance = 1e6
+    rows = "".join(f">{letter}\n{letter * len(ONE)}\n" for letter in "WHKRDEFY" * 2)
+    msas = ComplexMsas((parse_a3m(f">q\n{ONE.sequence}\n{rows}"),))
+    settings = SampleSettings(crop_size=100, cycles=4, block_deletion=False)
+    found = complex_sample((ONE,), [msas], tree, settings, np.random.default_rng(0))
+    batches = []
+
+    def recorded(result: dict[str, Any], batch: dict[str, torch.Tensor], config: Any) -> Any:
+        batches.append(batch)
+        assert result["num_recycles"] == 1
+        return alphafold_loss(result, batch, config)
+
+    monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", recorded)
+    trainer: Any = SimpleNamespace(
+        world=SimpleNamespace(device=torch.device("cpu")), model=random_model(tree), tree=tree
+    )
+    Trainer._sample(trainer, found, 3)
+    true = found[f"{FEATURES}true_msa"]
+    assert not np.array_equal(true[1], true[3])
+    np.testing.assert_array_equal(batches[0]["true_msa"], true[1])
 
 
 def test_no_gradient_flows_through_the_choice() -> None:
