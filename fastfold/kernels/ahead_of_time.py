@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import pkgutil
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
+
+from fastfold.errors import ConfigError
+from fastfold.kernels.backend import interpreted
+
+ARCHITECTURES = (80, 90, 100)
+"""Compute capabilities that the kernels are built for: A100, H100 and H200, B200."""
+
+TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Triton's names of the kernels' dtypes."""
+
+_ALIGNED = [["tt.divisibility", 16]]
 
 
 @dataclass(frozen=True)
@@ -15,9 +34,12 @@ class Specimen:
         name: Name in the table of results, with what the specimen stands for: ``attention_forward bf16 D=32``.
         kernel: The ``triton.jit`` function.
         signature: Triton types of the run-time arguments by name (``*bf16``, ``i32``, ``fp32``).
-        constants: Values of the ``tl.constexpr`` arguments, block sizes included.
+        constants: Values of the ``tl.constexpr`` arguments, block sizes included, and of run-time arguments that
+            a launch specialises on (strides of 1, pointers that are None).
         num_warps: Warps of a program.
         num_stages: Stages of software pipelining.
+        aligned: Integer arguments that are multiples of 16 in a usual launch and not in ``do_not_specialize``.
+            Pointers are taken to be aligned.
     """
 
     name: str
@@ -26,6 +48,7 @@ class Specimen:
     constants: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 2
+    aligned: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -41,3 +64,68 @@ class Needs:
     registers: int
     shared: int
     spills: int
+
+
+def all_specimens() -> list[Specimen]:
+    """What every module ``fastfold/kernels/*_triton.py`` ships, in order of the names."""
+    import fastfold.kernels
+
+    names = [m.name for m in pkgutil.iter_modules(fastfold.kernels.__path__) if m.name.endswith("_triton")]
+    modules = [importlib.import_module(f"fastfold.kernels.{name}") for name in sorted(names)]
+    return [specimen for module in modules for specimen in module.specimens()]
+
+
+def build(specimen: Specimen, architecture: int) -> Needs:
+    """Compile a kernel down to machine code, with the assembler in Triton's wheel.
+
+    Args:
+        specimen: The kernel and its configuration.
+        architecture: Compute capability, as 80, 90 or 100.
+
+    Returns:
+        What the machine code needs.
+
+    Raises:
+        ConfigError: The process runs Triton's interpreter, in which kernels are Python functions.
+        Exception: Whatever Triton raises if the kernel does not compile.
+    """
+    if interpreted():
+        raise ConfigError("kernels of Triton's interpreter cannot be compiled: unset TRITON_INTERPRET")
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = specimen.kernel.arg_names
+    signature = {n: "constexpr" if n in specimen.constants else specimen.signature[n] for n in names}
+    attributes = {
+        (i,): _ALIGNED
+        for i, n in enumerate(names)
+        if signature[n].startswith("*") or (n in specimen.aligned and n not in specimen.constants)
+    }
+    source = ASTSource(
+        fn=specimen.kernel, signature=signature, constexprs=dict(specimen.constants), attrs=attributes
+    )
+    options = {
+        "num_warps": specimen.num_warps,
+        "num_stages": specimen.num_stages,
+        "enable_fp_fusion": True,
+    }
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    registers, stack, local = _resources(compiled.asm["cubin"])
+    return Needs(registers, compiled.metadata.shared, stack + local)
+
+
+def _resources(cubin: bytes) -> tuple[int, int, int]:
+    """Registers, and bytes of stack and of local memory per thread, of machine code."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+        listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", listing)
+    if found is None:
+        raise RuntimeError(f"no resource usage in what cuobjdump prints: {listing!r}")
+    registers, stack, local = map(int, found.groups())
+    return registers, stack, local

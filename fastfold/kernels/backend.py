@@ -41,7 +41,8 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     if name == "torch":
         return "torch"
     reason = _no_triton(x)
-    if reason is None:
+    # The interpreter is for tests: it is never what somebody wants who does not ask for it.
+    if reason is None and (name == "triton" or not interpreted()):
         return "triton"
     if name == "triton":
         raise ConfigError(

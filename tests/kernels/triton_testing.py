@@ -1,0 +1,77 @@
+"""What the tests of Triton kernels share: where they run, and the comparison with a definition in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+"""A GPU, or the CPU under Triton's interpreter (see conftest.py)."""
+
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 2e-3}
+"""Relative error of outputs and gradients that a kernel may have, by dtype of its inputs."""
+
+DTYPES = [pytest.param(dtype, id=str(dtype).removeprefix("torch.")) for dtype in TOLERANCES]
+BACKENDS = ["torch", "triton"]
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    """Norm of the difference over the norm of what is right."""
+    difference = (found.detach().cpu().double() - exact.detach().cpu().double()).norm()
+    return float(difference / exact.detach().double().norm().cpu().clamp(min=1e-30))
+
+
+def output_and_gradients(
+    function: Callable[..., Tensor], inputs: dict[str, Any], constants: Iterable[str] = ()
+) -> dict[str, Tensor]:
+    """Output of a function and the gradients of a fixed weighted sum of it, by name of the input.
+
+    Args:
+        function: Called with ``inputs`` as keyword arguments.
+        inputs: Tensors of floating dtype receive gradients; their strides are kept.
+        constants: Names of tensors that receive none.
+    """
+    leaves = {
+        key: x.detach().requires_grad_()
+        for key, x in inputs.items()
+        if isinstance(x, Tensor) and x.is_floating_point() and key not in constants
+    }
+    out = function(**(inputs | leaves))
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    out.backward(weight.to(torch.bfloat16).to(out))  # the same numbers in every dtype
+    return {"output": out.detach()} | {k: x.grad for k, x in leaves.items() if x.grad is not None}
+
+
+def check_against_definition(
+    function: Callable[..., Tensor],
+    definition: Callable[..., Tensor],
+    inputs: dict[str, Any],
+    dtype: torch.dtype,
+    constants: Iterable[str] = (),
+) -> None:
+    """Assert that output and every gradient are within the tolerance of the definition in float64.
+
+    Args:
+        function: Operator under test.
+        definition: Its specification.
+        inputs: In float64 on the CPU; both get them rounded to ``dtype``.
+        dtype: Dtype of the operator's inputs.
+        constants: Names of tensors that receive no gradient.
+    """
+    rounded = {k: x.to(DEVICE, dtype) if isinstance(x, Tensor) else x for k, x in inputs.items()}
+    exact = output_and_gradients(
+        definition, {k: x.double() if isinstance(x, Tensor) else x for k, x in rounded.items()}, constants
+    )
+    found = output_and_gradients(function, rounded, constants)
+    assert found.keys() == exact.keys()
+    scale = max(float(x.norm()) for x in exact.values())
+    for key, value in exact.items():
+        assert torch.isfinite(found[key]).all(), key
+        # Gradients that cancel to nothing are measured against the largest one.
+        cancelled = float(value.norm()) < 1e-9 * scale
+        error = float(found[key].double().norm()) / scale if cancelled else relative_error(found[key], value)
+        assert error < TOLERANCES[dtype], f"{key}: {error:.2e}"
