@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import Literal
@@ -51,12 +52,15 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     return "torch"
 
 
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
 def _no_triton(x: Tensor) -> str | None:
     """Why Triton cannot work on ``x``; None if it can."""
     if x.dtype not in _DTYPES:
         return f"they know no {x.dtype}".replace("torch.", "")
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
-    if x.is_cuda or interpreted():
-        return None
-    return f"the tensor is on {x.device.type}, and they need a GPU"
+    if not (x.is_cuda or interpreted()):
+        return f"the tensor is on {x.device.type}, and they need a GPU"
+    return None if _triton_installed() else "the package triton is not installed"

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from fastfold.kernels.backend import choose_backend
 from fastfold.kernels.blocks import (
     block_positions,
     exact_dtype,
@@ -16,6 +16,9 @@ from fastfold.kernels.blocks import (
     position_blocks,
     without_autocast,
 )
+
+LONGEST_ROW = 4096
+"""Channels of the longest row that Triton's kernels take."""
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -30,47 +33,99 @@ def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None,
     return out.to(x.dtype)
 
 
-class _LayerNorm(torch.autograd.Function):
-    """Keeps only its input: the statistics are recomputed block by block."""
-
-    @staticmethod
-    @without_autocast
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.eps = eps
-        exact = exact_dtype(x)
-        weight = None if weight is None else weight.to(exact)
-        bias = None if bias is None else bias.to(exact)
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        for b_x, b_out in position_blocks(block_positions(x.shape[-1]), x, out):
-            b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
-        return out
-
-    @staticmethod
-    @without_autocast
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
-        exact = exact_dtype(x)
-        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
-        weight = None if weight is None else weight.to(exact)
-        bias = None if bias is None else bias.to(exact)
-        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
-        grad_weight = x.new_zeros(x.shape[-1], dtype=exact) if need_weight else None
-        grad_bias = x.new_zeros(x.shape[-1], dtype=exact) if need_bias else None
-        wanted = [x, grad] if grad_x is None else [x, grad, grad_x]
-        for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
-            b_x = b_x.to(exact)
-            _, *statistics = normalise(b_x, None, None, ctx.eps)
-            b_result = normalise_backward(
-                b_grad.to(exact), b_x, statistics, weight, bias, grad_weight, grad_bias
-            )
-            for b_out in b_grad_x:
-                b_out.copy_(b_result)
-        return grad_x, grad_weight, grad_bias, None
+def _runs_on_triton(x: Tensor, backend: str | None) -> bool:
+    """Whether Triton runs the operator; longer rows than a program holds are left to PyTorch."""
+    return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+@torch.library.custom_op("fastfold::layer_norm", mutates_args=())
+@without_autocast
+def _layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
+) -> Tensor:
+    if _runs_on_triton(x, backend):
+        from fastfold.kernels.layer_norm_triton import layer_norm_forward
+
+        with torch.cuda.device_of(x):
+            return layer_norm_forward(x, weight, bias, eps)
+    exact = exact_dtype(x)
+    weight = None if weight is None else weight.to(exact)
+    bias = None if bias is None else bias.to(exact)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for b_x, b_out in position_blocks(block_positions(x.shape[-1]), x, out):
+        b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
+    return out
+
+
+@_layer_norm.register_fake
+def _layer_norm_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
+) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fastfold::layer_norm_backward", mutates_args=())
+@without_autocast
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: list[bool], backend: str | None
+) -> list[Tensor]:
+    """Gradients for x, weight and bias in this order, those that ``need`` asks for."""
+    exact = exact_dtype(x)
+    if _runs_on_triton(x, backend):
+        from fastfold.kernels.layer_norm_triton import layer_norm_backward
+
+        with torch.cuda.device_of(x):
+            grads = layer_norm_backward(grad, x, weight, eps, (need[0], need[1], need[2]))
+        return [g for g in grads if g is not None]
+    weight = None if weight is None else weight.to(exact)
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need[0] else None
+    grad_weight, grad_bias = (x.new_zeros(x.shape[-1], dtype=exact) if n else None for n in need[1:])
+    wanted = [x, grad] if grad_x is None else [x, grad, grad_x]
+    for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
+        b_x = b_x.to(exact)
+        _, *b_statistics = normalise(b_x, None, None, eps)
+        # Of the shift PyTorch asks only whether it is there.
+        b_result = normalise_backward(
+            b_grad.to(exact), b_x, b_statistics, weight, grad_bias, grad_weight, grad_bias
+        )
+        for b_out in b_grad_x:
+            b_out.copy_(b_result)
+    return [g for g in (grad_x, grad_weight, grad_bias) if g is not None]
+
+
+@_layer_norm_backward.register_fake
+def _layer_norm_backward_fake(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: list[bool], backend: str | None
+) -> list[Tensor]:
+    grad_x = [torch.empty_like(x, memory_format=torch.contiguous_format)] if need[0] else []
+    return grad_x + [x.new_empty(x.shape[-1], dtype=exact_dtype(x)) for n in need[1:] if n]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep the input alone: its statistics are cheap to take again."""
+    x, weight, bias, ctx.eps, ctx.backend = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, *parameters = ctx.saved_tensors
+    need = list(ctx.needs_input_grad[:3])
+    grads = iter(_layer_norm_backward(grad, x, parameters[0], ctx.eps, need, ctx.backend))
+    found = [next(grads).to(t.dtype) if n else None for n, t in zip(need, (x, *parameters), strict=True)]
+    return (*found, None, None)
+
+
+_layer_norm.register_autograd(_backward, setup_context=_setup_context)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    backend: str | None = None,
+) -> Tensor:
     """Normalise the last axis to mean 0 and variance 1, then scale and shift.
 
     Args:
@@ -78,8 +133,14 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
         weight: ``[c]`` scale, or None.
         bias: ``[c]`` shift, or None.
         eps: Added to the variance.
+        backend: As in :func:`fastfold.kernels.backend.choose_backend`; rows of more than 4,096 channels are
+            PyTorch's in any case.
 
     Returns:
-        ``[*, c]`` in the dtype of ``x``; mean and variance are accumulated in float32 (float64 for float64).
+        ``[*, c]``, contiguous, in the dtype of ``x``; mean and variance are accumulated in float32 (float64 for
+        float64).
+
+    Raises:
+        ConfigError: The backend cannot run here.
     """
-    return _LayerNorm.apply(x, weight, bias, eps)
+    return _layer_norm(x, weight, bias, eps, backend)

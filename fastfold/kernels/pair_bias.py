@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from fastfold.kernels.backend import choose_backend
 from fastfold.kernels.blocks import (
     Scratch,
     block_positions,
@@ -23,6 +23,12 @@ from fastfold.kernels.blocks import (
 from fastfold.kernels.layer_norm import layer_norm_definition
 
 _EPS = 1e-5
+
+LONGEST_ROW = 512
+"""Most channels that Triton's kernels take."""
+
+MOST_HEADS = 32
+"""Most heads that they take."""
 
 
 def pair_bias_definition(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
@@ -40,46 +46,117 @@ def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
         start += len(parts[0])
 
 
-class _PairBias(torch.autograd.Function):
-    """Keeps only its input; what is normalised exists for one block at a time, in both directions."""
+@torch.library.custom_op("fastfold::pair_bias", mutates_args=())
+@without_autocast
+def _pair_bias(
+    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, backend: str | None
+) -> Tensor:
+    if _runs_on_triton(z, weight, backend):
+        from fastfold.kernels.pair_bias_triton import pair_bias_forward
 
-    @staticmethod
-    @without_autocast
-    def forward(ctx: Any, z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(z, norm_weight, norm_bias, weight)
-        exact = exact_dtype(z)
-        norm, weight = (norm_weight.to(exact), norm_bias.to(exact)), weight.to(z.dtype)
-        out = z.new_empty(*z.shape[:-3], len(weight), *z.shape[-3:-1])
-        for i in itertools.product(*map(range, z.shape[:-3])):
-            for b_out, b_z in _blocks(out[i], z[i]):
-                b_normed = normalise(b_z.to(exact), *norm, _EPS)[0].to(z.dtype)
-                b_out.copy_(weight @ b_normed.t())
-        return out
-
-    @staticmethod
-    @without_autocast
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z, *parameters = ctx.saved_tensors
-        exact = exact_dtype(z)
-        norm_weight, norm_bias, weight = (p.to(exact) for p in parameters)
-        totals = [torch.zeros_like(p) for p in (norm_weight, norm_bias, weight)]
-        grad_z = torch.empty_like(z)
-        scratch = Scratch().of(z, exact)
-        for i in itertools.product(*map(range, z.shape[:-3])):
-            for b_grad, b_z, b_grad_z in _blocks(grad[i], z[i], grad_z[i]):
-                b_grad, b_z = b_grad.to(exact), b_z.to(exact)
-                b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, _EPS)
-                totals[2].addmm_(b_grad, b_normed)
-                b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
-                b_grad_z.copy_(
-                    normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
-                )
-        grads = (grad_z, *totals)
-        return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
+        with torch.cuda.device_of(z):
+            return pair_bias_forward(z, norm_weight, norm_bias, weight.to(z.dtype), _EPS)
+    exact = exact_dtype(z)
+    norm, weight = (norm_weight.to(exact), norm_bias.to(exact)), weight.to(z.dtype)
+    out = z.new_empty(*z.shape[:-3], len(weight), *z.shape[-3:-1])
+    for i in itertools.product(*map(range, z.shape[:-3])):
+        for b_out, b_z in _blocks(out[i], z[i]):
+            b_normed = normalise(b_z.to(exact), *norm, _EPS)[0].to(z.dtype)
+            b_out.copy_(weight @ b_normed.t())
+    return out
 
 
-def pair_bias(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
+@_pair_bias.register_fake
+def _pair_bias_fake(
+    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, backend: str | None
+) -> Tensor:
+    return z.new_empty(*z.shape[:-3], weight.shape[0], *z.shape[-3:-1])
+
+
+@torch.library.custom_op("fastfold::pair_bias_backward", mutates_args=())
+@without_autocast
+def _pair_bias_backward(
+    grad: Tensor,
+    z: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    need_z: bool,
+    need_parameters: bool,
+    backend: str | None,
+) -> list[Tensor]:
+    """Gradients for z and, together, the three parameters, where they are needed."""
+    exact = exact_dtype(z)
+    if _runs_on_triton(z, weight, backend):
+        from fastfold.kernels.pair_bias_triton import pair_bias_backward
+
+        parameters = norm_weight, norm_bias, weight.to(z.dtype)
+        with torch.cuda.device_of(z):
+            first, others = pair_bias_backward(grad, z, *parameters, _EPS, need_z, need_parameters)
+        return others if first is None else [first, *others]
+    norm_weight, norm_bias, weight = (p.to(exact) for p in (norm_weight, norm_bias, weight))
+    totals = [torch.zeros_like(p) for p in (norm_weight, norm_bias, weight)]
+    grad_z = torch.empty_like(z, memory_format=torch.contiguous_format)
+    scratch = Scratch().of(z, exact)
+    for i in itertools.product(*map(range, z.shape[:-3])):
+        for b_grad, b_z, b_grad_z in _blocks(grad[i], z[i], grad_z[i]):
+            b_grad, b_z = b_grad.to(exact), b_z.to(exact)
+            b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, _EPS)
+            totals[2].addmm_(b_grad, b_normed)
+            b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
+            b_grad_z.copy_(
+                normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
+            )
+    return [grad_z] * need_z + totals * need_parameters
+
+
+@_pair_bias_backward.register_fake
+def _pair_bias_backward_fake(
+    grad: Tensor,
+    z: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    need_z: bool,
+    need_parameters: bool,
+    backend: str | None,
+) -> list[Tensor]:
+    grads = [torch.empty_like(z, memory_format=torch.contiguous_format)] if need_z else []
+    if need_parameters:
+        grads += [z.new_empty(p.shape, dtype=exact_dtype(z)) for p in (norm_weight, norm_bias, weight)]
+    return grads
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep the inputs alone: what is normalised exists for one block at a time, in both directions."""
+    *tensors, ctx.backend = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    tensors = ctx.saved_tensors
+    need = ctx.needs_input_grad[:4]
+    grads = _pair_bias_backward(grad, *tensors, need[0], any(need[1:]), ctx.backend)
+    if not need[0]:
+        grads = [None, *grads]
+    if not any(need[1:]):
+        grads = [*grads, None, None, None]
+    found = zip(grads, tensors, need, strict=True)
+    return (*(g.to(t.dtype) if n else None for g, t, n in found), None)
+
+
+_pair_bias.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _runs_on_triton(z: Tensor, weight: Tensor, backend: str | None) -> bool:
+    """Whether Triton runs the operator; what a program cannot hold is left to PyTorch."""
+    fits = weight.shape[0] <= MOST_HEADS and weight.shape[1] <= LONGEST_ROW
+    return choose_backend(z, backend) == "triton" and fits
+
+
+def pair_bias(
+    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, *, backend: str | None = None
+) -> Tensor:
     """``LN(z) Wᵀ`` with the heads in front, as attention reads it (supplement algorithms 7, 13 and 14).
 
     Args:
@@ -87,8 +164,13 @@ def pair_bias(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor)
         norm_weight: ``[c]``, scale of the normalisation.
         norm_bias: ``[c]``, its shift.
         weight: W ``[H, c]``.
+        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 512 channels or 32 heads are
+            PyTorch's in any case.
 
     Returns:
         ``[*, H, A, B]`` in the dtype of ``z``.
+
+    Raises:
+        ConfigError: The backend cannot run here.
     """
-    return _PairBias.apply(z, norm_weight, norm_bias, weight)
+    return _pair_bias(z, norm_weight, norm_bias, weight, backend)
