@@ -1,0 +1,1 @@
+"""Parallel training and inference of any ``nn.Module``: meshes, collectives, layers."""

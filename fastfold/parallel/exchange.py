@@ -1,0 +1,169 @@
+"""Starting collectives: the only file that talks to torch.distributed about tensors.
+
+Every function starts one collective and returns at once; :meth:`Pending.wait` gives the result. Nothing here
+is differentiable (``collectives.py`` is), and the choice of the primitive by backend and by evenness is made
+here alone: even shards use the backend's own collective, uneven ones an all-to-all of exactly the bytes
+that are needed, because the backends' gather and reduce-scatter want equal shards and padding would
+send and hold more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastfold.parallel.groups import Group
+
+# PyTorch 2.13 renamed both; the older names stay for 2.11.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass
+class Pending:
+    """A collective under way.
+
+    Attributes:
+        finish: Makes the result of the buffers once they are filled.
+        work: What to wait for; None if nothing is under way.
+    """
+
+    finish: Callable[[], Tensor]
+    work: dist.Work | None = None
+
+    def wait(self) -> Tensor:
+        """The result, once every rank has sent its part (on a GPU: the stream waits, not the host)."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return self.finish()
+
+
+def ready(x: Tensor) -> Pending:
+    """A result that needs no communication."""
+    return Pending(lambda: x)
+
+
+def _even(sizes: Sequence[int]) -> bool:
+    return len(set(sizes)) == 1
+
+
+def _exchange(
+    op: str, pieces: Sequence[Tensor], received: Sequence[int], group: Group
+) -> tuple[Tensor, dist.Work]:
+    """Send piece i to rank i and receive ``received[i]`` elements from it, into one flat buffer."""
+    flat = torch.cat([piece.reshape(-1) for piece in pieces])
+    buffer = flat.new_empty(sum(received))
+    numbers = [piece.numel() for piece in pieces]
+    work = dist.all_to_all_single(
+        buffer, flat, list(received), numbers, group=group.process_group, async_op=True
+    )
+    group.report(op, (flat.numel() - numbers[group.rank]) * flat.element_size())
+    return buffer, work
+
+
+def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
+    """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
+    x = x.contiguous()
+    if _even(sizes):
+        flat = x.new_empty(group.size * x.numel())
+        work = _all_gather(flat, x.view(-1), group=group.process_group, async_op=True)
+        group.report("all_gather", (group.size - 1) * x.numel() * x.element_size())
+        return Pending(lambda: torch.cat(flat.view(group.size, *x.shape).unbind(0), dim), work)
+    shapes = [(*x.shape[:dim], size, *x.shape[dim + 1 :]) for size in sizes]
+    numbers = [torch.Size(shape).numel() for shape in shapes]
+    buffer, work = _exchange("all_gather", [x] * group.size, numbers, group)
+
+    def finish() -> Tensor:
+        parts = buffer.split(numbers)
+        return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim)
+
+    return Pending(finish, work)
+
+
+def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
+    """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
+    pieces = x.split(list(sizes), dim)
+    shape = pieces[group.rank].shape
+    if _even(sizes) and group.backend != "gloo":
+        stacked = torch.stack(pieces)
+        out = x.new_empty(shape)
+        work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
+        group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
+        return Pending(lambda: out, work)
+    # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that.
+    buffer, work = _exchange("reduce_scatter", pieces, [shape.numel()] * group.size, group)
+    return Pending(lambda: buffer.view(group.size, *shape).sum(0), work)
+
+
+def start_all_to_all(
+    x: Tensor,
+    split_dim: int,
+    concat_dim: int,
+    group: Group,
+    split_sizes: Sequence[int],
+    concat_sizes: Sequence[int],
+) -> Pending:
+    """Cut ``split_dim`` into shards for the ranks, and join what they send along ``concat_dim``."""
+    pieces = x.split(list(split_sizes), split_dim)
+    shapes = []
+    for size in concat_sizes:
+        shape = list(x.shape)
+        shape[split_dim] = split_sizes[group.rank]
+        shape[concat_dim] = size
+        shapes.append(torch.Size(shape))
+    numbers = [shape.numel() for shape in shapes]
+    buffer, work = _exchange("all_to_all", pieces, numbers, group)
+
+    def finish() -> Tensor:
+        parts = buffer.split(numbers)
+        return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], concat_dim)
+
+    return Pending(finish, work)
+
+
+def start_all_reduce(x: Tensor, group: Group) -> Pending:
+    """Sum over the ranks, on every rank."""
+    out = x.clone(memory_format=torch.contiguous_format)
+    work = dist.all_reduce(out, group=group.process_group, async_op=True)
+    group.report("all_reduce", 2 * (group.size - 1) / group.size * out.numel() * out.element_size())
+    return Pending(lambda: out, work)
+
+
+def start_broadcast(x: Tensor, source: int, group: Group) -> Pending:
+    """The tensor of rank ``source`` of the group, on every rank; the others give one of its shape."""
+    out = (
+        x.clone(memory_format=torch.contiguous_format)
+        if group.rank == source
+        else torch.empty_like(x).contiguous()
+    )
+    work = dist.broadcast(out, group=group.process_group, group_src=source, async_op=True)
+    group.report("broadcast", (group.size - 1) / group.size * out.numel() * out.element_size())
+    return Pending(lambda: out, work)
+
+
+def start_reduce(x: Tensor, target: int, group: Group) -> Pending:
+    """Sum over the ranks on rank ``target`` of the group, zeros on the others."""
+    out = x.clone(memory_format=torch.contiguous_format)
+    work = dist.reduce(out, group=group.process_group, group_dst=target, async_op=True)
+    group.report("reduce", (group.size - 1) / group.size * out.numel() * out.element_size())
+    # The other ranks' buffers hold partial sums afterwards.
+    return Pending(lambda: out if group.rank == target else torch.zeros_like(out), work)
+
+
+def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> Pending:
+    """Send to the rank ``offset`` further round the ring, receive from the one ``offset`` before.
+
+    ``sizes`` are the lengths along ``dim`` of what each rank sends.
+    """
+    target, source = (group.rank + offset) % group.size, (group.rank - offset) % group.size
+    empty = x.new_empty(0)
+    shape = torch.Size((*x.shape[:dim], sizes[source], *x.shape[dim + 1 :]))
+    received = [shape.numel() if rank == source else 0 for rank in range(group.size)]
+    pieces = [x if rank == target else empty for rank in range(group.size)]
+    buffer, work = _exchange("shift", pieces, received, group)
+    return Pending(lambda: buffer.view(shape), work)

@@ -1,0 +1,136 @@
+"""Who communicates with whom, and how many bytes went over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch.distributed as dist
+
+
+def shard_sizes(length: int, parts: int) -> list[int]:
+    """Lengths of ``parts`` consecutive shards of ``length``; the first ones are one longer.
+
+    No padding: 7 over 3 is ``[3, 2, 2]``, 2 over 3 is ``[1, 1, 0]``.
+
+    Raises:
+        ValueError: ``length`` is negative or ``parts`` is not positive.
+    """
+    if length < 0 or parts < 1:
+        raise ValueError(f"cannot cut a length of {length} into {parts} shards")
+    whole, longer = divmod(length, parts)
+    return [whole + (i < longer) for i in range(parts)]
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One collective as one rank saw it.
+
+    Attributes:
+        op: ``all_gather``, ``reduce_scatter``, ``all_to_all``, ``all_reduce``, ``broadcast``, ``reduce`` or ``shift``.
+        group: Name of the group.
+        size: Ranks in the group.
+        sent: Bytes that this rank sends. Broadcast and reduce count their mean over the group, because
+            which rank sends depends on the algorithm; so does all-reduce (2 (P - 1) / P of the tensor).
+    """
+
+    op: str
+    group: str
+    size: int
+    sent: float
+
+
+@dataclass
+class CommunicationLog:
+    """Collectives in the order in which this rank started them, those of the backward pass included."""
+
+    entries: list[Communication] = field(default_factory=list)
+
+    @property
+    def sent(self) -> float:
+        """Bytes sent by this rank in total."""
+        return sum(entry.sent for entry in self.entries)
+
+    def by_op(self) -> dict[str, float]:
+        """Bytes sent by this rank for each kind of collective."""
+        totals: dict[str, float] = {}
+        for entry in self.entries:
+            totals[entry.op] = totals.get(entry.op, 0.0) + entry.sent
+        return totals
+
+    def by_group(self) -> dict[str, float]:
+        """Bytes sent by this rank over each named group."""
+        totals: dict[str, float] = {}
+        for entry in self.entries:
+            totals[entry.group] = totals.get(entry.group, 0.0) + entry.sent
+        return totals
+
+
+class Reporter:
+    """Where the groups of one mesh report what they send: to every log that is open, and to none otherwise."""
+
+    def __init__(self) -> None:
+        self._logs: list[CommunicationLog] = []
+
+    def report(self, entry: Communication) -> None:
+        """Add an entry to every open log."""
+        for log in self._logs:
+            log.entries.append(entry)
+
+    @contextmanager
+    def record(self) -> Iterator[CommunicationLog]:
+        """A log of everything that is sent until the context is left."""
+        log = CommunicationLog()
+        self._logs.append(log)
+        try:
+            yield log
+        finally:
+            # By identity: two logs with equal entries are equal dataclasses.
+            self._logs = [other for other in self._logs if other is not log]
+
+
+class Group:
+    """Ranks that communicate with each other: a process group with a name and a place to report bytes to.
+
+    Args:
+        process_group: The ranks; None for a rank that is alone.
+        name: Shown in logs.
+        reporter: Shared by the groups of a mesh; one of its own if None.
+    """
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None, name: str = "group", reporter: Reporter | None = None
+    ) -> None:
+        self.process_group = process_group
+        self.name = name
+        self.reporter = reporter or Reporter()
+
+    @cached_property
+    def size(self) -> int:
+        """Number of ranks."""
+        return 1 if self.process_group is None else dist.get_world_size(self.process_group)
+
+    @cached_property
+    def rank(self) -> int:
+        """This rank's number within the group, from 0."""
+        return 0 if self.process_group is None else dist.get_rank(self.process_group)
+
+    @cached_property
+    def backend(self) -> str:
+        """``nccl``, ``gloo``, ``fake``, ...; empty for a rank that is alone."""
+        return "" if self.process_group is None else dist.get_backend(self.process_group)
+
+    def shard(self, length: int) -> slice:
+        """This rank's part of an axis of ``length`` cut by :func:`shard_sizes`."""
+        sizes = shard_sizes(length, self.size)
+        start = sum(sizes[: self.rank])
+        return slice(start, start + sizes[self.rank])
+
+    def report(self, op: str, sent: float) -> None:
+        """Report bytes that this rank sends in one collective."""
+        self.reporter.report(Communication(op, self.name, self.size, sent))
+
+    def __repr__(self) -> str:
+        return f"Group({self.name}, rank {self.rank} of {self.size})"
