@@ -1,0 +1,1 @@
+"""Memory of big models on small devices: general, for any ``nn.Module``."""
