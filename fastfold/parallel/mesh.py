@@ -1,0 +1,104 @@
+"""The ranks of a run laid out by a plan, and the groups in which they communicate."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.groups import CommunicationLog, Group, Reporter
+from fastfold.parallel.plan import ParallelPlan
+
+# Names of the tensor parallel group's dimensions. A name is that of the group that varies along the dimension:
+# "tp_column" runs down a column of the grid.
+_TP_DIMENSIONS = {
+    "1d": ("tp",),
+    "2d": ("tp_depth", "tp_column", "tp_row"),
+    "2.5d": ("tp_depth", "tp_column", "tp_row"),
+    "3d": ("tp_x", "tp_y", "tp_z"),
+}
+
+
+class ParallelMesh:
+    """Groups of ranks by name, on a :class:`DeviceMesh` whose shape is the plan's.
+
+    Ranks that are neighbours share a tensor parallel group first, then a DAP, sequence, data parallel group and
+    pipeline stage last: what communicates most stays closest. Without an initialised process group the mesh is that of
+    one process alone.
+
+    Groups (see :meth:`group`): ``pp``, ``dp``, ``sp``, ``dap``, ``tp``; ``replicas`` (dp x sp x dap: ranks
+    that hold the same parameters); of the 2d and 2.5d grids ``tp_row`` (the ranks of this row, one for each
+    column), ``tp_column`` and ``tp_depth``; of the 3d cube ``tp_x``, ``tp_y`` and ``tp_z``.
+
+    Args:
+        plan: The axes.
+        device_type: ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: The plan needs another number of ranks, or differs between ranks. Every rank raises, before any
+            collective has run.
+    """
+
+    def __init__(self, plan: ParallelPlan, device_type: str = "cpu") -> None:
+        self.plan = plan
+        self.device_type = device_type
+        self.reporter = Reporter()
+        self.device_mesh: DeviceMesh | None = None
+        names = ("pp", "dp", "sp", "dap", *_TP_DIMENSIONS[plan.tp_mode])
+        shape = (plan.pp, plan.dp, plan.sp, plan.dap, *plan.tp_grid)
+        plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
+        if dist.is_initialized():
+            _agree(plan)
+            self.device_mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+        self._groups: dict[str, Group] = {}
+        for name, size in zip(names, shape, strict=True):
+            self._add(name, (name,), size)
+        self._add("replicas", ("dp", "sp", "dap"), plan.dp * plan.sp * plan.dap)
+        if plan.tp_mode != "1d":
+            self._add("tp", _TP_DIMENSIONS[plan.tp_mode], plan.tp)
+
+    def _add(self, name: str, dimensions: tuple[str, ...], size: int) -> None:
+        process_group = None
+        if self.device_mesh is not None and size > 1:
+            part = self.device_mesh[dimensions]
+            process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
+        self._groups[name] = Group(process_group, name, self.reporter)
+
+    def group(self, name: str) -> Group:
+        """The group ``name`` that this rank is in.
+
+        Raises:
+            ConfigError: The plan has no such group.
+        """
+        if name not in self._groups:
+            raise ConfigError(
+                f"a mesh of {self.plan} has no group {name!r}; it has {', '.join(sorted(self._groups))}"
+            )
+        return self._groups[name]
+
+    def record(self) -> AbstractContextManager[CommunicationLog]:
+        """A log of what this rank sends over any of the mesh's groups while the context is open."""
+        return self.reporter.record()
+
+
+def _agree(plan: ParallelPlan) -> None:
+    """Compare the plans of all ranks over the store on which they met; no collective could run with different ones."""
+    if dist.get_backend() == "fake":
+        return
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    # Each rank counts its own meshes, so the plans of a mesh are never taken for those of the one before.
+    turn = store.add(f"fastfold/meshes/{rank}", 1)
+    store.set(f"fastfold/plan/{turn}/{rank}", json.dumps(plan.to_dict()))
+    for other in range(dist.get_world_size()):
+        theirs = ParallelPlan(**json.loads(store.get(f"fastfold/plan/{turn}/{other}")))
+        if theirs != plan:
+            named = {name: (value, theirs.to_dict()[name]) for name, value in plan.to_dict().items()}
+            differing = "; ".join(
+                f"{name} is {mine!r} on rank {rank} and {its!r} on rank {other}"
+                for name, (mine, its) in named.items()
+                if mine != its
+            )
+            raise ConfigError(f"the ranks were started with different plans: {differing}")

@@ -1,0 +1,127 @@
+"""Which kinds of parallelism over how many ranks: a plan, and its arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fastfold.errors import ConfigError
+
+TP_MODES = ("1d", "2d", "2.5d", "3d")
+
+
+@dataclass(frozen=True)
+class ParallelPlan:
+    """Sizes of the axes over which ranks are laid out; their product is the number of ranks.
+
+    Attributes:
+        dp: Data parallel replicas.
+        zero: ZeRO stage 0 to 3: what is sharded over the replicas (nothing, optimizer states, gradients, parameters).
+        pp: Pipeline stages.
+        tp: Ranks of one tensor parallel group.
+        tp_mode: ``1d`` (Megatron), ``2d`` (SUMMA), ``2.5d`` (SUMMA with depth) or ``3d`` (cube).
+        tp_depth: Depth of ``2.5d``; the group is ``depth`` square grids.
+        sp: Ranks over which the sequence is sharded.
+        dap: Ranks of one dynamic axial parallel group.
+
+    Raises:
+        ConfigError: A size is impossible; the message holds the arithmetic.
+    """
+
+    dp: int = 1
+    zero: int = 0
+    pp: int = 1
+    tp: int = 1
+    tp_mode: str = "1d"
+    tp_depth: int = 1
+    sp: int = 1
+    dap: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "pp", "tp", "tp_depth", "sp", "dap"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"parallel.{name} is a number of ranks, at least 1, got {value!r}")
+        if isinstance(self.zero, bool) or self.zero not in (0, 1, 2, 3):
+            raise ConfigError(f"parallel.zero is a stage 0, 1, 2 or 3, got {self.zero!r}")
+        if self.tp_mode not in TP_MODES:
+            raise ConfigError(f"parallel.tp_mode is one of {', '.join(TP_MODES)}, got {self.tp_mode!r}")
+        if self.tp_depth > 1 and self.tp_mode != "2.5d":
+            raise ConfigError(f"tp_depth={self.tp_depth} goes with tp=2.5d, not with tp={self.tp_mode}")
+        # Computed for its refusals.
+        _ = self.tp_grid
+
+    @property
+    def tp_grid(self) -> tuple[int, ...]:
+        """Shape of the tensor parallel group: ``(tp,)``, ``(depth, rows, columns)`` or ``(x, y, z)``."""
+        if self.tp_mode == "1d":
+            return (self.tp,)
+        if self.tp_mode == "3d":
+            side = round(self.tp ** (1 / 3))
+            if side**3 != self.tp:
+                raise ConfigError(f"tp=3d needs a cubic number of ranks, got {self.tp}")
+            return (side, side, side)
+        square, rest = divmod(self.tp, self.tp_depth)
+        side = math.isqrt(square)
+        if rest or side * side != square:
+            if self.tp_mode == "2d":
+                raise ConfigError(f"tp=2d needs a square number of ranks, got {self.tp}")
+            raise ConfigError(
+                f"tp=2.5d of depth {self.tp_depth} needs {self.tp_depth} x a square number of ranks, got {self.tp}"
+            )
+        return (self.tp_depth, side, side)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that the plan needs."""
+        return self.pp * self.dp * self.sp * self.dap * self.tp
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} {getattr(self, name)}" for name in ("dp", "pp", "sp", "dap") if getattr(self, name) > 1
+        ]
+        if self.tp > 1:
+            parts.append(f"tp {self.tp}" + ("" if self.tp_mode == "1d" else f" ({self.tp_mode})"))
+        return " x ".join(parts) or "dp 1"
+
+    def check_ranks(self, started: int) -> None:
+        """Refuse another number of ranks than the plan's.
+
+        Raises:
+            ConfigError: With the arithmetic: ``dp 2 x tp 3 = 6 ranks, but 8 were started``.
+        """
+        if started != self.ranks:
+            verb = "was" if started == 1 else "were"
+            raise ConfigError(f"{self} = {self.ranks} ranks, but {started} {verb} started")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ParallelPlan:
+        """A plan of a configuration.
+
+        Args:
+            values: Keys are the attributes' names. ``tp`` may be a mapping ``{size, mode, depth}``, ``zero`` a
+                mapping ``{stage}``. What is not given keeps its default.
+
+        Raises:
+            ConfigError: An unknown key, or an impossible plan.
+        """
+        flat: dict[str, Any] = {}
+        nested = {"tp": {"size": "tp", "mode": "tp_mode", "depth": "tp_depth"}, "zero": {"stage": "zero"}}
+        for key, value in values.items():
+            inner = value.items() if isinstance(value, Mapping) else [(None, value)]
+            for part, number in inner:
+                name = key if part is None else nested.get(key, {}).get(part)
+                if name not in {field.name for field in fields(cls)}:
+                    shown = key if part is None else f"{key}.{part}"
+                    known = ", ".join(field.name for field in fields(cls))
+                    raise ConfigError(f"parallel.{shown} is unknown; known are {known}")
+                if name in flat:
+                    raise ConfigError(f"parallel.{name} is given twice: {flat[name]!r} and {number!r}")
+                flat[name] = number
+        return cls(**flat)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes by name; :meth:`from_dict` takes them back."""
+        return asdict(self)

@@ -1,0 +1,110 @@
+"""Plans are refused with their arithmetic, and a mesh's groups are the rows, columns and depths they are named for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.parallel.launch import launch
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tp": {"size": 6, "mode": "2d"}}, "tp=2d needs a square number of ranks, got 6"),
+        ({"tp": 4, "tp_mode": "3d"}, "tp=3d needs a cubic number of ranks, got 4"),
+        (
+            {"tp": {"size": 12, "mode": "2.5d", "depth": 2}},
+            "tp=2.5d of depth 2 needs 2 x a square number of ranks, got 12",
+        ),
+        ({"tp": {"size": 4, "mode": "2d", "depth": 2}}, "tp_depth=2 goes with tp=2.5d, not with tp=2d"),
+        ({"dp": 0}, "parallel.dp is a number of ranks, at least 1, got 0"),
+        ({"dp": True}, "parallel.dp is a number of ranks, at least 1, got True"),
+        ({"zero": {"stage": 4}}, "parallel.zero is a stage 0, 1, 2 or 3, got 4"),
+        ({"tp_mode": "4d"}, "parallel.tp_mode is one of 1d, 2d, 2.5d, 3d, got '4d'"),
+        ({"ddp": 2}, "parallel.ddp is unknown; known are dp, zero"),
+        ({"tp": {"width": 2}}, "parallel.tp.width is unknown"),
+        ({"tp": {"mode": "2d"}, "tp_mode": "1d"}, "parallel.tp_mode is given twice: '2d' and '1d'"),
+    ],
+)
+def test_impossible_plans_are_refused_with_the_arithmetic(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ParallelPlan.from_dict(values)
+    assert message in str(caught.value)
+
+
+def test_a_plan_for_another_number_of_ranks_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(ConfigError, match=r"^dp 2 x tp 3 = 6 ranks, but 8 were started$"):
+        ParallelPlan(dp=2, tp=3).check_ranks(8)
+    with pytest.raises(ConfigError, match=r"^dap 2 x tp 4 \(2d\) = 8 ranks, but 1 was started$"):
+        ParallelMesh(ParallelPlan(dap=2, tp=4, tp_mode="2d"))
+
+
+def test_a_plan_survives_the_way_through_a_dict() -> None:
+    plan = ParallelPlan.from_dict(
+        {"dp": 2, "zero": {"stage": 1}, "tp": {"size": 8, "mode": "2.5d", "depth": 2}}
+    )
+    assert plan.tp_grid == (2, 2, 2)
+    assert plan.ranks == 16
+    assert ParallelPlan.from_dict(plan.to_dict()) == plan
+
+
+def test_one_process_alone_has_every_group() -> None:
+    mesh = ParallelMesh(ParallelPlan(tp_mode="2d"))
+    assert mesh.group("tp_row").size == mesh.group("replicas").size == 1
+    with pytest.raises(ConfigError, match="no group 'tp_x'"):
+        mesh.group("tp_x")
+
+
+def _members(plan: ParallelPlan, names: list[str]) -> dict[str, list[int]]:
+    mesh = ParallelMesh(plan)
+    found = {}
+    for name in names:
+        process_group = mesh.group(name).process_group
+        found[name] = (
+            [dist.get_rank()] if process_group is None else dist.get_process_group_ranks(process_group)
+        )
+        assert found[name][mesh.group(name).rank] == dist.get_rank()
+    return found
+
+
+def _meshes() -> list[dict[str, list[int]]]:
+    return [
+        _members(ParallelPlan(tp=8, tp_mode="2.5d", tp_depth=2), ["tp_depth", "tp_column", "tp_row", "tp"]),
+        _members(ParallelPlan(tp=8, tp_mode="3d"), ["tp_x", "tp_y", "tp_z"]),
+        _members(ParallelPlan(dp=2, dap=2, pp=2), ["pp", "dp", "dap", "replicas", "tp"]),
+    ]
+
+
+def test_groups_are_the_rows_columns_and_depths_that_they_are_named_for() -> None:
+    grid, cube, axes = launch(_meshes, 8)[5]
+    # Rank 5 = depth 1, row 0, column 1 of two 2 x 2 grids.
+    assert grid == {"tp_depth": [1, 5], "tp_column": [5, 7], "tp_row": [4, 5], "tp": list(range(8))}
+    assert cube == {"tp_x": [1, 5], "tp_y": [5, 7], "tp_z": [4, 5]}
+    assert axes == {"pp": [1, 5], "dp": [5, 7], "dap": [4, 5], "replicas": [4, 5, 6, 7], "tp": [5]}
+
+
+def _plans_differ() -> list[str]:
+    ParallelMesh(ParallelPlan(dp=2))
+    messages = []
+    for plan in (ParallelPlan(dp=2, zero=dist.get_rank()), ParallelPlan(dp=1)):
+        try:
+            ParallelMesh(plan)
+        except ConfigError as error:
+            messages.append(str(error))
+    ParallelMesh(ParallelPlan(dp=2))
+    return messages
+
+
+def test_every_rank_refuses_a_mismatched_plan_before_the_first_collective() -> None:
+    for rank, (differ, count) in enumerate(launch(_plans_differ, 2)):
+        assert differ == (
+            "the ranks were started with different plans: "
+            f"zero is {rank} on rank {rank} and {1 - rank} on rank {1 - rank}"
+        )
+        assert count == "dp 1 = 1 ranks, but 2 were started"
