@@ -1,0 +1,103 @@
+"""The simulated device counts exactly and refuses; tiers keep what they are given."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from fastfold.errors import OutputError
+from fastfold.memory.arena import DeviceFull, NvmeTier, SimulatedDevice, Tier
+
+
+def test_operators_are_counted_until_their_memory_goes():
+    """Peak and use are exact; a view takes nothing; the last reference gives the room back."""
+    device = SimulatedDevice(10_000)
+    with device.running():
+        a = torch.ones(100)
+        assert device.used == 400
+        b = (a + a).view(10, 10)[2:]
+        assert device.used == 800
+        del a
+        assert device.used == 400
+        c = b * 2
+    assert device.used == 400 + 8 * 10 * 4
+    assert device.peak == 800
+    del b, c
+    assert device.used == 0
+
+
+def test_backward_is_counted_too():
+    """What autograd keeps and what the backward pass makes take room."""
+    device = SimulatedDevice(1 << 20)
+    x = torch.ones(1000, requires_grad=True)
+    with device.running():
+        y = (x * 2).exp().sum()
+        assert device.used == 4000 + 4
+        device.mark()
+        y.backward()
+        # The saved result, the gradient after it, the loss and its gradient of one.
+        assert device.mark() == 2 * 4000 + 2 * 4
+    del y
+    assert device.used == 4000, "the gradient stays"
+
+
+def test_allocation_beyond_the_budget_raises_and_takes_nothing():
+    """The budget is hard for operators and for chunks, to the byte."""
+    device = SimulatedDevice(400)
+    with device.running():
+        a = torch.ones(100)
+        with pytest.raises(DeviceFull, match="400 of 400 are in use"):
+            torch.ones(1)
+        assert device.used == 400
+        del a
+    buffer = device.reserve(101, torch.float32)
+    with pytest.raises(DeviceFull):
+        device.fill(buffer, torch.ones(101))
+
+
+def test_what_has_left_the_device_reads_as_nan():
+    """An access that nobody announced cannot go unnoticed."""
+    device = SimulatedDevice(400)
+    buffer = device.reserve(100, torch.float32)
+    view = buffer[10:20]
+    assert view.isnan().all()
+    device.fill(buffer, torch.ones(100))
+    assert view.sum() == 10
+    assert device.used == 400
+    device.drop(buffer)
+    assert view.isnan().all()
+    assert (device.used, device.peak, device.received) == (0, 400, 400)
+
+
+def test_host_work_is_not_counted():
+    """What runs on the host takes no room on the device."""
+    device = SimulatedDevice(400)
+    with device.running(), device.host_work():
+        a = torch.ones(1000)
+    assert device.used == 0
+    del a
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["host", "nvme"])
+def test_tiers_hold_what_is_written(kind, dtype, tmp_path):
+    """A buffer is flat, starts as zeros, takes updates in place, and is given back."""
+    tier = Tier() if kind == "host" else NvmeTier(tmp_path)
+    buffer = tier.allocate(1000, dtype)
+    assert buffer.count_nonzero() == 0
+    buffer.view(10, 100)[3] += 1
+    assert buffer.sum() == 100
+    assert tier.used == 1000 * dtype.itemsize
+    assert os.listdir(tmp_path) == [], "files have no names: a killed run leaves nothing"
+    del buffer
+    assert tier.used == 0
+
+
+def test_a_full_disk_is_a_clear_error(tmp_path):
+    """The room is reserved at once: no write to the map can fail later."""
+    with pytest.raises(OutputError, match=r"no .* bytes for the memory tier on this disk.*Free some space"):
+        NvmeTier(tmp_path).allocate(1 << 50, torch.float32)
+    with pytest.raises(OutputError, match="missing"):
+        NvmeTier(tmp_path / "missing").allocate(10, torch.float32)
