@@ -24,7 +24,7 @@ from fastfold.kernels.layer_norm import layer_norm_definition
 
 _EPS = 1e-5
 
-LONGEST_ROW = 512
+LONGEST_ROW = 256
 """Most channels that Triton's kernels take."""
 
 MOST_HEADS = 32
@@ -164,7 +164,7 @@ def pair_bias(
         norm_weight: ``[c]``, scale of the normalisation.
         norm_bias: ``[c]``, its shift.
         weight: W ``[H, c]``.
-        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 512 channels or 32 heads are
+        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 256 channels or 32 heads are
             PyTorch's in any case.
 
     Returns:
