@@ -1,1 +1,23 @@
-"""Memory of big models on small devices: general, for any ``nn.Module``."""
+"""Memory of big models on small devices: general, for any ``nn.Module``.
+
+:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
+"""
+
+from .arena import DeviceFull, NvmeTier, SimulatedDevice, Tier
+from .gemini import Gemini
+from .planner import Access, BudgetError, Plan, plan, smallest_budget
+from .sizes import parse_bytes
+
+__all__ = [
+    "Access",
+    "BudgetError",
+    "DeviceFull",
+    "Gemini",
+    "NvmeTier",
+    "Plan",
+    "SimulatedDevice",
+    "Tier",
+    "parse_bytes",
+    "plan",
+    "smallest_budget",
+]

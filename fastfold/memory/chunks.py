@@ -33,7 +33,8 @@ _LEGAL = {
     ChunkState.HOLD: {ChunkState.FREE, ChunkState.COMPUTE},
     ChunkState.COMPUTE: {ChunkState.HOLD, ChunkState.HOLD_AFTER_BACKWARD},
     # A shared parameter, a recomputed block and a second pass before the optimizer all compute again.
-    ChunkState.HOLD_AFTER_BACKWARD: {ChunkState.FREE, ChunkState.COMPUTE, ChunkState.READY_FOR_REDUCE},
+    # Gradients that are thrown away make it plain HOLD again.
+    ChunkState.HOLD_AFTER_BACKWARD: set(ChunkState) - {ChunkState.HOLD_AFTER_BACKWARD},
     ChunkState.READY_FOR_REDUCE: {ChunkState.FREE, ChunkState.COMPUTE, ChunkState.HOLD},
 }
 

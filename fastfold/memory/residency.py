@@ -1,0 +1,208 @@
+"""Follows the plan while a step runs, and copes when the step goes another way.
+
+As long as what is touched is what the plan expects, its evictions, loads and prefetches are carried out. When a step
+differs (a first one, one more recycle than ever before), everything idle leaves the device, each operator brings what
+it needs, and what happens is recorded for the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .chunks import ChunkState
+from .planner import NextUse, Plan, Step, choose_evictions, plan
+from .store import ChunkStore
+from .trace import PassKey, Recorder, Trace, TraceBook
+
+# A training loop that never steps the optimizer must not be recorded for ever.
+_LONGEST = 100_000
+
+
+class _Cycle:
+    """A cycle under way: what was recorded, and what is expected."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.trace: Trace | None = None
+        self.position = 0
+        self.next_use: NextUse | None = None
+        self.steps: tuple[Step, ...] | None = None
+        self.before: frozenset[int] = frozenset()
+
+
+class Residency:
+    """Decides at each access what comes and goes.
+
+    Args:
+        store: The chunks.
+        budget: Bytes on the device.
+        keep: Whether idle chunks stay where there is room; else each leaves after its use.
+        lookahead: Accesses by which loads may start early.
+        agree: Called with each recorded trace; returns what all ranks take for it.
+
+    Attributes:
+        book: All cycles recorded so far.
+        planned: Accesses that went by the plan.
+        reacted: Accesses that nobody expected.
+    """
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        budget: int,
+        keep: bool,
+        lookahead: int,
+        agree: Callable[[Trace], Trace] = lambda trace: trace,
+    ) -> None:
+        self.store, self.budget, self.keep, self.lookahead = store, budget, keep, lookahead
+        self.book = TraceBook()
+        self.planned = self.reacted = 0
+        self._agree = agree
+        self._step = _Cycle()
+        self._evaluation: _Cycle | None = None
+        self._plans: dict[tuple[PassKey, ...], tuple[Trace, Plan, int]] = {}
+        self._pins: dict[int, int] = {}
+        self._sizes = {c.index: c.nbytes for c in store.chunks}
+        self._trainable = frozenset(c.index for c in store.chunks if c.trainable)
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """Chunks that operators are using."""
+        return frozenset(self._pins)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of each cycle that has come again."""
+        return tuple(entry[1] for entry in self._plans.values())
+
+    def begin_pass(self, key: PassKey, elements: int) -> None:
+        """A call from outside begins; nothing else is running."""
+        for index in list(self._pins):
+            # Left by a pass that raised.
+            self._release(index, self._pins[index])
+        if key.evaluation:
+            self._evaluation = _Cycle()
+        elif len(self._step.recorder) > _LONGEST:
+            self.end_step()
+        cycle = self._evaluation or self._step
+        if len(cycle.recorder):
+            cycle.recorder.measured(self.store.device.mark())
+        cycle.recorder.begin(key, elements)
+        if self.store.fixed or not self.keep:
+            return
+        keys = cycle.recorder.keys
+        if cycle.trace is None or not self._goes_on(cycle):
+            cycle.trace = self.book.expect(keys, cycle.recorder.elements)
+            cycle.steps = None
+            if cycle.trace is not None:
+                cycle.position = cycle.trace.starts[len(keys) - 1]
+                cycle.next_use = NextUse(cycle.trace.accesses, self._volatile(cycle))
+                if len(keys) == 1:
+                    self._take_plan(cycle, cycle.trace)
+
+    def _goes_on(self, cycle: _Cycle) -> bool:
+        """Whether the expected cycle has this pass next, no smaller than it is."""
+        assert cycle.trace is not None
+        index = len(cycle.recorder.keys) - 1
+        return (
+            index < len(cycle.trace.keys)
+            and cycle.trace.keys[index] == cycle.recorder.keys[index]
+            and cycle.trace.elements[index] >= cycle.recorder.elements[index]
+            and cycle.trace.starts[index] == cycle.position
+        )
+
+    def _volatile(self, cycle: _Cycle) -> frozenset[int]:
+        return self._trainable if cycle is self._step else frozenset()
+
+    def _take_plan(self, cycle: _Cycle, trace: Trace) -> None:
+        """The next cycle of the plan for this trace; a new plan where things are not as the old one left them."""
+        resident, volatile = self.store.resident, self._volatile(cycle)
+        known, made, index = self._plans.get(trace.keys, (None, None, 0))
+        if made is not None and known is trace:
+            before = made.cycle(index - 1)[-1].resident - volatile
+            if before == resident:
+                self._plans[trace.keys] = (trace, made, index + 1)
+                cycle.steps, cycle.before = made.cycle(index), before
+                return
+        made = plan(
+            trace.accesses,
+            self._sizes,
+            self.budget,
+            volatile=volatile,
+            resident=resident,
+            lookahead=self.lookahead,
+        )
+        self._plans[trace.keys] = (trace, made, 1)
+        cycle.steps, cycle.before = made.cycle(0), resident
+
+    def end_pass(self) -> None:
+        """The call from outside is over."""
+        if self._evaluation is not None:
+            self._close(self._evaluation)
+            self._evaluation = None
+
+    def end_step(self) -> None:
+        """The optimizer's turn, or the gradients are thrown away."""
+        if self._step.recorder.keys:
+            self._close(self._step)
+            self._step = _Cycle()
+
+    def _close(self, cycle: _Cycle) -> None:
+        cycle.recorder.measured(self.store.device.mark())
+        if cycle.recorder.keys and len(cycle.recorder):
+            self.book.keep(self._agree(cycle.recorder.trace()))
+
+    def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
+        """An operator begins: its chunks are on the device until they are released.
+
+        Args:
+            chunks: What it needs.
+            release: What operators that have ended needed.
+        """
+        for index in release:
+            self._release(index)
+        new = [index for index in dict.fromkeys(chunks) if index not in self._pins]
+        self._visit(self.pinned | set(new))
+        for index in chunks:
+            self._pins[index] = self._pins.get(index, 0) + 1
+        for index in new:
+            self.store.wait(index)
+            self.store.chunks[index].become(ChunkState.COMPUTE)
+
+    def _release(self, index: int, times: int = 1) -> None:
+        self._pins[index] -= times
+        if not self._pins[index]:
+            del self._pins[index]
+            self.store.chunks[index].idle()
+
+    def _visit(self, needed: frozenset[int]) -> None:
+        """One access: evictions, loads and prefetches."""
+        cycle = self._evaluation or self._step
+        cycle.recorder.measured(self.store.device.mark())
+        cycle.recorder.access(needed)
+        if self.store.fixed:
+            return
+        resident, trace, position = self.store.resident, cycle.trace, cycle.position
+        if trace is None or position >= len(trace.accesses) or trace.accesses[position].chunks != needed:
+            cycle.trace = None
+            self.reacted += 1
+            self._move(tuple(resident - needed), tuple(needed - resident))
+            return
+        cycle.position += 1
+        if cycle.steps is not None and resident == cycle.before:
+            self.planned += 1
+            step = cycle.steps[position]
+            cycle.before = step.resident
+            self._move(step.evict, step.load + step.prefetch)
+            return
+        # Something in between (an evaluation) has changed what is here: the plan's rule goes on from there.
+        assert cycle.next_use is not None
+        room = self.budget - max(trace.accesses[position].other, self.store.device.elsewhere())
+        evict = choose_evictions(resident, needed, room, self._sizes, cycle.next_use, position)
+        self._move(evict, tuple(needed - resident))
+
+    def _move(self, evict: tuple[int, ...], load: tuple[int, ...]) -> None:
+        for index in evict:
+            self.store.evict(index)
+        for index in load:
+            self.store.load(index)
