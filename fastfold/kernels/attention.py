@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
-from torch.nn.functional import scaled_dot_product_attention
 
-from fastfold.kernels.blocks import BLOCK_ELEMENTS, Scratch, exact_dtype, without_autocast
-
-# AlphaFold's stand-in for minus infinity: a row whose keys are all masked becomes the mean of its values.
-MASKED_LOGIT = -1e9
+from fastfold.errors import InputError
+from fastfold.kernels.attention_torch import MASKED_LOGIT, Operands, attend, attend_backward, prepare
+from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.blocks import Scratch, exact_dtype, without_autocast
 
 
 def attention_definition(
@@ -40,201 +38,173 @@ def attention_definition(
     return out.to(q.dtype)
 
 
-class Operands(NamedTuple):
-    """What attention reads: the arguments of :func:`attention`, with the mask turned round.
-
-    Shapes as there, with or without leading axes; ``masked [*, R, Nk]`` is true for keys to leave out, and None
-    where there are none.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    masked: Tensor | None
-    gate: Tensor | None
-
-    def batch(self, index: tuple[int, ...]) -> Operands:
-        """One element of the leading axes."""
-        bias, masked, gate = (None if x is None else x[index] for x in self[3:])
-        return Operands(self.q[index], self.k[index], self.v[index], bias, masked, gate)
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? gate"
 
 
-def prepare(
-    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    """``bias`` and ``masked`` of :class:`Operands`.
-
-    PyTorch's flash kernel takes a bias without gaps (that of a pair tensor has the heads innermost) that does not
-    require a gradient, even where none is recorded; it would hold all scores otherwise.
-    """
-    masked = None if mask is None else mask == 0
-    return (
-        None if bias is None else bias.detach().to(dtype).contiguous(),
-        None if masked is None or not masked.any() else masked,
-    )
-
-
-def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> None:
-    """Fill ``out [R, Nq, H, D]`` of one batch element; ``scratch`` has its dtype."""
-    q, k, v, bias, masked, gate = operands
-    rows, queries, heads, _ = q.shape
-    # A block of rows leaves the kernel in the cache, for the gate. Bias and mask together make one tensor of the
-    # size of the scores, so there a block is also one of queries.
-    per_row = q[0].numel() if bias is None or masked is None else heads * queries * k.shape[1]
-    step = max(1, BLOCK_ELEMENTS // 4 // per_row)
-    query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
-    for r, n in itertools.product(range(0, rows, step), range(0, queries, query_step)):
-        row, query = slice(r, r + step), slice(n, n + query_step)
-        b_q, b_k, b_v = (x.transpose(1, 2) for x in (q[row, query], k[row], v[row]))  # [r, H, n, D]
-        b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
-        b_masked = None if masked is None else masked[row, None, None]
-        if b_masked is not None:
-            shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
-            b_scores = scratch("bias", *shape)
-            b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
-            b_bias.masked_fill_(b_masked, -math.inf)
-        b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
-        if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
-            b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
-        b_out = b_out.transpose(1, 2)
-        if gate is None:
-            out[row, query] = b_out
-        else:
-            torch.mul(b_out, scratch.copy("gate", gate[row, query]).sigmoid_(), out=out[row, query])
-
-
-def row_step(q: Tensor, k: Tensor) -> int:
-    """Rows of a block of :func:`attend_backward`: the scores of one head, and keys and values, fit the cache."""
-    _, queries, heads, channels = q.shape
-    return max(1, BLOCK_ELEMENTS // 4 // (len(k[0]) * max(queries, heads * channels // 2)))
-
-
-def attend_backward(
-    grad: Tensor,
-    operands: Operands,
-    grads: Operands,
+@torch.library.custom_op(
+    "fastfold::attention",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, float scale, str backend) -> (Tensor, Tensor)",
+)
+@without_autocast
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
     scale: float,
-    scratch: Scratch,
-    out: Tensor | None = None,
-) -> None:
-    """Gradients of one batch element.
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Output ``[*, R, Nq, H, D]``, and what the Triton backend keeps for the backward pass (else an empty tensor)."""
+    out = q.new_empty(q.shape)
+    if backend == "triton":
+        from fastfold.kernels.attention_forward_triton import attend_triton, batched, triton_operands
 
-    Args:
-        grad: Of the output, ``[R, Nq, H, D]``.
-        operands: What :func:`attend` read, ``[R, N, H, D]``.
-        grads: Tensors to fill, of the operands' shapes; that of the bias is added to. The bias's may be None.
-        scale: As before.
-        scratch: Of an exact dtype.
-        out: Tensor ``[R, Nq, H, D]`` to fill with the output, which has to be recomputed anyway.
-    """
-    q, k, v, bias, masked, gate = operands
-    rows, queries, heads, _ = q.shape
-    keys = k.shape[1]
-    step = row_step(q, k)
-    query_step = min(queries, max(1, BLOCK_ELEMENTS // 4 // keys))
-    ones = scratch("ones", 1, step).fill_(1)
-    for r in range(0, rows, step):
-        row = slice(r, r + step)
-        b_k, b_v = scratch.copy("k", _by_head(k[row])), scratch.copy("v", _by_head(v[row]))  # [H, r, Nk, D]
-        b_grad_k, b_grad_v = scratch("grad_k", *b_k.shape).zero_(), scratch("grad_v", *b_v.shape).zero_()
-        b_masked = None if masked is None else masked[row, None]
-        for n in range(0, queries, query_step):
-            query = slice(n, n + query_step)
-            b_q = scratch.copy("q", _by_head(q[row, query])).mul_(scale)  # [H, r, n, D]
-            b_grad_q, b_out = scratch("grad_q", *b_q.shape), scratch("out", *b_q.shape[:3], v.shape[-1])
-            b_grad = scratch.copy("grad", _by_head(grad[row, query]))
-            if gate is not None:
-                b_gate = scratch.copy("gate", _by_head(gate[row, query])).sigmoid_()
-                b_grad.mul_(b_gate)  # of the output before the gate
-            b_weights = scratch("weights", *b_q.shape[1:3], keys)  # [r, n, Nk]
-            b_grad_scores = scratch("grad_scores", *b_weights.shape)
-            h_product, h_mean = scratch("product", *b_out.shape[1:]), scratch("mean", *b_out.shape[1:3], 1)
-            for h in range(heads):
-                if bias is None:
-                    torch.bmm(b_q[h], b_k[h].mT, out=b_weights)
-                else:
-                    h_bias = bias[h, query].to(b_q.dtype).expand_as(b_weights)
-                    torch.baddbmm(h_bias, b_q[h], b_k[h].mT, out=b_weights)
-                if b_masked is not None:
-                    b_weights.masked_fill_(b_masked, MASKED_LOGIT)
-                torch.softmax(b_weights, -1, out=b_weights)
-                torch.bmm(b_weights, b_v[h], out=b_out[h])
-                b_grad_v[h].baddbmm_(b_weights.mT, b_grad[h])
-                # What the softmax gives back to a score: the weight times (its gradient - their weighted mean).
-                torch.sum(torch.mul(b_out[h], b_grad[h], out=h_product), -1, keepdim=True, out=h_mean).neg_()
-                torch.baddbmm(h_mean.expand_as(b_weights), b_grad[h], b_v[h].mT, out=b_grad_scores)
-                b_grad_scores.mul_(b_weights)
-                if b_masked is not None:
-                    # A weight of 0 has done this already, except in rows whose keys are all masked.
-                    b_grad_scores.masked_fill_(b_masked, 0)
-                b_grad_q[h].baddbmm_(b_grad_scores, b_k[h], beta=0, alpha=scale)
-                b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h])
-                if grads.bias is not None:
-                    # The sum over rows as a matrix product, which is the fastest of the ways to add up.
-                    h_grad_bias = grads.bias[h, query].view(1, -1)
-                    h_grad_bias.addmm_(ones[:, : len(b_weights)], b_grad_scores.flatten(1))
-            grads.q[row, query] = _by_row(b_grad_q)
-            if grads.gate is not None:
-                b_grad_gate = b_grad.mul_(b_out)
-                b_out.mul_(b_gate)
-                torch.mul(_by_row(b_grad_gate), _by_row(b_gate.neg_().add_(1)), out=grads.gate[row, query])
-            if out is not None:
-                out[row, query] = _by_row(b_out)
-        grads.k[row], grads.v[row] = _by_row(b_grad_k), _by_row(b_grad_v)
+        return out, attend_triton(batched(out), triton_operands(q, k, v, bias, mask, gate), scale)
+    operands = Operands(q, k, v, *prepare(bias, mask, q.dtype), gate)
+    scratch = Scratch().of(q)
+    for i in itertools.product(*map(range, q.shape[:-4])):
+        attend(out[i], operands.batch(i), scale, scratch)
+    return out, _nothing(q)
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """View ``[r, n, H, D]`` as ``[H, r, n, D]``: copied so, a head is a batch of matrices without gaps."""
-    return x.permute(2, 0, 1, 3)
+@_attention.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    scale: float,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    out = q.new_empty(q.shape)
+    if backend != "triton":
+        return out, _nothing(q)
+    *lead, rows, queries, heads, _ = q.shape
+    return out, q.new_empty(math.prod(lead), heads, rows, queries, dtype=torch.float32)
 
 
-def _by_row(x: Tensor) -> Tensor:
-    """View ``[H, r, n, D]`` as ``[r, n, H, D]``."""
-    return x.permute(1, 2, 0, 3)
+@torch.library.custom_op(
+    "fastfold::attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, float scale, str backend, bool need_bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+@without_autocast
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor,
+    scale: float,
+    backend: str,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias and gate without gaps; empty tensors for those that there are none of."""
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    grad_gate = None if gate is None else gate.new_empty(gate.shape)
+    grad_bias = None
+    if backend == "triton" and out is not None:
+        from fastfold.kernels.attention_backward_triton import Gradients, attend_backward_triton
+        from fastfold.kernels.attention_forward_triton import batched, channels_innermost, triton_operands
 
-
-class _Attention(torch.autograd.Function):
-    """Keeps its inputs; the backward pass recomputes the weights, of one head of a block of rows at a time."""
-
-    @staticmethod
-    @without_autocast
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        gate: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        operands = Operands(q, k, v, *prepare(bias, mask, q.dtype), gate)
-        ctx.save_for_backward(*operands)
-        ctx.scale = scale
-        scratch = Scratch().of(q)
-        out = q.new_empty(*q.shape[:-1], v.shape[-1])
-        for i in itertools.product(*map(range, q.shape[:-4])):
-            attend(out[i], operands.batch(i), scale, scratch)
-        return out
-
-    @staticmethod
-    @without_autocast
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # Read once: activation checkpointing hands saved tensors out a single time.
-        saved = ctx.saved_tensors
-        operands = Operands(*saved)
-        q, k, v, bias, _, gate = saved
-        scratch = Scratch().of(q, exact_dtype(q))
-        grad_bias = torch.zeros_like(bias, dtype=scratch.dtype) if ctx.needs_input_grad[3] else None
-        grad_gate = None if gate is None else torch.empty_like(gate)
-        grads = Operands(
-            torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), grad_bias, None, grad_gate
+        gate_target = None if grad_gate is None else batched(grad_gate)
+        grad_bias = attend_backward_triton(
+            batched(channels_innermost(grad)),
+            triton_operands(q, k, v, bias, mask, gate),
+            batched(out),
+            lse,
+            Gradients(batched(grad_q), batched(grad_k), batched(grad_v), gate_target),
+            scale,
+            need_bias,
         )
+    else:
+        operands = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
+        scratch = Scratch().of(q, exact_dtype(q))
+        if bias is not None and need_bias:
+            grad_bias = bias.new_zeros(bias.shape, dtype=scratch.dtype)
+        targets = Operands(grad_q, grad_k, grad_v, grad_bias, None, grad_gate)
         for i in itertools.product(*map(range, q.shape[:-4])):
-            attend_backward(grad[i], operands.batch(i), grads.batch(i), ctx.scale, scratch)
-        return *(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=False)), None
+            attend_backward(grad[i], operands.batch(i), targets.batch(i), scale, scratch)
+    if grad_bias is not None and bias is not None:
+        grad_bias = grad_bias.view(bias.shape).to(bias.dtype)
+    bias, gate = (_nothing(q) if x is None else x for x in (grad_bias, grad_gate))
+    return grad_q, grad_k, grad_v, bias, gate
+
+
+@_attention_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor,
+    scale: float,
+    backend: str,
+    need_bias: bool,
+) -> tuple[Tensor, ...]:
+    wanted = (q, k, v, bias if need_bias else None, gate)
+    return tuple(_nothing(q) if x is None else x.new_empty(x.shape) for x in wanted)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x.new_empty(0, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep inputs and, for the Triton backend, output and sums of exponentials; weights are recomputed."""
+    *operands, ctx.scale, ctx.backend = inputs
+    out, lse = output
+    ctx.save_for_backward(*operands, out if ctx.backend == "triton" else None, lse)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    # Read once: activation checkpointing hands saved tensors out a single time.
+    saved = ctx.saved_tensors
+    need_q, need_k, need_v, need_bias, _, need_gate, *_ = ctx.needs_input_grad
+    grads = _attention_backward(grad, *saved, ctx.scale, ctx.backend, need_bias)
+    needs = (need_q, need_k, need_v, need_bias, need_gate)
+    q, k, v, bias, gate = (x if need else None for x, need in zip(grads, needs, strict=True))
+    return q, k, v, bias, None, gate, None, None
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
+) -> None:
+    """Refuse shapes and dtypes that do not belong together: kernels would read outside of the tensors."""
+    *lead, rows, queries, heads, _ = q.shape if q.dim() >= 4 else (None,) * 4
+    keys = k.shape[-3] if k.dim() >= 4 else None
+    wanted = {
+        "k": (k, (*lead, rows, keys, *q.shape[-2:])),
+        "v": (v, (*lead, rows, keys, *q.shape[-2:])),
+        "bias": (bias, (*lead, heads, queries, keys)),
+        "mask": (mask, (*lead, rows, keys)),
+        "gate": (gate, tuple(q.shape)),
+    }
+    for name, (x, shape) in wanted.items():
+        if x is not None and tuple(x.shape) != shape:
+            raise InputError(
+                f"attention: {name} is {list(x.shape)} where q is {list(q.shape)} and k is {list(k.shape)}; "
+                "give q, gate [*, R, Nq, H, D], k, v [*, R, Nk, H, D], bias [*, H, Nq, Nk], mask [*, R, Nk]"
+            )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"attention: q is {q.dtype}, k {k.dtype} and v {v.dtype}; give them one dtype")
 
 
 def attention(
@@ -245,11 +215,15 @@ def attention(
     mask: Tensor | None = None,
     gate: Tensor | None = None,
     scale: float | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """Multi-head attention in every row: ``softmax(q kᵀ · scale + bias) v · sigmoid(gate)``.
 
     The attention of AlphaFold's MSA rows and columns (supplementary algorithms 7 and 8), of its triangles
     (13 and 14) and, with one query per row, of its global column attention (19), without the projections.
+
+    Strides are free: transposed views are read where they lie, whether it is rows and columns of q, k, v and gate
+    or queries and keys of the bias. Only channels that are not innermost are copied, on the Triton backend.
 
     Args:
         q: Queries ``[*, R, Nq, H, D]``; R rows, H heads of D channels.
@@ -260,9 +234,16 @@ def attention(
             a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias.
         gate: Logits ``[*, R, Nq, H, D]`` of the gate that multiplies the output.
         scale: Factor of the scores, by default ``D ** -0.5``.
+        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.backend.choose_backend`.
 
     Returns:
-        ``[*, R, Nq, H, D]`` in the dtype of ``q``.
+        ``[*, R, Nq, H, D]`` in the dtype of ``q``, accumulated in float32 or better. Neither this nor the backward
+        pass holds all scores, and gradients are the same in every run.
+
+    Raises:
+        InputError: Shapes or dtypes do not belong together.
+        ConfigError: There is no such backend, or it cannot run here.
     """
+    _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _Attention.apply(q, k, v, bias, mask, gate, scale)
+    return _attention(q, k, v, bias, mask, gate, scale, choose_backend(q, backend))[0]

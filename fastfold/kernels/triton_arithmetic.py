@@ -1,0 +1,46 @@
+"""Products and roundings of Triton kernels, the same compiled and in Triton's interpreter."""
+
+# Arguments of kernels have no Python types.
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastfold.kernels.backend import interpreted
+
+INTERPRETED = tl.constexpr(interpreted())
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype.
+
+    Triton's interpreter multiplies the bit patterns of bfloat16 as integers, so there they become float32 first:
+    the products are the same, since those of bfloat16 are exact in float32.
+    """
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def cast(x, DTYPE: tl.constexpr):
+    """``x`` in another floating dtype, rounded to the nearest number, ties to even.
+
+    That is what GPUs do. Triton's interpreter cuts bfloat16 off instead, so there the bits are rounded first.
+    """
+    if INTERPRETED and x.dtype == tl.float32 and tl.bfloat16 == DTYPE:
+        b_bits = x.to(tl.uint32, bitcast=True)
+        b_bits = (b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & 0xFFFF0000
+        x = b_bits.to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
+
+
+def precision(x: Tensor) -> str:
+    """How products of a tensor's dtype are made: float32 as float32, unless PyTorch's setting allows tf32."""
+    allowed = x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if allowed else "ieee"
