@@ -17,7 +17,7 @@ from fastfold.kernels.blocks import Scratch, exact_dtype, without_autocast
 MASKED_LOGIT = -1e9
 """AlphaFold's stand-in for minus infinity: a row whose keys are all masked has the same weight everywhere."""
 
-LONGEST_ROW = 8192
+LONGEST_ROW = 4096
 """Keys of the longest row that Triton's kernels take."""
 
 
@@ -90,9 +90,8 @@ def _softmax_backward(
         with torch.cuda.device_of(out):
             grad_bias = softmax_backward(*operands, need_bias)
     else:
-        grad_bias = (
-            operands[1].new_zeros(operands[1][:, 0].shape, dtype=exact_dtype(out)) if need_bias else None
-        )
+        flat = operands[1].shape[:1] + operands[1].shape[2:]
+        grad_bias = out.new_zeros(flat, dtype=exact_dtype(out)) if need_bias else None
         _backward_in_rows(*operands, grad_bias)
     grads = (grad_scores, None if grad_bias is None else grad_bias.view(shape))
     return [g for g in grads if g is not None]
@@ -107,7 +106,10 @@ def _backward_in_rows(
         for r in range(out.shape[1]):
             b_out = scratch.copy("out", out[i, r])
             b_grad = scratch.copy("grad", grad[i, r])
-            b_grad -= torch.sum(torch.mul(b_out, b_grad, out=scratch("product", *b_out.shape)), -1, True)
+            b_product = scratch("product", *b_out.shape)
+            # Rounded weights don't add up to 1; a second mean takes away what the first one left.
+            for _ in range(2):
+                b_grad -= torch.sum(torch.mul(b_out, b_grad, out=b_product), -1, True)
             b_grad *= b_out
             if mask is not None:
                 # A weight of 0 has done this already, except in rows whose keys are all masked.
@@ -161,7 +163,7 @@ def softmax(
         bias: ``[*, H, Nq, Nk]`` for all rows R, or None.
         mask: ``[*, R, Nk]``, 0 for keys that do not count (no gradient), or None. Where no key of a row counts,
             all have the weight 1 / Nk, and the scores get no gradient.
-        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 8,192 keys are PyTorch's in any
+        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 4,096 keys are PyTorch's in any
             case.
 
     Returns:

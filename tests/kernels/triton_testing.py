@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +76,21 @@ def check_against_definition(
         cancelled = float(value.norm()) < 1e-9 * scale
         error = float(found[key].double().norm()) / scale if cancelled else relative_error(found[key], value)
         assert error < TOLERANCES[dtype], f"{key}: {error:.2e}"
+
+
+def far_apart(values: Tensor, path: Path) -> Tensor:
+    """``values [n, c]`` in bfloat16 as rows that lie so far apart that the last is beyond 2^31 elements.
+
+    The memory is a file with holes of which only the rows take up space, so it works without a GPU and without
+    gigabytes. Offsets that wrap around in 32 bits fall into the file too: a kernel that computes them reads wrong
+    numbers, and does not crash.
+
+    Args:
+        values: What the rows hold.
+        path: Of the file, which is to be removed by the caller.
+    """
+    rows, channels = values.shape
+    stride = -(-(2**31 + 64) // (rows - 1))
+    size = 2**31 + (rows - 1) * stride + channels
+    memory = torch.from_file(str(path), shared=True, size=size, dtype=torch.bfloat16)
+    return memory.as_strided((rows, channels), (stride, 1), storage_offset=2**31).copy_(values)
