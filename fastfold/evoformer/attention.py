@@ -127,10 +127,10 @@ class GlobalAttention(nn.Module):
         """``x [*, R, N, c]`` with ``mask [*, R, N]`` to ``[*, R, N, c]``, the attended value shared by a row."""
         weight = mask.unsqueeze(-1)
         average = (x * weight).sum(-2, keepdim=True) / (weight.sum(-2, keepdim=True) + 1e-10)
-        q = self.query(average).unflatten(-1, (self.heads, -1))
-        k = self.key(x).unsqueeze(-2).expand(*x.shape[:-1], self.heads, -1)
-        v = self.value(x).unsqueeze(-2).expand(*x.shape[:-1], self.heads, -1)
-        attended = kernels.attention(q, k, v, None, mask).flatten(-2)
+        # All heads read one key and value, so they are queries of one head: [*, R, H, 1, D] to [*, R, N, 1, D].
+        q = self.query(average).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        k, v = self.key(x).unsqueeze(-2), self.value(x).unsqueeze(-2)
+        attended = kernels.attention(q, k, v, None, mask).transpose(-3, -2).flatten(-2)
         if self.gate is not None:
             attended = torch.sigmoid(self.gate(x)) * attended
         return self.output(attended.expand(*x.shape[:-1], -1))
