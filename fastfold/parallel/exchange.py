@@ -136,11 +136,8 @@ def start_all_reduce(x: Tensor, group: Group) -> Pending:
 
 def start_broadcast(x: Tensor, source: int, group: Group) -> Pending:
     """The tensor of rank ``source`` of the group, on every rank; the others give one of its shape."""
-    out = (
-        x.clone(memory_format=torch.contiguous_format)
-        if group.rank == source
-        else torch.empty_like(x).contiguous()
-    )
+    # The source's own tensor is only read; another's is written, so the one given is left alone.
+    out = x.contiguous() if group.rank == source else x.new_empty(x.shape)
     work = dist.broadcast(out, group=group.process_group, group_src=source, async_op=True)
     group.report("broadcast", (group.size - 1) / group.size * out.numel() * out.element_size())
     return Pending(lambda: out, work)
@@ -152,7 +149,7 @@ def start_reduce(x: Tensor, target: int, group: Group) -> Pending:
     work = dist.reduce(out, group=group.process_group, group_dst=target, async_op=True)
     group.report("reduce", (group.size - 1) / group.size * out.numel() * out.element_size())
     # The other ranks' buffers hold partial sums afterwards.
-    return Pending(lambda: out if group.rank == target else torch.zeros_like(out), work)
+    return Pending(lambda: out if group.rank == target else out.zero_(), work)
 
 
 def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> Pending:

@@ -132,5 +132,9 @@ class Group:
         """Report bytes that this rank sends in one collective."""
         self.reporter.report(Communication(op, self.name, self.size, sent))
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Group:
+        # A copy of a module (an average of weights, say) communicates with the same ranks.
+        return self
+
     def __repr__(self) -> str:
         return f"Group({self.name}, rank {self.rank} of {self.size})"

@@ -1,0 +1,19 @@
+"""Layers of which every rank of a tensor parallel group computes a part: 1d, 2d, 2.5d and 3d."""
+
+from fastfold.parallel.tensor_parallel.attention import ParallelAttention
+from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding
+from fastfold.parallel.tensor_parallel.layout import Layout, Partition, layouts
+from fastfold.parallel.tensor_parallel.linear import ParallelLinear
+from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
+from fastfold.parallel.tensor_parallel.norm import ParallelLayerNorm
+
+__all__ = [
+    "Layout",
+    "ParallelAttention",
+    "ParallelEmbedding",
+    "ParallelLayerNorm",
+    "ParallelLinear",
+    "ParallelMLP",
+    "Partition",
+    "layouts",
+]

@@ -1,0 +1,73 @@
+"""An embedding table cut over ranks."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.collectives import all_reduce, gather
+from fastfold.parallel.groups import shard_sizes
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
+
+
+class ParallelEmbedding(nn.Module):
+    """A table ``[vocabulary, features]``, looked up into the outer layout; make one with :meth:`from_plain`.
+
+    In 1d the vocabulary is cut: a rank looks up its own entries, zeros for the others, and the sum over the ranks is
+    the result. In the other modes features are cut like the activations and the vocabulary over the innermost
+    group of rows, along which the table is gathered for the lookup and its gradient reduce-scattered.
+    """
+
+    def __init__(self, embedding: nn.Embedding, mesh: ParallelMesh) -> None:
+        super().__init__()
+        if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
+            raise ConfigError(
+                "an embedding with max_norm, scale_grad_by_freq or sparse gradients cannot be split"
+            )
+        outer, inner = layouts(mesh)
+        self.layout = outer
+        self.masked = not outer.rows
+        # In 1d the activations are whole; the ranks that share the table are those of the inner layout.
+        self.vocabulary_group = inner.features if self.masked else outer.rows[-1]
+        self.sizes = shard_sizes(embedding.num_embeddings, self.vocabulary_group.size)
+        self.parts = Partition.even(embedding.embedding_dim, outer.features.size)
+        self.padding_idx = embedding.padding_idx
+        self._cuts = [Cut(0, self.vocabulary_group, self.sizes), Cut(1, outer.features, self.parts.sizes)]
+        self.weight = nn.Parameter(block(embedding.weight, self._cuts), embedding.weight.requires_grad)
+
+    @classmethod
+    def from_plain(cls, embedding: nn.Embedding, mesh: ParallelMesh) -> ParallelEmbedding:
+        """This rank's part of a plain table.
+
+        Raises:
+            ConfigError: The table has an option that a part of it cannot keep.
+        """
+        return cls(embedding, mesh)
+
+    def to_plain(self) -> nn.Embedding:
+        """The plain table, gathered on every rank (a collective)."""
+        weight = whole(self.weight, self._cuts)
+        return nn.Embedding.from_pretrained(
+            weight, freeze=not self.weight.requires_grad, padding_idx=self.padding_idx
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up ``ids`` ``[batch, ...]``, this rank's rows; gives ``[batch, ..., features]`` in the outer layout."""
+        if not self.masked:
+            table = gather(
+                replicated(self.weight, self.layout.rows[:-1]), 0, self.vocabulary_group, self.sizes
+            )
+            return F.embedding(ids, table, self.padding_idx)
+        start = sum(self.sizes[: self.vocabulary_group.rank])
+        held = (ids >= start) & (ids < start + self.weight.shape[0])
+        # Entries of other ranks point behind the table, at a row of zeros which gets no gradient.
+        table = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
+        own = torch.where(held, ids - start, self.weight.shape[0])
+        if self.padding_idx is None:
+            return all_reduce(F.embedding(own, table), self.vocabulary_group)
+        padding = self.padding_idx - start
+        inside = padding if 0 <= padding < self.weight.shape[0] else None
+        return all_reduce(F.embedding(own, table, inside), self.vocabulary_group)

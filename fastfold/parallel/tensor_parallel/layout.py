@@ -1,0 +1,182 @@
+"""How tensors lie on the ranks of a tensor parallel group: activations, and parameters cut into blocks.
+
+Activations are ``[batch, ..., features]``. Layers come in pairs, as the two linears of an MLP or those before and
+after an attention: the first leads from the *outer* layout to the *inner* one, the second back.
+
+========  =====================  =====================  =====================  =====================
+mode      batch, outer           features, outer        batch, inner           features, inner
+========  =====================  =====================  =====================  =====================
+1d        whole                  whole                  whole                  tp
+2d        tp_column              tp_row                 tp_column              tp_row
+2.5d      tp_depth, tp_column    tp_row                 tp_depth, tp_column    tp_row
+3d        tp_x, tp_z             tp_y                   tp_x, tp_y             tp_z
+========  =====================  =====================  =====================  =====================
+
+In 1d every rank computes the same loss from the whole output, so gradients are those of that one loss. In the other
+modes each rank holds its own part of the output, and gradients are those of the sum of all ranks' losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import collectives
+from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Over which groups activations are split.
+
+    Attributes:
+        rows: Groups over which the batch, dimension 0, is split, the outermost first.
+        features: Group over which the last dimension is split.
+    """
+
+    rows: tuple[Group, ...]
+    features: Group
+
+    def take(self, x: Tensor, features: Partition | None = None) -> Tensor:
+        """This rank's block of a whole tensor ``[batch, ..., features]``, cut evenly; not differentiable.
+
+        Args:
+            x: The whole tensor.
+            features: How the last dimension is cut; None to leave it whole (labels, token ids).
+        """
+        for group in self.rows:
+            x = x[group.shard(x.shape[0])]
+        if features is not None:
+            x = x[..., features.part(self.features.rank).to(x.device)]
+        return x
+
+    def _batch_sizes(self, batch: int) -> list[list[int]]:
+        """For each group of ``rows`` the shards of what this rank's part of the groups before is."""
+        found = []
+        for group in self.rows:
+            found.append(shard_sizes(batch, group.size))
+            batch = found[-1][group.rank]
+        return found
+
+    def row_sizes(self, batch: int) -> list[int] | None:
+        """The ``row_sizes`` that the layers take, for a whole batch cut by :meth:`take`; None if it is not split."""
+        return self._batch_sizes(batch)[-1] if self.rows else None
+
+    def join(self, x: Tensor, batch: int, features: Partition | None = None) -> Tensor:
+        """The whole tensor of all ranks' blocks, on every rank: undoes :meth:`take`, and is differentiable.
+
+        Args:
+            x: This rank's block.
+            batch: Length of the whole batch.
+            features: How the last dimension is cut; None if it is whole.
+        """
+        if features is not None:
+            x = collectives.gather(x, -1, self.features, features.sizes)
+            x = x[..., features.order.argsort().to(x.device)]
+        for group, sizes in reversed(list(zip(self.rows, self._batch_sizes(batch), strict=True))):
+            x = collectives.gather(x, 0, group, sizes)
+        return x
+
+
+def layouts(mesh: ParallelMesh) -> tuple[Layout, Layout]:
+    """The outer and the inner layout of a mesh's tensor parallel mode (the table above)."""
+    mode = mesh.plan.tp_mode
+    if mode == "1d":
+        return Layout((), Group(None, "alone", mesh.reporter)), Layout((), mesh.group("tp"))
+    if mode == "3d":
+        x, y, z = (mesh.group(name) for name in ("tp_x", "tp_y", "tp_z"))
+        return Layout((x, z), y), Layout((x, y), z)
+    grid = Layout((mesh.group("tp_depth"), mesh.group("tp_column")), mesh.group("tp_row"))
+    return grid, grid
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which features each rank holds.
+
+    Attributes:
+        parts: For each rank the numbers of its features, in the order in which it holds them.
+    """
+
+    parts: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def even(cls, length: int, ranks: int) -> Partition:
+        """Consecutive shards, the first ones one longer."""
+        numbers, start = [], 0
+        for size in shard_sizes(length, ranks):
+            numbers.append(tuple(range(start, start + size)))
+            start += size
+        return cls(tuple(numbers))
+
+    @classmethod
+    def heads(cls, heads: int, width: int, ranks: int, repeats: int = 1) -> Partition:
+        """Whole attention heads; with ``repeats`` = 3 of queries, keys and values that lie one after another.
+
+        Raises:
+            ConfigError: There are fewer heads than ranks.
+        """
+        if heads < ranks:
+            raise ConfigError(f"{heads} attention heads cannot be split over {ranks} ranks")
+        own = cls.even(heads, ranks).parts
+        return cls(
+            tuple(
+                tuple(
+                    (k * heads + head) * width + i
+                    for k in range(repeats)
+                    for head in part
+                    for i in range(width)
+                )
+                for part in own
+            )
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of features of each rank."""
+        return [len(part) for part in self.parts]
+
+    @property
+    def order(self) -> Tensor:
+        """All features in the order of the ranks."""
+        return torch.tensor([i for part in self.parts for i in part], dtype=torch.int64)
+
+    def part(self, rank: int) -> Tensor:
+        """Numbers of one rank's features."""
+        return torch.tensor(self.parts[rank], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One cut of a parameter: dimension ``dim`` into shards of ``sizes`` over ``group``."""
+
+    dim: int
+    group: Group
+    sizes: Sequence[int]
+
+
+def block(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    """This rank's block of a parameter, after one cut after another (a copy)."""
+    for cut in cuts:
+        whole = whole.narrow(cut.dim, sum(cut.sizes[: cut.group.rank]), cut.sizes[cut.group.rank])
+    return whole.detach().clone()
+
+
+def whole(own: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    """The parameter of all ranks' blocks, on every rank; undoes :func:`block`."""
+    own = own.detach()
+    for cut in reversed(cuts):
+        own = collectives.gather(own, cut.dim, cut.group, cut.sizes)
+    return own
+
+
+def replicated(parameter: Tensor, groups: Sequence[Group]) -> Tensor:
+    """A parameter that the ranks of these groups hold alike and use on different data: its gradient is summed."""
+    for group in groups:
+        parameter = collectives.all_reduce_gradient(parameter, group)
+    return parameter

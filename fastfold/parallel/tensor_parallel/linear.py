@@ -1,0 +1,181 @@
+"""Linear layers whose weight lies in blocks on the ranks of a tensor parallel group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.parallel.collectives import all_reduce, all_reduce_gradient
+from fastfold.parallel.groups import shard_sizes
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.tensor_parallel.cube import cube_linear
+from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.summa import summa_linear
+
+Role = Literal["first", "second"]
+
+
+class ParallelLinear(nn.Module):
+    """A linear layer on the ranks of a mesh's tensor parallel group; make one with :meth:`from_plain`.
+
+    The subclass is that of the mesh's mode: :class:`Linear1D`, :class:`LinearGrid` (2d and 2.5d) or :class:`Linear3D`.
+
+    Attributes:
+        weight: This rank's block.
+        bias: This rank's part, or None.
+        before: Layout of the input.
+        after: Layout of the output.
+        in_parts: Which input features each rank of ``before.features`` holds.
+        out_parts: Which output features each rank of ``after.features`` holds.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        mesh: ParallelMesh,
+        role: Role,
+        in_parts: Partition | None,
+        out_parts: Partition | None,
+    ) -> None:
+        super().__init__()
+        outer, inner = layouts(mesh)
+        self.role = role
+        self.before, self.after = (outer, inner) if role == "first" else (inner, outer)
+        self.in_parts = in_parts or Partition.even(linear.in_features, self.before.features.size)
+        self.out_parts = out_parts or Partition.even(linear.out_features, self.after.features.size)
+        self._weight_cuts = self._cuts()
+        self._bias_cuts = [Cut(0, self.after.features, self.out_parts.sizes)]
+        ordered = linear.weight.detach()[self.out_parts.order][:, self.in_parts.order]
+        self.weight = nn.Parameter(block(ordered, self._weight_cuts), linear.weight.requires_grad)
+        self.bias = None
+        if linear.bias is not None:
+            values = linear.bias.detach()[self.out_parts.order]
+            self.bias = nn.Parameter(block(values, self._bias_cuts), linear.bias.requires_grad)
+
+    @staticmethod
+    def from_plain(
+        linear: nn.Linear,
+        mesh: ParallelMesh,
+        role: Role = "first",
+        *,
+        in_parts: Partition | None = None,
+        out_parts: Partition | None = None,
+    ) -> ParallelLinear:
+        """This rank's part of a plain layer, which every rank has alike.
+
+        Args:
+            linear: The plain layer.
+            mesh: Its plan's ``tp_mode`` says how the layer is cut.
+            role: ``first`` of a pair leads from the outer layout to the inner one, ``second`` back.
+            in_parts: Which input features each rank holds; even shards if None.
+            out_parts: Which output features each rank holds; even shards if None.
+        """
+        return _LINEARS[mesh.plan.tp_mode](linear, mesh, role, in_parts, out_parts)
+
+    def to_plain(self) -> nn.Linear:
+        """The plain layer, gathered on every rank (a collective)."""
+        weight = whole(self.weight, self._weight_cuts)
+        linear = nn.Linear(
+            weight.shape[1], weight.shape[0], self.bias is not None, device=weight.device, dtype=weight.dtype
+        )
+        with torch.no_grad():
+            out_order, in_order = self.out_parts.order, self.in_parts.order
+            linear.weight[out_order[:, None], in_order] = weight
+            if self.bias is not None:
+                linear.bias[out_order] = whole(self.bias, self._bias_cuts)
+                linear.bias.requires_grad_(self.bias.requires_grad)
+        linear.weight.requires_grad_(self.weight.requires_grad)
+        return linear
+
+    def _cuts(self) -> list[Cut]:
+        """How the weight ``[out, in]`` is cut into blocks."""
+        raise NotImplementedError
+
+    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+        """``x @ weight.T`` of the whole matrices, in blocks."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, row_sizes: Sequence[int] | None = None) -> Tensor:
+        """Apply the layer.
+
+        Args:
+            x: ``[batch, ..., in]``, this rank's block in the layout ``before``.
+            row_sizes: Only 3d needs it: how many of the batch each rank of ``before.rows[-1]`` holds; None if
+                all hold as many as this one. The output's batch is cut alike over ``after.rows[-1]``.
+
+        Returns:
+            ``[batch, ..., out]``, this rank's block in the layout ``after``.
+        """
+        y = self._product(x, row_sizes)
+        return y if self.bias is None else y + replicated(self.bias, self.after.rows)
+
+
+class Linear1D(ParallelLinear):
+    """Megatron's layer: the first of a pair is cut by outputs (columns), the second by inputs (rows).
+
+    Communication: the first sums the input's gradient over the ranks, the second its output, 2 (P - 1) / P of the
+    activations each: O(1).
+    """
+
+    def _cuts(self) -> list[Cut]:
+        if self.role == "first":
+            return [Cut(0, self.after.features, self.out_parts.sizes)]
+        return [Cut(1, self.before.features, self.in_parts.sizes)]
+
+    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+        if self.role == "first":
+            return all_reduce_gradient(x, self.after.features) @ self.weight.T
+        return all_reduce(x @ self.weight.T, self.before.features)
+
+
+class LinearGrid(ParallelLinear):
+    """SUMMA on a square grid, or in 2.5d on several: each of the ``tp_depth`` grids has its own part of the batch.
+
+    The grids hold the same blocks of the weight, whose gradient is summed over the depth. Communication per rank
+    with q² d = P ranks: (q - 1) / q of (batch x in) / (q d) + (in x out) / q forward and twice that
+    backward, beside 2 (d - 1) / d of the weight's block: of the activations O(1/√P) in 2d, O(1/√(dP)) in 2.5d.
+    """
+
+    def _cuts(self) -> list[Cut]:
+        column = self.before.rows[-1]
+        return [Cut(0, self.after.features, self.out_parts.sizes), Cut(1, column, self.in_parts.sizes)]
+
+    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+        depth, column = self.before.rows
+        weight = replicated(self.weight, (depth,))
+        return summa_linear(x, weight, self.in_parts.sizes, self.before.features, column)
+
+
+class Linear3D(ParallelLinear):
+    """The product on a cube of p³ ranks: all-gather, all-gather, reduce-scatter.
+
+    Communication per rank forward: (p - 1) / p³ of batch x in, in x out and batch x out each, O(1/P^⅔) of
+    the activations; backward (p - 1) / p³ of twice the first two and once the last.
+    """
+
+    @property
+    def _out_cuts(self) -> list[int]:
+        return shard_sizes(self.out_parts.sizes[self.after.features.rank], self.before.rows[0].size)
+
+    def _cuts(self) -> list[Cut]:
+        return [
+            Cut(1, self.before.features, self.in_parts.sizes),
+            Cut(0, self.after.features, self.out_parts.sizes),
+            Cut(0, self.before.rows[0], self._out_cuts),
+        ]
+
+    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+        slab, line = self.before.rows
+        rows = [x.shape[0]] * line.size if row_sizes is None else row_sizes
+        return cube_linear(x, self.weight, rows, self._out_cuts, line, slab, self.before.features)
+
+
+_LINEARS: dict[str, type[ParallelLinear]] = {
+    "1d": Linear1D,
+    "2d": LinearGrid,
+    "2.5d": LinearGrid,
+    "3d": Linear3D,
+}

@@ -1,0 +1,106 @@
+"""SUMMA: a matrix product on a square grid of ranks, of which each holds one block of every matrix.
+
+Step k of the product broadcasts column k of the left blocks along the rows and row k of the right ones along the
+columns, and adds the product of what arrives; step k + 1's broadcasts run meanwhile. At any time a rank holds two
+received blocks of each matrix, the one in use and the one that arrives, never a gathered row or column. (van de
+Geijn and Watts 1997; for networks: Xu, Li, Gong and You, "An efficient 2D method for training super-large deep
+learning models", 2021.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fastfold.parallel import exchange
+from fastfold.parallel.exchange import Pending, ready
+from fastfold.parallel.groups import Group
+
+
+def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:
+    """The blocks of all ranks, one after another; the next is under way while one is used."""
+
+    def start(k: int) -> Pending:
+        if group.size == 1:
+            return ready(own)
+        return exchange.start_broadcast(own if group.rank == k else own.new_empty(shapes[k]), k, group)
+
+    following = start(0)
+    for k in range(group.size):
+        pending = following
+        if k + 1 < group.size:
+            following = start(k + 1)
+        yield pending.wait()
+
+
+def _reduce_each(terms: Iterable[Tensor], group: Group) -> Tensor:
+    """The sum of all ranks' term k on rank k; one sum is under way while the next term is computed."""
+    own: Tensor | None = None
+    before: Pending | None = None
+    for k, term in enumerate(terms):
+        pending = ready(term) if group.size == 1 else exchange.start_reduce(term, k, group)
+        if before is not None:
+            total = before.wait()
+            own = total if k - 1 == group.rank else own
+        before = pending
+    assert before is not None
+    last = before.wait()
+    return last if own is None else own
+
+
+class SummaLinear(Function):
+    """``x @ weight.T`` on a grid; see :func:`summa_linear`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        # Blocks of x along this rank's row, and of the weight along its column.
+        ctx.lefts = [(*x.shape[:-1], size) for size in sizes]
+        ctx.rights = [(weight.shape[0], size) for size in sizes]
+        ctx.row, ctx.column = row, column
+        y = x.new_zeros((*x.shape[:-1], weight.shape[0]))
+        lefts, rights = _broadcast_each(x, ctx.lefts, row), _broadcast_each(weight, ctx.rights, column)
+        for left, right in zip(lefts, rights, strict=True):
+            y += left @ right.T
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        row, column = ctx.row, ctx.column
+        x_gradient = weight_gradient = None
+        if ctx.needs_input_grad[0]:
+            # Features k of the input belong to column k.
+            rights = _broadcast_each(weight, ctx.rights, column)
+            x_gradient = _reduce_each((gradient @ right for right in rights), row)
+        if ctx.needs_input_grad[1]:
+            flat = gradient.reshape(-1, gradient.shape[-1])
+            lefts = _broadcast_each(x, ctx.lefts, row)
+            weight_gradient = _reduce_each(
+                (flat.T @ left.reshape(flat.shape[0], -1) for left in lefts), column
+            )
+        return x_gradient, weight_gradient, None, None, None
+
+
+def summa_linear(x: Tensor, weight: Tensor, sizes: Sequence[int], row: Group, column: Group) -> Tensor:
+    """``x @ weight.T`` of matrices whose blocks lie on a square grid.
+
+    Args:
+        x: ``[batch_i, ..., in_j]``: this rank's row of the batch, its column's part of the features.
+        weight: ``[out_j, in_i]``: its column's part of the output features, its row's part of the input features.
+        sizes: Lengths of the parts of the input features.
+        row: The ranks of this rank's row of the grid, one for each column.
+        column: The ranks of its column.
+
+    Returns:
+        ``[batch_i, ..., out_j]``
+    """
+    result: Tensor = SummaLinear.apply(x, weight, sizes, row, column)
+    return result
