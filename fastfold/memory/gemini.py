@@ -148,19 +148,26 @@ class Gemini:
                 self._watch = _Watch(self)
                 self._watch.__enter__()
             call = _Call(module, self._uses[module], next(self._clock))
+            try:
+                self._pin(call.chunks)
+            except BaseException:
+                self._stop_watching()
+                raise
             self._stack.append(call)
-            self._pin(call.chunks)
 
         return enter
+
+    def _stop_watching(self) -> None:
+        if not self._stack and self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.__exit__(None, None, None)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._stack or self._stack[-1].module is not module:
             return  # It raised before it was entered.
         call = self._stack.pop()
         call.exit = next(self._clock)
-        if not self._stack and self._watch is not None:
-            watch, self._watch = self._watch, None
-            watch.__exit__(None, None, None)
+        self._stop_watching()
         if call.chunks:
             self._pin((), release=call.chunks)
             if torch.is_grad_enabled():
@@ -185,8 +192,8 @@ class Gemini:
             return
         call = self._stack[-1]
         self._uses[call.module] = (*self._uses[call.module], chunk.index)
-        call.chunks = (*call.chunks, chunk.index)
         self._pin((chunk.index,))
+        call.chunks = (*call.chunks, chunk.index)
 
     # Hooks: backward
 
@@ -235,8 +242,9 @@ class Gemini:
                 if not chunk.arrived:
                     continue
                 if self.group is not None:
-                    dist.all_reduce(self.store.gradient(chunk), group=self.group)
-                    self.store.gradient(chunk).div_(dist.get_world_size(self.group))
+                    with self.store.work():
+                        dist.all_reduce(self.store.gradient(chunk), group=self.group)
+                        self.store.gradient(chunk).div_(dist.get_world_size(self.group))
                 here = {slot.parameter for slot in chunk.slots}
                 for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                     group["params"] = [p for p in parameters if p in here]

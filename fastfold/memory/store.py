@@ -158,6 +158,15 @@ class ChunkStore:
                 slot.parameter.grad = None
 
     @contextmanager
+    def work(self) -> Iterator[None]:
+        """Inside, operators work on home copies, wherever these live."""
+        if self.fixed:
+            yield
+        else:
+            with self.device.host_work():
+                yield
+
+    @contextmanager
     def at_home(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:
         """Inside, parameters and their gradients are plain tensors at home, to be read and changed at will.
 
@@ -172,15 +181,14 @@ class ChunkStore:
                 self._at_home -= 1
             return
         chosen = self.chunks if chunks is None else chunks
-        work = _nothing() if self.fixed else self.device.host_work()
         try:
-            with work:
+            with self.work():
                 for chunk in chosen:
                     self._go_home(chunk)
                 yield
         finally:
             self._at_home -= 1
-            with torch.no_grad():
+            with self.device.host_work(), torch.no_grad():
                 for chunk in chosen:
                     self._leave_home(chunk)
 
@@ -220,8 +228,3 @@ class ChunkStore:
                     if value.data_ptr() != view.data_ptr():
                         view.copy_(value)
                         states[name] = view
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

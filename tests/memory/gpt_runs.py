@@ -1,0 +1,88 @@
+"""Runs of the example GPT with and without management, for comparison bit by bit."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.memory import Gemini
+
+
+def _example() -> ModuleType:
+    path = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "gpt.py"
+    spec = importlib.util.spec_from_file_location("example_gpt", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+gpt = _example()
+
+
+def build(**changes: Any) -> nn.Module:
+    """A small GPT; equal arguments give equal parameters."""
+    sizes = {
+        "layers": 4,
+        "width": 16,
+        "heads": 2,
+        "vocabulary": 24,
+        "context": 8,
+        "checkpointing": "block",
+    } | changes
+    torch.manual_seed(0)
+    return gpt.GPT(gpt.GPTConfig(**sizes))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+
+
+def tokens(step: int, length: int = 8) -> Tensor:
+    return torch.randint(0, 24, (1, length), generator=torch.Generator().manual_seed(step))
+
+
+class Plain:
+    """An unmanaged run with the manager's interface."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.step, self.zero_grad = optimizer.step, optimizer.zero_grad
+
+    def loss_step(self, step: int, passes: int = 1, length: int = 8) -> float:
+        return _loss_step(self, step, passes, length)
+
+
+class Managed(Plain):
+    """A managed run on the simulated device, every operator counted."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+        super().__init__(model, optimizer)
+        self.manager = Gemini(model, optimizer, **options)
+        self.step, self.zero_grad = self.manager.step, self.manager.zero_grad
+
+    def loss_step(self, step: int, passes: int = 1, length: int = 8) -> float:
+        with self.manager.device.running():
+            return _loss_step(self, step, passes, length)
+
+
+def _loss_step(run: Plain, step: int, passes: int, length: int) -> float:
+    """One training step: some passes without gradients feed the last one, as recycling does."""
+    sequence = tokens(step, length)
+    extra = torch.zeros(())
+    for _ in range(passes - 1):
+        with torch.no_grad():
+            extra = run.model(sequence).mean() + 0.5 * extra
+    loss = gpt.next_token_loss(run.model(sequence) * (1 + 0.1 * extra), sequence)
+    loss.backward()
+    run.step()
+    run.zero_grad()
+    return loss.item()
