@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from fastfold.errors import ConfigError
 from fastfold.parallel import exchange
 from fastfold.parallel.collectives import all_reduce
-from fastfold.parallel.exchange import Pending, ready
+from fastfold.parallel.exchange import Pending
 from fastfold.parallel.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -28,6 +27,7 @@ from fastfold.parallel.tensor_parallel import (
     layouts,
 )
 from tests.parallel.launch import launch
+from tests.parallel.mutation import undetected_reductions
 from tests.parallel.plain_transformer import (
     FEATURES,
     Batch,
@@ -115,62 +115,12 @@ def _equal_to_plain(plan: ParallelPlan) -> float:
     return max(worst, _check(after, f"{plan}, parameters after three steps"))
 
 
-REDUCTIONS = ("start_all_reduce", "start_reduce_scatter", "start_reduce")
-
-
-def _local(name: str, args: tuple[object, ...]) -> Pending:
-    """What a rank would go on with if the reduction were forgotten."""
-    x = args[0]
-    assert isinstance(x, Tensor)
-    if name != "start_reduce_scatter":
-        return ready(x.clone())
-    _, dim, group, sizes = args
-    assert isinstance(dim, int)
-    assert isinstance(group, Group)
-    assert isinstance(sizes, list)
-    return ready(x.split(sizes, dim)[group.rank])
-
-
-class _Forgetful:
-    """Replaces the n-th reduction from now on by none, on every rank alike."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.forgotten = -1
-        for name in REDUCTIONS:
-            setattr(exchange, name, self._wrapped(name, getattr(exchange, name)))
-
-    def _wrapped(self, name: str, start: Callable[..., Pending]) -> Callable[..., Pending]:
-        def reduction(*args: object) -> Pending:
-            group = next(arg for arg in args if isinstance(arg, Group))
-            self.calls.append(f"{name} over {group.name}")
-            return _local(name, args) if len(self.calls) - 1 == self.forgotten else start(*args)
-
-        return reduction
-
-    def forget(self, number: int) -> None:
-        self.calls.clear()
-        self.forgotten = number
-
-
 def _undetected_without_a_reduction(plan: ParallelPlan) -> tuple[int, list[str]]:
     """How many reductions one step of one block has, and those whose absence changes nothing anywhere."""
     mesh, plain = ParallelMesh(plan), make_plain(1)
     parallel = make_parallel(plain, mesh)
-    everyone = Group(dist.group.WORLD)
-    original = {name: getattr(exchange, name) for name in REDUCTIONS}
-    forgetful = _Forgetful()
     _check(_differences(plain, parallel, mesh), plan)
-    calls, undetected = list(forgetful.calls), []
-    for number, name in enumerate(calls):
-        forgetful.forget(number)
-        seen = max(_differences(plain, parallel, mesh).values()) > 1e-9
-        forgetful.forget(-1)
-        if all_reduce(torch.tensor(float(seen)), everyone).item() == 0:
-            undetected.append(f"{number}: {name}")
-    for name, start in original.items():
-        setattr(exchange, name, start)
-    return len(calls), undetected
+    return undetected_reductions(lambda: max(_differences(plain, parallel, mesh).values()))
 
 
 def _sent(mesh: ParallelMesh, batch: int, features: int, outputs: int) -> tuple[float, float]:
@@ -298,7 +248,7 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_layers_equal_plain_ones_and_need_every_reduction(size: int) -> None:
-    for name, worst, reductions, undetected in launch(_everything, size)[0]:
+    for name, worst, reductions, undetected in launch(_everything, size, timeout=200)[0]:
         print(f"{name}: worst difference {worst:.1e}, {reductions} reductions, each needed")
         assert reductions >= 5
         assert not undetected, f"{name}: nothing fails without {undetected}"
