@@ -42,6 +42,9 @@ class ChunkStore:
         self._gradients: dict[int, Tensor] = {}
         self._states: dict[tuple[int, str, torch.dtype], Tensor] = {}
         self._at_home = 0
+        self._resident: set[int] = set()
+        self._away: list[list[Tensor]] = []
+        self._here: list[list[Tensor]] = []
         self._where = {slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots}
         with device.host_work(), torch.no_grad():
             for chunk in chunks:
@@ -56,8 +59,15 @@ class ChunkStore:
         self._copies.append(buffer if self.fixed else self.device.reserve(chunk.numel, chunk.dtype))
         if self.fixed:
             chunk.become(ChunkState.HOLD)
-        for slot in chunk.slots:
-            slot.parameter.data = slot.view(buffer) if self.fixed else self._away(slot)
+            self._resident.add(chunk.index)
+        self._here.append([slot.view(self._copies[-1]) for slot in chunk.slots])
+        self._away.append([self._blank(slot) for slot in chunk.slots])
+        self._place(chunk, self._here if self.fixed else self._away)
+
+    @staticmethod
+    def _place(chunk: Chunk, views: Sequence[Sequence[Tensor]]) -> None:
+        for slot, view in zip(chunk.slots, views[chunk.index], strict=True):
+            slot.parameter.data = view
 
     def _allocate(self, numel: int, dtype: torch.dtype, what: str) -> Tensor:
         try:
@@ -69,7 +79,7 @@ class ChunkStore:
                 error.used + error.wanted,
             ) from error
 
-    def _away(self, slot: Slot) -> Tensor:
+    def _blank(self, slot: Slot) -> Tensor:
         """Right shape, no memory, NaN: reading a parameter that is away shows, and writing to it fails."""
         parameter = slot.parameter
         value = float("nan") if parameter.is_floating_point() else 0
@@ -83,7 +93,7 @@ class ChunkStore:
     @property
     def resident(self) -> frozenset[int]:
         """Chunks that have a copy on the device."""
-        return frozenset(c.index for c in self.chunks if c.state is not ChunkState.FREE)
+        return frozenset(self._resident)
 
     def load(self, index: int) -> None:
         """Brings a chunk to the device.
@@ -103,8 +113,8 @@ class ChunkStore:
                     needed,
                 ) from error
             chunk.become(ChunkState.HOLD)
-            for slot in chunk.slots:
-                slot.parameter.data = slot.view(copy)
+            self._place(chunk, self._here)
+        self._resident.add(index)
         self.loads += 1
 
     def evict(self, index: int) -> None:
@@ -113,8 +123,8 @@ class ChunkStore:
         chunk.become(ChunkState.FREE)
         with self.device.host_work(), torch.no_grad():
             self.device.drop(self._copies[index])
-            for slot in chunk.slots:
-                slot.parameter.data = self._away(slot)
+            self._place(chunk, self._away)
+        self._resident.discard(index)
 
     def wait(self, index: int) -> None:
         """A chunk that is on its way has arrived for all that follows."""
@@ -210,8 +220,8 @@ class ChunkStore:
                 view = slot.view(self._gradients[chunk.index])
                 if gradient.data_ptr() != view.data_ptr():
                     view.copy_(gradient)
-            if not self.fixed:
-                slot.parameter.data = self._away(slot)
+        if not self.fixed:
+            self._place(chunk, self._away)
 
     def settle_states(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> None:
         """Moves the optimizer's states of a chunk home; those that are there stay."""

@@ -201,12 +201,12 @@ def test_no_gradient_is_lost_under_checkpointing(reentrant):
         models[0].zero_grad()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("other", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "other"),
+    [("auto", "nvme"), ("nvme", "cpu"), ("cpu", "cuda"), ("cuda", "auto"), ("nvme", "nvme")],
+)
 def test_killed_and_resumed_under_another_policy(policy, other):
     """State dicts are plain: saved under one placement, they go on under another, as if nothing had happened."""
-    if POLICIES.index(other) < POLICIES.index(policy):
-        policy, other = other, policy
     plain_model = build()
     plain = Plain(plain_model, adam(plain_model))
     expected = [plain.loss_step(i) for i in range(4)]

@@ -1,0 +1,53 @@
+"""Data parallelism: gradients are averaged, and ranks that measured differently decide alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from fastfold.memory import Gemini
+
+from .gpt_runs import adam, build, gpt, tokens
+
+
+def _rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    model = build(layers=3)
+    manager = Gemini(model, adam(model), budget=40_000, group=dist.group.WORLD)
+    for step in range(3):
+        batch = tokens(10 * step + rank)
+        with manager.device.running():
+            # One rank keeps more beside the model than the other, and only its own device would know.
+            ballast = torch.zeros(1000 * rank)
+            gpt.next_token_loss(model(batch), batch).backward()
+        manager.step()
+        manager.zero_grad()
+        del ballast
+    torch.save({"model": model.state_dict(), "loads": manager.store.loads}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_decide_alike_and_train_on_the_mean_gradient(tmp_path: Path) -> None:
+    """Equal loads and equal parameters on both; these are those of one process with the mean of both gradients."""
+    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["loads"] == second["loads"]
+    model = build(layers=3)
+    optimizer = adam(model)
+    for step in range(3):
+        for rank in range(2):
+            batch = tokens(10 * step + rank)
+            gpt.next_token_loss(model(batch), batch).backward()
+        for parameter in model.parameters():
+            parameter.grad /= 2
+        optimizer.step()
+        optimizer.zero_grad()
+    for name, value in model.state_dict().items():
+        assert torch.equal(first["model"][name], second["model"][name])
+        assert torch.equal(first["model"][name], value), name
