@@ -254,36 +254,6 @@ def test_layers_equal_plain_ones_and_need_every_reduction(size: int) -> None:
         assert not undetected, f"{name}: nothing fails without {undetected}"
 
 
-@pytest.fixture
-def sixty_four_ranks() -> object:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=0, world_size=64, store=FakeStore())
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("sixty_four_ranks")
-def test_volume_falls_with_the_dimensions_as_the_textbook_says() -> None:
-    plans = [
-        ParallelPlan(tp=64),
-        ParallelPlan(tp=64, tp_mode="2d"),
-        ParallelPlan(tp=64, tp_mode="2.5d", tp_depth=4),
-        ParallelPlan(tp=64, tp_mode="3d"),
-    ]
-    totals = []
-    for plan in plans:
-        # A large batch: what is sent is dominated by activations, as the textbook's exponents assume.
-        sent = _sent(ParallelMesh(plan), 65536, 64, 64)
-        assert sent == pytest.approx(_textbook(plan, 65536, 64, 64))
-        totals.append(sum(sent) / (65536 * 64))
-    print("elements sent per activation element at 64 ranks:", [f"{total:.3f}" for total in totals])
-    # Constants before the powers: 2 of 1d's all-reduce; 3 broadcasts or reductions; 3 gathers of the input's size
-    # and 2 of the output's.
-    for total, expected in zip(totals, [2, 3 / 64**0.5, 3 / (4 * 64) ** 0.5, 5 / 64 ** (2 / 3)], strict=True):
-        assert 0.7 * expected < total < 1.1 * expected
-
-
 def test_layers_that_cannot_be_split_are_refused() -> None:
     mesh = ParallelMesh(ParallelPlan())
     with pytest.raises(ConfigError, match="7 attention heads cannot be split over 8 ranks"):
