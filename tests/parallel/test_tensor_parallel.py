@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -203,6 +204,39 @@ def _half_precision(mesh: ParallelMesh) -> None:
     assert _difference(found.double(), layer.layout.take(exact, layer.parts)) < 2**-8
 
 
+def _autocast(mesh: ParallelMesh) -> None:
+    """Under autocast products and exchanges are bfloat16 and the weights' gradients arrive in their own type."""
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 6))
+    mlp = ParallelMLP.from_plain(plain, mesh)
+    whole, layout = torch.randn(8, 6), mlp.first.before
+    x = layout.take(whole, mlp.first.in_parts).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16), mesh.record() as log:
+        expected, found = plain(whole), mlp(x)
+    assert found.dtype == torch.bfloat16
+    with mesh.record() as backward:
+        found.float().square().sum().backward()
+    expected.float().square().sum().backward()
+    assert backward.sent > 0
+    assert _difference(layout.join(found.detach().float(), 8, mlp.second.out_parts), expected.float()) < 0.02
+    for one, other in zip((mlp.first, mlp.second), (plain[0], plain[2]), strict=True):
+        gradient = ParallelLinear.to_plain(_of_gradients(one)).weight
+        assert isinstance(other, nn.Linear)
+        assert other.weight.grad is not None
+        assert _difference(gradient, other.weight.grad) < 0.02
+    with mesh.record() as wide:
+        mlp(x)
+    assert log.sent == wide.sent / 2
+
+
+def _of_gradients(layer: ParallelLinear) -> ParallelLinear:
+    found = copy.deepcopy(layer)
+    for parameter, original in zip(found.parameters(), layer.parameters(), strict=True):
+        assert original.grad is not None
+        parameter.data = original.grad
+    return found
+
+
 def _summa_overlaps(mesh: ParallelMesh) -> None:
     """The second step's broadcasts are under way when the first step's are waited for."""
     layer = ParallelLinear.from_plain(nn.Linear(4, 4, bias=False, dtype=torch.float64), mesh)
@@ -238,6 +272,7 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
             assert _sent(mesh, 16, 8, 24) == pytest.approx(_textbook(plan, 16, 8, 24))
             _join_undoes_take(mesh)
             _recomputes(mesh)
+            _autocast(mesh)
             if plan.tp_mode == "2d":
                 _half_precision(mesh)
                 _summa_overlaps(mesh)

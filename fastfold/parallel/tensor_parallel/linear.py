@@ -94,7 +94,7 @@ class ParallelLinear(nn.Module):
         """How the weight ``[out, in]`` is cut into blocks."""
         raise NotImplementedError
 
-    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+    def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         """``x @ weight.T`` of the whole matrices, in blocks."""
         raise NotImplementedError
 
@@ -109,8 +109,13 @@ class ParallelLinear(nn.Module):
         Returns:
             ``[batch, ..., out]``, this rank's block in the layout ``after``.
         """
-        y = self._product(x, row_sizes)
-        return y if self.bias is None else y + replicated(self.bias, self.after.rows)
+        weight: Tensor = self.weight
+        if torch.is_autocast_enabled(x.device.type):
+            # Before the exchanges, which so send the narrow type; the backward pass runs outside of autocast.
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, weight = x.to(dtype), weight.to(dtype)
+        y = self._product(x, weight, row_sizes)
+        return y if self.bias is None else y + replicated(self.bias, self.after.rows).to(y.dtype)
 
 
 class Linear1D(ParallelLinear):
@@ -125,10 +130,10 @@ class Linear1D(ParallelLinear):
             return [Cut(0, self.after.features, self.out_parts.sizes)]
         return [Cut(1, self.before.features, self.in_parts.sizes)]
 
-    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+    def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         if self.role == "first":
-            return all_reduce_gradient(x, self.after.features) @ self.weight.T
-        return all_reduce(x @ self.weight.T, self.before.features)
+            return all_reduce_gradient(x, self.after.features) @ weight.T
+        return all_reduce(x @ weight.T, self.before.features)
 
 
 class LinearGrid(ParallelLinear):
@@ -143,9 +148,9 @@ class LinearGrid(ParallelLinear):
         column = self.before.rows[-1]
         return [Cut(0, self.after.features, self.out_parts.sizes), Cut(1, column, self.in_parts.sizes)]
 
-    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+    def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         depth, column = self.before.rows
-        weight = replicated(self.weight, (depth,))
+        weight = replicated(weight, (depth,))
         return summa_linear(x, weight, self.in_parts.sizes, self.before.features, column)
 
 
@@ -167,10 +172,10 @@ class Linear3D(ParallelLinear):
             Cut(0, self.before.rows[0], self._out_cuts),
         ]
 
-    def _product(self, x: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
+    def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         slab, line = self.before.rows
         rows = [x.shape[0]] * line.size if row_sizes is None else row_sizes
-        return cube_linear(x, self.weight, rows, self._out_cuts, line, slab, self.before.features)
+        return cube_linear(x, weight, rows, self._out_cuts, line, slab, self.before.features)
 
 
 _LINEARS: dict[str, type[ParallelLinear]] = {

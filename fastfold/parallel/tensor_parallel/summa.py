@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -64,11 +65,13 @@ class SummaLinear(Function):
         ctx.lefts = [(*x.shape[:-1], size) for size in sizes]
         ctx.rights = [(weight.shape[0], size) for size in sizes]
         ctx.row, ctx.column = row, column
-        y = x.new_zeros((*x.shape[:-1], weight.shape[0]))
+        # Half precision would round after every step.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = x.new_zeros((*x.shape[:-1], weight.shape[0]), dtype=wide)
         lefts, rights = _broadcast_each(x, ctx.lefts, row), _broadcast_each(weight, ctx.rights, column)
         for left, right in zip(lefts, rights, strict=True):
             y += left @ right.T
-        return y
+        return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
