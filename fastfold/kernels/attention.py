@@ -38,6 +38,9 @@ def attention_definition(
     return out.to(q.dtype)
 
 
+# Triton programs hold whole heads in their registers.
+_MOST_CHANNELS = 128
+
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? gate"
 
 
@@ -184,6 +187,12 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
+def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
+    """The backend for data like ``x`` with so many channels per head; more than 128 are left to PyTorch."""
+    chosen = choose_backend(x, backend)
+    return "torch" if channels > _MOST_CHANNELS else chosen
+
+
 def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> None:
@@ -234,7 +243,8 @@ def attention(
             a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias.
         gate: Logits ``[*, R, Nq, H, D]`` of the gate that multiplies the output.
         scale: Factor of the scores, by default ``D ** -0.5``.
-        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.backend.choose_backend`.
+        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.backend.choose_backend`. Heads of
+            more than 128 channels are PyTorch's in any case.
 
     Returns:
         ``[*, R, Nq, H, D]`` in the dtype of ``q``, accumulated in float32 or better. Neither this nor the backward
@@ -246,4 +256,4 @@ def attention(
     """
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _attention(q, k, v, bias, mask, gate, scale, choose_backend(q, backend))[0]
+    return _attention(q, k, v, bias, mask, gate, scale, attention_backend(q, q.shape[-1], backend))[0]

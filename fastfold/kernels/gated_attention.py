@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.errors import InputError
-from fastfold.kernels.attention import attention_definition
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.attention import attention_backend, attention_definition
 from fastfold.kernels.blocks import Scratch, exact_dtype, finish, refuse_gradients, without_autocast
 from fastfold.kernels.gated_attention_torch import arrange
 from fastfold.kernels.layer_norm import layer_norm_definition
@@ -264,7 +263,7 @@ def gated_attention(
         dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). A constant.
         out: Where the result goes, without recording gradients; may be ``x`` or ``residual``.
         scratch: With ``out``: buffers to use, and to leave behind for the next operator.
-        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.backend.choose_backend`.
+        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`.
 
     Returns:
         The update ``[*, R, N, c]``, plus the residual, in the dtype and memory layout of ``x``.
@@ -283,7 +282,7 @@ def gated_attention(
             raise InputError(
                 f"gated_attention: {name} is {list(tensor.shape)}; give {list(shape)} for x {list(x.shape)}"
             )
-    backend = choose_backend(x, backend)
+    backend = attention_backend(x, len(query_weight) // heads, backend)
     projections = (query_weight, key_weight, value_weight, gate_weight, gate_bias)
     parameters = (norm_weight, norm_bias, *projections, output_weight, output_bias)
     if out is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -190,6 +192,59 @@ def test_the_backends_agree_where_rows_are_summed_in_groups(monkeypatch: pytest.
     backward = pytest.importorskip("fastfold.kernels.attention_backward_triton")
     monkeypatch.setattr(backward, "row_groups", lambda blocks, device: 3)
     check("triton", operands(7, 17, 18, batch=(2,)))
+
+
+@pytest.mark.parametrize("spread", ["rows", "positions"])
+def test_offsets_may_pass_two_to_the_31(spread: str, tmp_path: Path) -> None:
+    """The last rows, or the last queries and keys, lie more than 2³¹ elements behind the first, in a sparse file."""
+    if DEVICE.type != "cpu":
+        pytest.skip("strides of this size are of a sparse file on the CPU")
+    inputs = on_device(operands(3, 5, 5, heads=1, batch=(1,), leave_out=("gate",)), torch.float16)
+    far = {}
+    for name, x in inputs.items():
+        array = np.memmap(tmp_path / name, np.float16, "w+", shape=(2**31 + 2**12,))
+        axis = {"rows": 1, "positions": 2}[spread]
+        strides = [x.stride(i) for i in range(x.dim())]
+        strides[axis] = -(-(2**31) // (x.shape[axis] - 1)) if x.shape[axis] > 1 else strides[axis]
+        far[name] = torch.from_numpy(array).as_strided(x.shape, strides).copy_(x)
+    plain, found = (
+        output_and_gradients(lambda **x: attention(**x, backend="triton"), x, MASK) for x in (inputs, far)
+    )
+    for name, value in plain.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_float32_means_float32_unless_pytorch_is_told_otherwise() -> None:
+    arithmetic = pytest.importorskip("fastfold.kernels.triton_arithmetic")
+    assert arithmetic.precision(torch.zeros(1)) == "ieee"
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert arithmetic.precision(torch.zeros(1)) == "tf32"
+        assert arithmetic.precision(torch.zeros(1, dtype=torch.bfloat16)) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
+    check("triton", operands(2, 3, 4, heads=1, channels=160))
+
+
+def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() -> None:
+    """Every kernel, dtype and width of a head has one on every class of chips, and a specimen of it."""
+    forward = pytest.importorskip("fastfold.kernels.attention_forward_triton")
+    backward = pytest.importorskip("fastfold.kernels.attention_backward_triton")
+    names = {x.name for x in forward.specimens() + backward.specimens()}
+    for kernel in ("forward", "ungate", "grad_q", "grad_kv", "grad_bias"):
+        for channels in (8, 16, 32, 64, 128):
+            for dtype, triton_type in {
+                torch.float32: "fp32",
+                torch.bfloat16: "bf16",
+                torch.float16: "fp16",
+            }.items():
+                for queries in (1, 1000):
+                    q = torch.empty(1, 1, queries, 1, channels, dtype=dtype)
+                    assert forward.config(f"attention_{kernel}", q).blocks["BQ"] >= 16
+                assert any(x.startswith(f"attention_{kernel} {triton_type} D={channels} ") for x in names)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
