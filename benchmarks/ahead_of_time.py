@@ -1,6 +1,6 @@
 """What every Triton kernel and shipped configuration needs of a GPU: registers, shared memory, spills.
 
-Usage: python benchmarks/ahead_of_time.py [--match TEXT] [--out FOLDER]
+Usage: python benchmarks/ahead_of_time.py [--match TEXT ...] [--out FOLDER]
 
 Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100) with the assembler in Triton's wheel; no GPU is
 needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results. Exits with 1 if a kernel spills.
@@ -21,11 +21,11 @@ from fastfold.kernels.ahead_of_time import ARCHITECTURES, all_specimens, build
 HEADER = ["kernel", "architecture", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]
 
 
-def measure(match: str) -> list[list[str | int]]:
-    """A row of the table for each specimen whose name contains ``match``, and each architecture."""
+def measure(match: list[str]) -> list[list[str | int]]:
+    """A row of the table for each specimen whose name contains one of ``match``, and each architecture."""
     rows: list[list[str | int]] = []
     for specimen in all_specimens():
-        if match in specimen.name:
+        if any(text in specimen.name for text in match):
             for architecture in ARCHITECTURES:
                 needs = build(specimen, architecture)
                 how = [specimen.num_warps, specimen.num_stages]
@@ -39,7 +39,9 @@ def measure(match: str) -> list[list[str | int]]:
 def main() -> int:
     """Compile, print and write; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--match", default="", help="only kernels whose name contains this text")
+    parser.add_argument(
+        "--match", nargs="+", default=[""], help="only kernels whose name contains one of these texts"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     rows = measure(options.match)

@@ -1,0 +1,68 @@
+"""Every kernel that ships compiles for every architecture that it ships for, and fits into the registers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from fastfold.errors import ConfigError
+from fastfold.kernels.ahead_of_time import ARCHITECTURES, Specimen, build
+from fastfold.kernels.backend import interpreted
+
+# A process of its own, because this one runs Triton's interpreter.
+BUILD = """
+import dataclasses, json, sys
+from fastfold.kernels.ahead_of_time import all_specimens, build
+first_only, architectures = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+modules = set()
+for specimen in all_specimens():
+    module = specimen.kernel.fn.__module__
+    if not (first_only and module in modules):
+        for architecture in architectures:
+            needs = dataclasses.asdict(build(specimen, architecture))
+            print(json.dumps({"module": module, "name": specimen.name, "architecture": architecture, **needs}))
+    modules.add(module)
+"""
+
+MODULES = ["layer_norm_triton", "pair_bias_triton", "softmax_triton"]
+
+
+def _build(first_only: bool, architectures: tuple[int, ...]) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", BUILD, json.dumps(first_only), json.dumps(architectures)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def _check(rows: list[dict[str, Any]]) -> None:
+    modules = {row["module"].rsplit(".", 1)[1] for row in rows}
+    assert modules >= set(MODULES)
+    for row in rows:
+        assert 0 < row["registers"] <= 255, row
+        assert row["spills"] == 0, row
+        # What a program may use: 163 KiB on an A100, 227 KiB from the H100 on.
+        assert row["shared"] <= (163 if row["architecture"] == 80 else 227) * 1024, row
+
+
+def test_one_kernel_of_each_module_builds_without_spills() -> None:
+    _check(_build(first_only=True, architectures=(90,)))
+
+
+@pytest.mark.slow
+def test_every_kernel_and_configuration_builds_without_spills() -> None:
+    rows = _build(first_only=False, architectures=ARCHITECTURES)
+    names = [(row["name"], row["architecture"]) for row in rows]
+    assert len(names) == len(set(names)), "two specimens have one name"
+    _check(rows)
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
+def test_building_in_the_interpreter_says_what_to_change() -> None:
+    with pytest.raises(ConfigError, match="unset TRITON_INTERPRET"):
+        build(Specimen("none", None, {}), 90)
