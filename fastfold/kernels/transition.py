@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, relu
 
+from fastfold.kernels.backend import choose_backend
 from fastfold.kernels.blocks import (
     Scratch,
     block_positions,
@@ -21,6 +21,7 @@ from fastfold.kernels.blocks import (
     refuse_gradients,
     without_autocast,
 )
+from fastfold.kernels.gradients import unwritten_gradients, wanted_gradients
 from fastfold.kernels.layer_norm import layer_norm_definition
 
 _EPS = 1e-5
@@ -36,10 +37,26 @@ def transition_definition(
     return linear(hidden, w2.to(exact), b2.to(exact)).to(x.dtype)
 
 
+def _runs_triton(x: Tensor, backend: str | None) -> bool:
+    """Triton's kernels hold whole rows of at most 256 channels; wider ones take the PyTorch path."""
+    return choose_backend(x, backend) == "triton" and x.shape[-1] <= 256
+
+
 @without_autocast
 def _forward(
-    out: Tensor, x: Tensor, parameters: Sequence[Tensor], residual: Tensor | None, scratch: Scratch
+    out: Tensor,
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    residual: Tensor | None,
+    scratch: Scratch,
+    backend: str | None,
 ) -> None:
+    """Fill ``out``, which may be ``x`` or ``residual``."""
+    if _runs_triton(x, backend):
+        from fastfold.kernels import transition_triton
+
+        transition_triton.forward(out, x, parameters, residual)
+        return
     exact = exact_dtype(x)
     norm_weight, norm_bias = (p.to(exact) for p in parameters[:2])
     w1, b1, w2, b2 = (p.to(x.dtype) for p in parameters[2:])
@@ -52,55 +69,107 @@ def _forward(
         finish(b_out, b_update, b_residual[0] if b_residual else None, None)
 
 
-class _Transition(torch.autograd.Function):
-    """Keeps only its input; the intermediate exists for one block at a time, in both directions.
+@torch.library.custom_op("fastfold::transition", mutates_args=())
+def _transition(
+    x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], backend: str | None
+) -> Tensor:
+    out = torch.empty_like(x)
+    _forward(out, x, parameters, x if add_x else residual, Scratch(), backend)
+    return out
 
-    Gradients are computed in an exact dtype whatever that of the data: a bfloat16 product would decide for
-    some of the hidden units on the wrong side of the ReLU.
+
+@_transition.register_fake
+def _(
+    x: Tensor, residual: Tensor | None, add_x: bool, parameters: Sequence[Tensor], backend: str | None
+) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("fastfold::transition_backward", mutates_args=())
+def _transition_backward(
+    grad: Tensor,
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    add_grad: bool,
+    needs: Sequence[bool],
+    backend: str | None,
+) -> list[Tensor]:
+    """Gradients of ``x`` and the parameters; those that nobody ``needs`` are empty."""
+    if _runs_triton(x, backend):
+        from fastfold.kernels import transition_backward_triton
+
+        grads = without_autocast(transition_backward_triton.backward)(grad, x, parameters, add_grad, needs)
+    else:
+        grads = _backward(grad, x, parameters, add_grad, needs)
+    return wanted_gradients(grads, (x, *parameters), needs)
+
+
+@_transition_backward.register_fake
+def _(
+    grad: Tensor,
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    add_grad: bool,
+    needs: Sequence[bool],
+    backend: str | None,
+) -> list[Tensor]:
+    return unwritten_gradients((x, *parameters), needs)
+
+
+@without_autocast
+def _backward(
+    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_grad: bool, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients by blocks of rows; the intermediate exists for one block at a time.
+
+    Computed in an exact dtype whatever that of the data: a bfloat16 product would decide for some of the hidden
+    units on the wrong side of the ReLU.
     """
+    exact = exact_dtype(x)
+    totals = [
+        torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, needs[1:], strict=True)
+    ]
+    grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
+    norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
+    scratch = Scratch().of(x, exact)
+    grad_x = torch.empty_like(x)
+    for b_x, b_grad, b_grad_x in position_blocks(block_positions(len(w1)), x, grad, grad_x):
+        b_x, b_grad = b_x.to(exact), b_grad.to(exact)
+        b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, _EPS)
+        b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
+        if grad_w2 is not None:
+            grad_w2.addmm_(b_grad.t(), b_hidden)
+        if grad_b2 is not None:
+            grad_b2 += b_grad.sum(0)
+        b_grad_hidden = torch.mm(b_grad, w2, out=scratch("grad_hidden", len(b_x), len(w1)))
+        torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
+        if grad_w1 is not None:
+            grad_w1.addmm_(b_grad_hidden.t(), b_norm)
+        if grad_b1 is not None:
+            grad_b1 += b_grad_hidden.sum(0)
+        b_grad_norm = torch.mm(b_grad_hidden, w1, out=scratch("grad_norm", *b_x.shape))
+        b_result = normalise_backward(
+            b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
+        )
+        finish(b_grad_x, b_result, b_grad if add_grad else None, None)
+    return [grad_x, *totals]
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, residual: Tensor | None, add_x: bool, *parameters: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *parameters)
-        ctx.add_x = add_x
-        out = torch.empty_like(x)
-        _forward(out, x, parameters, x if add_x else residual, Scratch())
-        return out
 
-    @staticmethod
-    @without_autocast
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *parameters = ctx.saved_tensors
-        exact = exact_dtype(x)
-        need_x, need_residual, _, *need = ctx.needs_input_grad
-        totals = [
-            torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, need, strict=True)
-        ]
-        grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
-        norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
-        scratch = Scratch().of(x, exact)
-        grad_x = torch.empty_like(x)
-        for b_x, b_grad, b_grad_x in position_blocks(block_positions(len(w1)), x, grad, grad_x):
-            b_x, b_grad = b_x.to(exact), b_grad.to(exact)
-            b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, _EPS)
-            b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
-            if grad_w2 is not None:
-                grad_w2.addmm_(b_grad.t(), b_hidden)
-            if grad_b2 is not None:
-                grad_b2 += b_grad.sum(0)
-            b_grad_hidden = torch.mm(b_grad, w2, out=scratch("grad_hidden", len(b_x), len(w1)))
-            torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
-            if grad_w1 is not None:
-                grad_w1.addmm_(b_grad_hidden.t(), b_norm)
-            if grad_b1 is not None:
-                grad_b1 += b_grad_hidden.sum(0)
-            b_grad_norm = torch.mm(b_grad_hidden, w1, out=scratch("grad_norm", *b_x.shape))
-            b_result = normalise_backward(
-                b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
-            )
-            finish(b_grad_x, b_result, b_grad if ctx.add_x else None, None)
-        return grad_x if need_x else None, grad if need_residual else None, None, *totals
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, _, ctx.add_x, parameters, ctx.backend = inputs
+    ctx.save_for_backward(x, *parameters)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Keeps only the input of the operator, and recomputes the rest."""
+    x, *parameters = ctx.saved_tensors
+    needs = [x.requires_grad, *(p.requires_grad for p in parameters)]
+    grads = _transition_backward(grad, x, parameters, ctx.add_x, needs, ctx.backend)
+    grad_x, *rest = (g if need else None for g, need in zip(grads, needs, strict=True))
+    return grad_x, grad if ctx.needs_input_grad[1] else None, None, rest, None
+
+
+_transition.register_autograd(_differentiate, setup_context=_setup_context)
 
 
 def transition(
@@ -115,6 +184,7 @@ def transition(
     residual: Tensor | None = None,
     out: Tensor | None = None,
     scratch: Scratch | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """``relu(LN(x) w1ᵀ + b1) w2ᵀ + b2`` (AlphaFold supplement, algorithms 9 and 15).
 
@@ -129,16 +199,18 @@ def transition(
         residual: ``[*, c]`` to add to the update, most often ``x`` itself.
         out: Where the result goes, without recording gradients; may be ``x`` or ``residual``.
         scratch: With ``out``: buffers to use, and to leave behind for the next operator.
+        backend: ``auto``, ``triton`` (up to 256 channels, more take the PyTorch path) or ``torch``.
 
     Returns:
         The update ``[*, c]``, plus the residual, in the dtype of ``x``.
 
     Raises:
+        ConfigError: The backend does not exist or cannot run here.
         RuntimeError: If gradients would have to be recorded through ``out``.
     """
     parameters = (norm_weight, norm_bias, w1, b1, w2, b2)
     if out is None:
-        return _Transition.apply(x, None if residual is x else residual, residual is x, *parameters)
+        return _transition(x, None if residual is x else residual, residual is x, parameters, backend)
     refuse_gradients(x, residual, *parameters)
-    _forward(out, x, parameters, residual, scratch or Scratch())
+    _forward(out, x, parameters, residual, scratch or Scratch(), backend)
     return out

@@ -1,0 +1,128 @@
+"""PyTorch path of the outer product mean: the products exist for one tile of pairs at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.blocks import (
+    BLOCK_ELEMENTS,
+    Scratch,
+    exact_dtype,
+    finish,
+    without_autocast,
+)
+
+
+@without_autocast
+def forward(
+    out: Tensor,
+    left: Tensor,
+    right: Tensor,
+    left_mask: Tensor,
+    right_mask: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    residual: Tensor | None,
+    scratch: Scratch,
+) -> None:
+    """Fill ``out``, which may be ``residual``.
+
+    With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory:
+    rows that multiply the output weight as they are, if its columns are put in the order (e c) once.
+    """
+    c = left.shape[-1]
+    weight_t = weight.to(left.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)  # [(e c), c_z]
+    bias = bias.to(left.dtype)
+    scratch = scratch.of(left)
+    for i in itertools.product(*map(range, left.shape[:-3])):
+        columns_l, columns_r = _columns(left[i], left_mask[i]), _columns(right[i], right_mask[i])
+        factor = _norm(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
+        for tile in _tiles(factor.shape, c):
+            b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
+            b_update = torch.addmm(
+                bias, b_products, weight_t, out=scratch("update", len(b_products), len(bias))
+            )
+            b_update = b_update.view(*factor[tile].shape[:2], -1)
+            finish(out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile])
+
+
+@without_autocast
+def backward(
+    grad: Tensor,
+    left: Tensor,
+    right: Tensor,
+    left_mask: Tensor,
+    right_mask: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients tile by tile, in an exact dtype; the products exist for one tile of pairs at a time."""
+    need_left, need_right, need_weight, need_bias = needs
+    exact = exact_dtype(left)
+    c = left.shape[-1]
+    weight = weight.to(exact).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
+    grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
+    grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias, dtype=exact)
+    scratch = Scratch().of(left, exact)
+    for i in itertools.product(*map(range, left.shape[:-3])):
+        columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
+        columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
+        grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
+        factor = _norm(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
+        for tile in _tiles(factor.shape, c):
+            b_left, b_right = columns_l[tile[0]], columns_r[tile[1]]
+            b_grad = scratch("grad", len(b_left), len(b_right), len(weight))
+            b_grad = torch.mul(grad[i][tile], factor[tile], out=b_grad).flatten(0, 1)  # [(i j), c_z]
+            if need_bias:
+                grad_bias += b_grad.sum(0)
+            if need_weight:
+                grad_weight.addmm_(b_grad.t(), _products(b_left, b_right, scratch))
+            if not (need_left or need_right):
+                continue
+            b_products = torch.mm(b_grad, weight, out=scratch("products", len(b_grad), c * c))
+            b_products = b_products.view(len(b_left), len(b_right), c, c)  # [i, j, e, c]
+            if need_left:
+                b_grad_l, b_r = grad_l[tile[0]], b_right.flatten(0, 1).expand(len(b_left), -1, -1)
+                b_grad_l.baddbmm_(b_products.flatten(1, 2).mT, b_r)
+            if need_right:
+                b_turned = scratch.copy("turned", b_products.permute(1, 2, 0, 3)).flatten(2).flatten(0, 1)
+                grad_r[tile[1]].flatten(0, 1).addmm_(b_turned, b_left.flatten(0, 1))
+        torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
+        torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
+    grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
+    return [grad_left, grad_right, grad_weight, grad_bias]
+
+
+def _columns(x: Tensor, mask: Tensor) -> Tensor:
+    """``[S, I, c]`` times its mask, as ``[I, c, S]`` in memory."""
+    return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=x.new_empty(*x.shape[1:], len(x)))
+
+
+def _norm(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
+    """``[I, J]``: the number of sequences that both columns have, plus ``eps``."""
+    exact = exact_dtype(left_mask)
+    return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)
+
+
+def _tiles(shape: torch.Size, c: int) -> Iterator[tuple[slice, slice]]:
+    """Tiles of the pair grid whose products fit into the cache: whole rows, or a part of one."""
+    rows, cols = shape[:2]
+    pairs = max(1, BLOCK_ELEMENTS // (c * c))
+    row_step, col_step = max(1, pairs // cols), min(cols, pairs)
+    for i, j in itertools.product(range(0, rows, row_step), range(0, cols, col_step)):
+        yield slice(i, i + row_step), slice(j, j + col_step)
+
+
+def _products(left: Tensor, right: Tensor, scratch: Scratch) -> Tensor:
+    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``."""
+    (i, c, _), (j, _, _) = left.shape, right.shape
+    out = scratch("products", i, j * c, c)
+    torch.bmm(right.flatten(0, 1).expand(i, -1, -1), left.mT, out=out)
+    return out.view(i * j, c * c)

@@ -1,0 +1,134 @@
+"""Triangle multiplication in Triton: two kernels around a batch of matrix products, and their gradients.
+
+Between the kernels the channels come first, ``[c, N, N]``, so that the contraction is a batch of plain matrix products.
+Backward, one kernel of each half owns positions and gives the gradients of activations, and another owns rows of the
+weights and gives theirs; all recompute projections and gates. Sums over positions are made in an order that depends
+on sizes alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import triton
+from torch import Tensor
+
+from fastfold.kernels import (
+    triangle_output_gradient_kernels,
+    triangle_output_kernels,
+    triangle_projection_gradient_kernels,
+    triangle_projection_kernels,
+)
+from fastfold.kernels.ahead_of_time import Specimen
+from fastfold.kernels.blocks import Scratch
+from fastfold.kernels.normalised_rows import specimens_of
+from fastfold.kernels.triangle_output_gradient_kernels import output_backward
+from fastfold.kernels.triangle_output_kernels import write_update
+from fastfold.kernels.triangle_projection_gradient_kernels import projection_backward
+from fastfold.kernels.triangle_projection_kernels import project
+
+
+def arranged(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Contiguous parameters in the order of the public function: those of the norms in float32."""
+    norms = (0, 1, 6, 7)
+    return [p.to(torch.float32 if i in norms else dtype).contiguous() for i, p in enumerate(parameters)]
+
+
+def channel_group(c: int, positions: int) -> int:
+    """Channels whose two factors exist at a time: half of them, or a quarter where a pair tensor is large."""
+    return max(1, triton.cdiv(c, 2 if c * positions < 2**27 else 4))
+
+
+def contract(left: Tensor, right: Tensor, outgoing: bool, out: Tensor) -> None:
+    """Sums over all triangles ``[g, N, N]`` of factors in the same layout."""
+    if outgoing:
+        torch.bmm(left, right.mT, out=out)
+    else:
+        torch.bmm(right.mT, left, out=out)
+
+
+def forward(
+    out: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    outgoing: bool,
+    parameters: Sequence[Tensor],
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    scratch: Scratch,
+) -> None:
+    """Fill ``out``, which may be ``z`` or ``residual``; ``dropout`` has the shape of ``z``."""
+    n, c = z.shape[-2], parameters[8].shape[1]
+    if z.numel() == 0:
+        return
+    scratch = scratch.of(z)
+    parameters = arranged(parameters, z.dtype)
+    group = channel_group(c, n * n)
+    for i in itertools.product(*map(range, z.shape[:-3])):
+        product = scratch("product", c, n, n)
+        for first in range(0, c, group):
+            part = min(group, c - first)
+            sides = scratch("sides", 2 * part, n, n)
+            project(sides, z[i], mask[i], parameters, first, part)
+            contract(sides[:part], sides[part:], outgoing, product[first : first + part])
+        b_residual = None if residual is None else residual[i]
+        write_update(out[i], product, z[i], parameters, b_residual, None if dropout is None else dropout[i])
+
+
+def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool) -> None:
+    """Put the gradients of the factors ``[c, N, N]`` in their place, an eighth of the channels at a time."""
+    group = triton.cdiv(len(left), 8)
+    for b_grad, b_left, b_right in zip(*(x.split(group) for x in (grad, left, right)), strict=True):
+        if outgoing:
+            b_grad_left = torch.bmm(b_grad, b_right)
+            torch.bmm(b_grad.mT, b_left, out=b_right)
+        else:
+            b_grad_left = torch.bmm(b_right, b_grad)
+            torch.bmm(b_left, b_grad.mT, out=b_right)
+        b_left.copy_(b_grad_left)
+
+
+def backward(
+    grad: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+    outgoing: bool,
+    add_grad: bool,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Gradients of ``z``, in its dtype, and of the parameters in float32; ``dropout`` has the shape of ``z``.
+
+    Beside the result there are three tensors ``[c, N, N]`` of one batch element, and an eighth of one.
+    """
+    n, c = z.shape[-2], parameters[8].shape[1]
+    parameters = arranged(parameters, z.dtype)
+    grad_z = torch.empty_like(z)
+    totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    for i in itertools.product(*map(range, z.shape[:-3] if z.numel() else (0,))):
+        sides, product = z.new_empty(2 * c, n, n), z.new_empty(c, n, n)
+        project(sides, z[i], mask[i], parameters, 0, c, split=z.dtype != torch.float32)
+        contract(sides[:c], sides[c:], outgoing, product)
+        b_dropout = None if dropout is None else dropout[i]
+        last = output_backward(product, z[i], grad[i], grad_z[i], b_dropout, parameters, any(needs[9:]))
+        contract_backward(product, sides[:c], sides[c:], outgoing)
+        del product
+        first = projection_backward(
+            sides, z[i], mask[i], grad[i], grad_z[i], parameters, add_grad, any(needs[3:7])
+        )
+        for total, part in zip(totals, first + last, strict=True):
+            total += part
+    return [grad_z, *totals]
+
+
+def specimens() -> list[Specimen]:
+    """Every kernel in every dtype and configuration that ships."""
+    return specimens_of(
+        triangle_projection_kernels.kernels()
+        | triangle_output_kernels.kernels()
+        | triangle_output_gradient_kernels.kernels()
+        | triangle_projection_gradient_kernels.kernels()
+    )
