@@ -1,8 +1,10 @@
 """Memory of big models on small devices: general, for any ``nn.Module``.
 
-:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
+:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone;
+:class:`ActivationTier` sends saved activations home by the same rule.
 """
 
+from .activations import ActivationTier
 from .arena import DeviceFull, NvmeTier, SimulatedDevice, Tier
 from .gemini import Gemini
 from .planner import Access, BudgetError, Plan, plan, smallest_budget
@@ -10,6 +12,7 @@ from .sizes import parse_bytes
 
 __all__ = [
     "Access",
+    "ActivationTier",
     "BudgetError",
     "DeviceFull",
     "Gemini",

@@ -127,6 +127,22 @@ class Device(Tier):
         super().__init__()
         self.budget, self.device = budget, device
         self.received = 0
+        self._buffers: set[int] = set()
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a part of a chunk's buffer here."""
+        return tensor.untyped_storage()._cdata in self._buffers
+
+    def _own(self, buffer: Tensor) -> Tensor:
+        """Notes a chunk's buffer for :meth:`owns`, as long as it lives."""
+        storage = buffer.untyped_storage()
+        self._buffers.add(storage._cdata)
+        weakref.finalize(storage, self._buffers.discard, storage._cdata)
+        return buffer
+
+    def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
+        """A buffer that stays on the device."""
+        return self._own(super().allocate(numel, dtype, what))
 
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A flat buffer without memory yet; views of it stay valid through :meth:`fill` and :meth:`drop`."""
@@ -198,17 +214,6 @@ class SimulatedDevice(Device):
         _poison(buffer)
         return buffer
 
-    def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
-        """A buffer that stays on the device."""
-        return self._own(super().allocate(numel, dtype, what))
-
-    def _own(self, buffer: Tensor) -> Tensor:
-        """A chunk's buffer, which the count of operators' tensors leaves out."""
-        storage = buffer.untyped_storage()
-        self._known.add(storage._cdata)
-        weakref.finalize(storage, self._known.discard, storage._cdata)
-        return buffer
-
     def fill(self, buffer: Tensor, source: Tensor) -> None:
         """Counts the buffer and copies."""
         self._charge(buffer.nbytes, "a chunk of parameters")
@@ -233,7 +238,7 @@ class SimulatedDevice(Device):
         """Counts a tensor that an operator has made or that came with the batch, until its memory goes."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if self._paused or key in self._known:
+        if self._paused or key in self._known or key in self._buffers:
             return
         self._charge(size, "a tensor made by an operator")
         self._known.add(key)
@@ -270,7 +275,7 @@ class CudaDevice(Device):
 
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A buffer whose storage is empty."""
-        buffer = torch.empty(numel, dtype=dtype, device=self.device)
+        buffer = self._own(torch.empty(numel, dtype=dtype, device=self.device))
         buffer.untyped_storage().resize_(0)
         return buffer
 

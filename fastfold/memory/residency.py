@@ -38,7 +38,7 @@ class Residency:
         budget: Bytes on the device.
         keep: Whether idle chunks stay where there is room; else each leaves after its use.
         lookahead: Accesses by which loads may start early.
-        agree: Called with each recorded trace; returns what all ranks take for it.
+        agree: Called with the trace of each training step; returns what all ranks take for it.
 
     Attributes:
         book: All cycles recorded so far.
@@ -150,7 +150,9 @@ class Residency:
     def _close(self, cycle: _Cycle) -> None:
         cycle.recorder.measured(self.store.device.mark())
         if cycle.recorder.keys and len(cycle.recorder):
-            self.book.keep(self._agree(cycle.recorder.trace()))
+            trace = cycle.recorder.trace()
+            # One rank alone may evaluate: only what all ranks do is agreed on.
+            self.book.keep(self._agree(trace) if cycle is self._step else trace)
 
     def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
         """An operator begins: its chunks are on the device until they are released.
