@@ -77,6 +77,12 @@ def test_output_and_gradients_for_every_dtype(
     check(backend, operands(rows, queries, keys), dtype)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_a_thousand_positions(backend: str) -> None:
+    check(backend, operands(1, 1000, 1000, heads=1, leave_out=("mask",)))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_several_blocks(backend: str, dtype: torch.dtype) -> None:
