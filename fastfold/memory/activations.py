@@ -35,8 +35,8 @@ class ActivationTier:
     Args:
         model: Its parameters are left alone; it may be managed by :class:`fastfold.memory.Gemini`.
         device: What computes.
-        budget: Bytes of saved tensors that may stay on the device between their saving and their use. Beside a manager
-            of parameters it should be 1 (all go home): the manager counts on the memory that its first step took.
+        budget: Bytes of saved tensors that may stay on the device between their saving and their use. A manager of
+            parameters on the same device makes room for them, but does not plan for both together.
         home: Where the others wait; None for the host's memory.
         smallest: Bytes below which a tensor is not worth moving.
 

@@ -324,7 +324,7 @@ class Gemini:
         others = torch.tensor([access.other for access in trace.accesses])
         dist.all_reduce(others, dist.ReduceOp.MAX, group=self.group)
         accesses = tuple(Access(a.chunks, int(o)) for a, o in zip(trace.accesses, others, strict=True))
-        return Trace(trace.keys, trace.elements, trace.starts, accesses)
+        return Trace(trace.keys, trace.elements, trace.starts, accesses, trace.before)
 
 
 # What asks about a tensor without reading it.

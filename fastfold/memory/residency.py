@@ -181,7 +181,8 @@ class Residency:
         """One access: evictions, loads and prefetches."""
         cycle = self._evaluation or self._step
         cycle.recorder.measured(self.store.device.mark())
-        cycle.recorder.access(needed)
+        elsewhere = self.store.device.elsewhere()
+        cycle.recorder.access(needed, elsewhere)
         if self.store.fixed:
             return
         resident, trace, position = self.store.resident, cycle.trace, cycle.position
@@ -191,17 +192,23 @@ class Residency:
             self._move(tuple(resident - needed), tuple(needed - resident))
             return
         cycle.position += 1
-        if cycle.steps is not None and resident == cycle.before:
-            self.planned += 1
+        # What has stayed on the device since the recording (a batch, a kept loss) leaves less room than planned.
+        other = trace.accesses[position].other + max(0, elsewhere - trace.before[position])
+        if cycle.steps is not None:
             step = cycle.steps[position]
+            as_planned = resident == cycle.before and self._fits(step, other)
             cycle.before = step.resident
-            self._move(step.evict, step.load + step.prefetch)
-            return
-        # Something in between (an evaluation) has changed what is here: the plan's rule goes on from there.
+            if as_planned:
+                self.planned += 1
+                self._move(step.evict, step.load + step.prefetch)
+                return
+        # Something (an evaluation in between) has changed what is here: the plan's rule goes on from there.
         assert cycle.next_use is not None
-        room = self.budget - max(trace.accesses[position].other, self.store.device.elsewhere())
-        evict = choose_evictions(resident, needed, room, self._sizes, cycle.next_use, position)
+        evict = choose_evictions(resident, needed, self.budget - other, self._sizes, cycle.next_use, position)
         self._move(evict, tuple(needed - resident))
+
+    def _fits(self, step: Step, other: int) -> bool:
+        return sum(self._sizes[index] for index in step.resident) + other <= self.budget
 
     def _move(self, evict: tuple[int, ...], load: tuple[int, ...]) -> None:
         for index in evict:

@@ -70,12 +70,14 @@ class Trace:
         elements: Input elements of each.
         starts: The access with which each begins.
         accesses: Chunks and other memory, in order.
+        before: Bytes of other things when each access began.
     """
 
     keys: tuple[PassKey, ...]
     elements: tuple[int, ...]
     starts: tuple[int, ...]
     accesses: tuple[Access, ...]
+    before: tuple[int, ...]
 
 
 class Recorder:
@@ -87,6 +89,7 @@ class Recorder:
         self._starts: list[int] = []
         self._chunks: list[frozenset[Chunk]] = []
         self._others: list[int] = []
+        self._before: list[int] = []
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -97,9 +100,10 @@ class Recorder:
         self.elements.append(elements)
         self._starts.append(len(self._chunks))
 
-    def access(self, chunks: frozenset[Chunk]) -> None:
-        """From now on these chunks are in use, and no others."""
+    def access(self, chunks: frozenset[Chunk], before: int) -> None:
+        """From now on these chunks are in use, and no others; ``before`` bytes of other things are there already."""
         self._chunks.append(chunks)
+        self._before.append(before)
         self._others.append(0)
 
     def measured(self, other: int) -> None:
@@ -110,7 +114,9 @@ class Recorder:
     def trace(self) -> Trace:
         """The cycle so far."""
         accesses = tuple(map(Access, self._chunks, self._others))
-        return Trace(tuple(self.keys), tuple(self.elements), tuple(self._starts), accesses)
+        return Trace(
+            tuple(self.keys), tuple(self.elements), tuple(self._starts), accesses, tuple(self._before)
+        )
 
 
 class TraceBook:
@@ -146,7 +152,8 @@ class TraceBook:
                 for a, b in zip(known.accesses, trace.accesses, strict=True)
             )
             elements = tuple(map(max, known.elements, trace.elements))
-            trace = Trace(trace.keys, elements, trace.starts, accesses)
+            before = tuple(map(max, known.before, trace.before))
+            trace = Trace(trace.keys, elements, trace.starts, accesses, before)
             if trace == known:
                 trace = known
         self._traces[trace.keys] = trace

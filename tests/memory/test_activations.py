@@ -64,7 +64,7 @@ def test_managed_parameters_and_activations_together():
     budget = 60_000
     optimizer = adam(model)
     manager = Gemini(model, optimizer, budget=budget)
-    tier = ActivationTier(model, manager.device, 1, smallest=256)
+    tier = ActivationTier(model, manager.device, 10_000, smallest=256)
     for step in range(3):
         with manager.device.running():
             with tier.saving((8,)):

@@ -355,3 +355,15 @@ def test_nothing_outlives_the_manager_but_its_own():
             manager.step()
             manager.zero_grad()
     assert managers[0].store.loads > managers[1].store.loads
+
+
+def test_what_stays_on_the_device_between_steps_is_made_room_for():
+    """Tensors kept from earlier steps were not there when the plan's trace was recorded; the budget still holds."""
+    runs = [build(layers=8) for _ in range(2)]
+    plain, managed = Plain(runs[0], adam(runs[0])), Managed(runs[1], adam(runs[1]), budget=TIGHT)
+    kept = []
+    for step in range(5):
+        with managed.manager.device.running():
+            kept.append(torch.ones(400 * (step > 0)))
+        assert managed.loss_step(step) == plain.loss_step(step)
+    assert managed.manager.device.peak <= TIGHT
