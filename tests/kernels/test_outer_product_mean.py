@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,14 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels.outer_product_mean import outer_product_mean_definition
 from tests.kernels.forced_blocks import force_blocks
-from tests.kernels.triton_testing import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
+from tests.kernels.triton_testing import (
+    BACKENDS,
+    DEVICE,
+    DTYPES,
+    check_against_definition,
+    far_apart,
+    relative_error,
+)
 
 MASKS = {"left_mask", "right_mask"}
 
@@ -58,6 +66,22 @@ def test_tiles_of_channels_do_not_matter(channels: int, monkeypatch: pytest.Monk
     force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)
     inputs = _inputs(6, 5, 9, c=channels, c_z=20)
     check_against_definition(_on("triton"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+
+
+def test_what_lies_beside_the_inputs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with channels, columns or sequences past the end would be dropped later; NaN would not."""
+    force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 4, c=3).items()}
+    expected = outer_product_mean_definition(**inputs)
+    for key in ("left", "right"):
+        wide = torch.full((5, 16, 8), torch.nan, device=DEVICE)
+        part = tuple(slice(size) for size in inputs[key].shape)
+        wide[part] = inputs[key]
+        inputs[key] = wide[part].requires_grad_()
+    out = _on("triton")(**inputs)
+    assert relative_error(out, expected) < 1e-6
+    for grad in torch.autograd.grad(out.sum(), (inputs["left"], inputs["right"])):
+        assert torch.isfinite(grad).all()
 
 
 def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +136,17 @@ def test_pairs_without_common_sequences_are_finite(backend: str) -> None:
 def test_more_pair_channels_take_the_torch_path() -> None:
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(2, 3, 3, c_z=257).items()}
     assert torch.equal(_on("triton")(**inputs), _on("torch")(**inputs))
+
+
+def test_columns_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8)
+    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(2, 3, 2).items()}
+    expected = outer_product_mean_definition(**{k: x.double() for k, x in inputs.items()})
+    path = tmp_path / "columns"
+    inputs["left"] = far_apart(inputs["left"].flatten(0, 1), path).unflatten(0, (2, 3))
+    out = _on("triton")(**inputs)
+    path.unlink()
+    assert relative_error(out, expected) < 5e-3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,14 @@ from fastfold import kernels
 from fastfold.kernels.blocks import Scratch
 from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
 from tests.kernels.forced_blocks import CHUNKS, WHOLE, force_blocks
-from tests.kernels.triton_testing import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
+from tests.kernels.triton_testing import (
+    BACKENDS,
+    DEVICE,
+    DTYPES,
+    check_against_definition,
+    far_apart,
+    relative_error,
+)
 
 
 def _inputs(n: int, c_z: int = 12, c: int = 20, batch: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -165,6 +173,18 @@ def test_temporaries_of_large_pair_tensors_are_one_and_a_half() -> None:
     assert 1 + 2 * channel_group(128, 1000**2) / 128 == 2.0
     for n in (2048, 4096):
         assert 1 + 2 * channel_group(128, n**2) / 128 == 1.5
+
+
+def test_pairs_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=16, BH=64)
+    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3).items()}
+    expected = _definition(True)(**{k: x.double() for k, x in inputs.items()})
+    path = tmp_path / "pairs"
+    inputs["z"] = far_apart(inputs["z"].flatten(0, 1), path).unflatten(0, (3, 3))
+    out = torch.empty(3, 3, 12, dtype=torch.bfloat16)
+    _on("triton", outgoing=True)(**inputs, out=out)
+    path.unlink()
+    assert relative_error(out, expected) < 5e-3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
