@@ -208,7 +208,8 @@ def triangle_multiplication(
 
     Memory beside inputs and result, in pair tensors ``[N, N, c]`` of one batch element: forward 2 on the Triton backend
     (the product, and the factors of half its channels), 1.5 from N² c = 2²⁷ on (of a quarter), and 2 on the PyTorch
-    path; backward 3 and an eighth on the Triton backend, in the dtype of ``z``, and 3 in float32 on the PyTorch path.
+    path; backward 3 and an eighth on the Triton backend, in the dtype of ``z``, and 3 on the PyTorch path, which
+    like the gradient of ``z`` are float32 there.
 
     Args:
         z: Pair representation ``[*, N, N, c_z]``.

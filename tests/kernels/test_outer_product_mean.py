@@ -138,12 +138,16 @@ def test_more_pair_channels_take_the_torch_path() -> None:
     assert torch.equal(_on("triton")(**inputs), _on("torch")(**inputs))
 
 
-def test_columns_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("axis", [0, 1])
+def test_alignments_beyond_two_to_the_31_elements(
+    axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8)
-    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(2, 3, 2).items()}
+    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 3, 2).items()}
     expected = outer_product_mean_definition(**{k: x.double() for k, x in inputs.items()})
     path = tmp_path / "columns"
-    inputs["left"] = far_apart(inputs["left"].flatten(0, 1), path).unflatten(0, (2, 3))
+    rows = inputs["left"].transpose(0, axis).flatten(1)
+    inputs["left"] = far_apart(rows, path).unflatten(1, (3, 4)).transpose(0, axis)
     out = _on("triton")(**inputs)
     path.unlink()
     assert relative_error(out, expected) < 5e-3

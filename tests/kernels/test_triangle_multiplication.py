@@ -175,12 +175,16 @@ def test_temporaries_of_large_pair_tensors_are_one_and_a_half() -> None:
         assert 1 + 2 * channel_group(128, n**2) / 128 == 1.5
 
 
-def test_pairs_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pairs_beyond_two_to_the_31_elements(
+    axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     force_blocks(monkeypatch, BM=16, BH=64)
     inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3).items()}
     expected = _definition(True)(**{k: x.double() for k, x in inputs.items()})
     path = tmp_path / "pairs"
-    inputs["z"] = far_apart(inputs["z"].flatten(0, 1), path).unflatten(0, (3, 3))
+    rows = inputs["z"].transpose(0, axis).flatten(1)
+    inputs["z"] = far_apart(rows, path).unflatten(1, (3, 12)).transpose(0, axis)
     out = torch.empty(3, 3, 12, dtype=torch.bfloat16)
     _on("triton", outgoing=True)(**inputs, out=out)
     path.unlink()
