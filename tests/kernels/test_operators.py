@@ -136,7 +136,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [1, 17, 129])
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-6), (torch.bfloat16, 2e-2)]
+    ("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-6), (torch.bfloat16, 5e-3)]
 )
 def test_output_and_gradients_equal_the_definition(
     name: str, n: int, dtype: torch.dtype, tolerance: float
