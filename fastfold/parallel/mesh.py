@@ -14,6 +14,7 @@ from fastfold.parallel.plan import ParallelPlan
 
 # Names of the tensor parallel group's dimensions. A name is that of the group that varies along the dimension:
 # "tp_column" runs down a column of the grid.
+_DAP_DIMENSIONS = {"axial": ("dap",), "grid": ("dap_column", "dap_row")}
 _TP_DIMENSIONS = {
     "1d": ("tp",),
     "2d": ("tp_depth", "tp_column", "tp_row"),
@@ -31,7 +32,8 @@ class ParallelMesh:
 
     Groups (see :meth:`group`): ``pp``, ``dp``, ``sp``, ``dap``, ``tp``; ``replicas`` (dp x sp x dap: ranks
     that hold the same parameters); of the 2d and 2.5d grids ``tp_row`` (the ranks of this row, one for each
-    column), ``tp_column`` and ``tp_depth``; of the 3d cube ``tp_x``, ``tp_y`` and ``tp_z``.
+    column), ``tp_column`` and ``tp_depth``; of the 3d cube ``tp_x``, ``tp_y`` and ``tp_z``; of the grid of the pair
+    tensor ``dap_row`` and ``dap_column``.
 
     Args:
         plan: The axes.
@@ -47,8 +49,9 @@ class ParallelMesh:
         self.device_type = device_type
         self.reporter = Reporter()
         self.device_mesh: DeviceMesh | None = None
-        names = ("pp", "dp", "sp", "dap", *_TP_DIMENSIONS[plan.tp_mode])
-        shape = (plan.pp, plan.dp, plan.sp, plan.dap, *plan.tp_grid)
+        dap_names = _DAP_DIMENSIONS[plan.dap_mode]
+        names = ("pp", "dp", "sp", *dap_names, *_TP_DIMENSIONS[plan.tp_mode])
+        shape = (plan.pp, plan.dp, plan.sp, *plan.dap_grid, *plan.tp_grid)
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
             _agree(plan)
@@ -56,7 +59,9 @@ class ParallelMesh:
         self._groups: dict[str, Group] = {}
         for name, size in zip(names, shape, strict=True):
             self._add(name, (name,), size)
-        self._add("replicas", ("dp", "sp", "dap"), plan.dp * plan.sp * plan.dap)
+        self._add("replicas", ("dp", "sp", *dap_names), plan.dp * plan.sp * plan.dap)
+        if plan.dap_mode == "grid":
+            self._add("dap", dap_names, plan.dap)
         if plan.tp_mode != "1d":
             self._add("tp", _TP_DIMENSIONS[plan.tp_mode], plan.tp)
 

@@ -10,6 +10,7 @@ from typing import Any
 from fastfold.errors import ConfigError
 
 TP_MODES = ("1d", "2d", "2.5d", "3d")
+DAP_MODES = ("axial", "grid")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,10 @@ class ParallelPlan:
         tp_mode: ``1d`` (Megatron), ``2d`` (SUMMA), ``2.5d`` (SUMMA with depth) or ``3d`` (cube).
         tp_depth: Depth of ``2.5d``; the group is ``depth`` square grids.
         sp: Ranks over which the sequence is sharded.
-        dap: Ranks of one dynamic axial parallel group.
+        dap: Ranks of one group that shares a protein.
+        dap_mode: ``axial`` (dynamic axial parallelism: one axis of MSA and pair is sharded) or ``grid`` (the pair
+            tensor lies in blocks on a grid of ranks).
+        dap_rows: Rows of that grid; 0 for a square one.
 
     Raises:
         ConfigError: A size is impossible; the message holds the arithmetic.
@@ -38,6 +42,8 @@ class ParallelPlan:
     tp_depth: int = 1
     sp: int = 1
     dap: int = 1
+    dap_mode: str = "axial"
+    dap_rows: int = 0
 
     def __post_init__(self) -> None:
         for name in ("dp", "pp", "tp", "tp_depth", "sp", "dap"):
@@ -50,8 +56,33 @@ class ParallelPlan:
             raise ConfigError(f"parallel.tp_mode is one of {', '.join(TP_MODES)}, got {self.tp_mode!r}")
         if self.tp_depth > 1 and self.tp_mode != "2.5d":
             raise ConfigError(f"tp_depth={self.tp_depth} goes with tp=2.5d, not with tp={self.tp_mode}")
-        # Computed for its refusals.
-        _ = self.tp_grid
+        if self.dap_mode not in DAP_MODES:
+            raise ConfigError(f"parallel.dap_mode is one of {', '.join(DAP_MODES)}, got {self.dap_mode!r}")
+        if isinstance(self.dap_rows, bool) or not isinstance(self.dap_rows, int) or self.dap_rows < 0:
+            raise ConfigError(f"parallel.dap_rows is a number of rows, 0 for a square, got {self.dap_rows!r}")
+        if self.dap_rows and self.dap_mode != "grid":
+            raise ConfigError(f"dap_rows={self.dap_rows} goes with dap=grid, not with dap={self.dap_mode}")
+        # Computed for their refusals.
+        _ = self.tp_grid, self.dap_grid
+
+    @property
+    def dap_grid(self) -> tuple[int, ...]:
+        """Shape of the group that shares a protein: ``(dap,)``, or ``(rows, columns)`` of the grid."""
+        if self.dap_mode == "axial":
+            return (self.dap,)
+        if not self.dap_rows:
+            side = math.isqrt(self.dap)
+            if side * side != self.dap:
+                raise ConfigError(
+                    f"dap=grid needs a square number of ranks, got {self.dap}; dap_rows makes it a rectangle"
+                )
+            return (side, side)
+        columns, rest = divmod(self.dap, self.dap_rows)
+        if rest:
+            raise ConfigError(
+                f"dap=grid of {self.dap_rows} rows needs {self.dap_rows} x a number of ranks, got {self.dap}"
+            )
+        return (self.dap_rows, columns)
 
     @property
     def tp_grid(self) -> tuple[int, ...]:
@@ -79,9 +110,10 @@ class ParallelPlan:
         return self.pp * self.dp * self.sp * self.dap * self.tp
 
     def __str__(self) -> str:
-        parts = [
-            f"{name} {getattr(self, name)}" for name in ("dp", "pp", "sp", "dap") if getattr(self, name) > 1
-        ]
+        parts = [f"{name} {getattr(self, name)}" for name in ("dp", "pp", "sp") if getattr(self, name) > 1]
+        if self.dap > 1:
+            shape = "" if self.dap_mode == "axial" else f" (grid {' x '.join(map(str, self.dap_grid))})"
+            parts.append(f"dap {self.dap}{shape}")
         if self.tp > 1:
             parts.append(f"tp {self.tp}" + ("" if self.tp_mode == "1d" else f" ({self.tp_mode})"))
         return " x ".join(parts) or "dp 1"
@@ -101,14 +133,18 @@ class ParallelPlan:
         """A plan of a configuration.
 
         Args:
-            values: Keys are the attributes' names. ``tp`` may be a mapping ``{size, mode, depth}``, ``zero`` a
-                mapping ``{stage}``. What is not given keeps its default.
+            values: Keys are the attributes' names. ``tp`` may be a mapping ``{size, mode, depth}``, ``dap`` a
+                mapping ``{size, mode, rows}``, ``zero`` a mapping ``{stage}``. What is not given keeps its default.
 
         Raises:
             ConfigError: An unknown key, or an impossible plan.
         """
         flat: dict[str, Any] = {}
-        nested = {"tp": {"size": "tp", "mode": "tp_mode", "depth": "tp_depth"}, "zero": {"stage": "zero"}}
+        nested = {
+            "tp": {"size": "tp", "mode": "tp_mode", "depth": "tp_depth"},
+            "dap": {"size": "dap", "mode": "dap_mode", "rows": "dap_rows"},
+            "zero": {"stage": "zero"},
+        }
         for key, value in values.items():
             inner = value.items() if isinstance(value, Mapping) else [(None, value)]
             for part, number in inner:

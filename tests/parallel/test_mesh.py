@@ -27,6 +27,17 @@ from tests.parallel.launch import launch
         ({"dp": True}, "parallel.dp is a number of ranks, at least 1, got True"),
         ({"zero": {"stage": 4}}, "parallel.zero is a stage 0, 1, 2 or 3, got 4"),
         ({"tp_mode": "4d"}, "parallel.tp_mode is one of 1d, 2d, 2.5d, 3d, got '4d'"),
+        ({"dap": {"size": 6, "mode": "grid"}}, "dap=grid needs a square number of ranks, got 6"),
+        (
+            {"dap": 6, "dap_mode": "grid", "dap_rows": 4},
+            "dap=grid of 4 rows needs 4 x a number of ranks, got 6",
+        ),
+        ({"dap": {"size": 4, "rows": 2}}, "dap_rows=2 goes with dap=grid, not with dap=axial"),
+        ({"dap_mode": "ring"}, "parallel.dap_mode is one of axial, grid, got 'ring'"),
+        (
+            {"dap_rows": -1, "dap_mode": "grid"},
+            "parallel.dap_rows is a number of rows, 0 for a square, got -1",
+        ),
         ({"ddp": 2}, "parallel.ddp is unknown; known are dp, zero"),
         ({"tp": {"width": 2}}, "parallel.tp.width is unknown"),
         ({"tp": {"mode": "2d"}, "tp_mode": "1d"}, "parallel.tp_mode is given twice: '2d' and '1d'"),
@@ -52,6 +63,10 @@ def test_a_plan_survives_the_way_through_a_dict() -> None:
     assert plan.tp_grid == (2, 2, 2)
     assert plan.ranks == 16
     assert ParallelPlan.from_dict(plan.to_dict()) == plan
+    grid = ParallelPlan.from_dict({"dap": {"size": 8, "mode": "grid", "rows": 2}})
+    assert grid.dap_grid == (2, 4)
+    assert str(grid) == "dap 8 (grid 2 x 4)"
+    assert ParallelPlan.from_dict(grid.to_dict()) == grid
 
 
 def test_one_process_alone_has_every_group() -> None:
@@ -78,15 +93,26 @@ def _meshes() -> list[dict[str, list[int]]]:
         _members(ParallelPlan(tp=8, tp_mode="2.5d", tp_depth=2), ["tp_depth", "tp_column", "tp_row", "tp"]),
         _members(ParallelPlan(tp=8, tp_mode="3d"), ["tp_x", "tp_y", "tp_z"]),
         _members(ParallelPlan(dp=2, dap=2, pp=2), ["pp", "dp", "dap", "replicas", "tp"]),
+        _members(
+            ParallelPlan(dp=2, dap=4, dap_mode="grid"), ["dap_column", "dap_row", "dap", "dp", "replicas"]
+        ),
     ]
 
 
 def test_groups_are_the_rows_columns_and_depths_that_they_are_named_for() -> None:
-    grid, cube, axes = launch(_meshes, 8)[5]
+    grid, cube, axes, pair = launch(_meshes, 8)[5]
     # Rank 5 = depth 1, row 0, column 1 of two 2 x 2 grids.
     assert grid == {"tp_depth": [1, 5], "tp_column": [5, 7], "tp_row": [4, 5], "tp": list(range(8))}
     assert cube == {"tp_x": [1, 5], "tp_y": [5, 7], "tp_z": [4, 5]}
     assert axes == {"pp": [1, 5], "dp": [5, 7], "dap": [4, 5], "replicas": [4, 5, 6, 7], "tp": [5]}
+    # Rank 5 = the second protein's row 0, column 1.
+    assert pair == {
+        "dap_column": [5, 7],
+        "dap_row": [4, 5],
+        "dap": [4, 5, 6, 7],
+        "dp": [1, 5],
+        "replicas": list(range(8)),
+    }
 
 
 def _plans_differ() -> list[str]:
