@@ -138,13 +138,27 @@ class InputEmbedder(Executed):
         Returns:
             ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
         """
+        return self.embed_msa(features, previous), self.embed_pair(features, previous)
+
+    def embed_msa(
+        self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int = 0
+    ) -> Tensor:
+        """``msa [*, S, N, c_m]``; ``first_row`` is the number that the first row of ``msa_feat`` has in the MSA."""
         dtype = self.msa.weight.dtype
         target = features["target_feat"].to(dtype)
         msa = self.msa(features["msa_feat"].to(dtype)) + self.target_to_msa(target).unsqueeze(-3)
         if self.prev_msa_norm is not None:
-            first = msa[..., :1, :, :] + self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)
-            msa = torch.cat([first, msa[..., 1:, :, :]], dim=-3)
+            # None of the rows where the MSA's first is not among them: the graph is the same all the same.
+            count = 1 if first_row == 0 else 0
+            recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]
+            msa = torch.cat([msa[..., :count, :, :] + recycled, msa[..., count:, :, :]], dim=-3)
+        return msa
 
+    def embed_pair(
+        self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int = 0
+    ) -> Tensor:
+        """``pair [*, rows, N, c_z]`` for the rows of ``prev_pair``, of which the first is residue ``first_row``."""
+        target = features["target_feat"].to(self.msa.weight.dtype)
         left, right = self.target_left(target), self.target_right(target)
         beta = pseudo_beta(features["aatype"], previous["prev_pos"])
 
@@ -158,7 +172,7 @@ class InputEmbedder(Executed):
                 pair = pair + self.prev_pair_norm(previous_rows)
             return pair + self.relative_position(features, rows)
 
-        return msa, self.policy.map(previous["prev_pair"], pair_rows, dim=-3)
+        return self.policy.map(previous["prev_pair"], pair_rows, dim=-3, start=first_row)
 
 
 def extra_msa_features(features: dict[str, Tensor]) -> Tensor:

@@ -40,7 +40,8 @@ class ExecutionPolicy:
         if self.block_elements is not None:
             rows = max(1, self.block_elements * size // max(1, x.numel()))
             step = -(-size // -(-size // rows)) if size else 1
-        for start in range(0, size, max(1, step)):
+        # An empty axis (a rank without a row of a shallow alignment) is one empty block.
+        for start in range(0, max(1, size), max(1, step)):
             yield slice(start, min(size, start + step))
 
     def residual(
@@ -72,9 +73,17 @@ class ExecutionPolicy:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
-    def map(self, x: Tensor, function: Callable[[Tensor, slice], Tensor], *, dim: int) -> Tensor:
-        """``function(block, index)`` over blocks of ``x``, joined along the same axis of the results."""
-        results = [function(_take(x, dim, index), index) for index in self.slices(x, dim)]
+    def map(
+        self, x: Tensor, function: Callable[[Tensor, slice], Tensor], *, dim: int, start: int = 0
+    ) -> Tensor:
+        """``function(block, index)`` over blocks of ``x``, joined along the same axis of the results.
+
+        ``start`` is the index that the first of ``x`` has in whatever ``x`` is a part of.
+        """
+        results = [
+            function(_take(x, dim, index), slice(start + index.start, start + index.stop))
+            for index in self.slices(x, dim)
+        ]
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
 

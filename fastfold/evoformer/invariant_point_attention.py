@@ -47,24 +47,29 @@ class InvariantPointAttention(nn.Module):
             h * (self.c_v + 4 * self.p_v + c_z), c_s, init="final" if zero_init else "default"
         )
 
-    def forward(self, single: Tensor, pair: Tensor, frames: Rigid, mask: Tensor) -> Tensor:
+    def forward(
+        self, single: Tensor, pair: Tensor, frames: Rigid, mask: Tensor, rows: slice = slice(None)
+    ) -> Tensor:
         """Update of the single representation.
 
         Args:
             single: ``[*, N, c_s]``.
-            pair: ``[*, N, N, c_z]``.
+            pair: ``[*, rows, N, c_z]``.
             frames: ``[*, N]`` backbone frames, translations in the network's own unit.
             mask: ``[*, N]``, 0 for padding.
+            rows: Residues whose update is wanted, of which ``pair`` holds the rows; all by default.
 
         Returns:
-            ``[*, N, c_s]``.
+            ``[*, rows, c_s]``.
         """
         h = self.heads
-        q = self.query(single).unflatten(-1, (h, self.c_qk))
+        q = self.query(single[..., rows, :]).unflatten(-1, (h, self.c_qk))
         k = self.key(single).unflatten(-1, (h, self.c_qk))
         v = self.value(single).unflatten(-1, (h, self.c_v))
-        to_points = frames[..., None, None]
-        q_points = to_points.apply(self.query_points(single).unflatten(-1, (h, self.p_qk, 3)))
+        to_points, to_own_points = frames[..., None, None], frames[..., rows, None, None]
+        q_points = to_own_points.apply(
+            self.query_points(single[..., rows, :]).unflatten(-1, (h, self.p_qk, 3))
+        )
         k_points = to_points.apply(self.key_points(single).unflatten(-1, (h, self.p_qk, 3)))
         v_points = to_points.apply(self.value_points(single).unflatten(-1, (h, self.p_v, 3)))
 
@@ -73,12 +78,12 @@ class InvariantPointAttention(nn.Module):
         weight = F.softplus(self.point_weights) * math.sqrt(1.0 / (3 * self.p_qk * 9.0 / 2.0))
         logits = logits - 0.5 * weight[:, None, None] * _squared_distances(q_points, k_points)
         logits = logits + math.sqrt(1.0 / 3.0) * self.pair_bias(pair).movedim(-1, -3)
-        pair_mask = mask[..., :, None] * mask[..., None, :]
+        pair_mask = mask[..., rows, None] * mask[..., None, :]
         attention = torch.softmax(logits - 1e5 * (1.0 - pair_mask).unsqueeze(-3), dim=-1)
 
         scalars = torch.einsum("...hij,...jhc->...ihc", attention, v)
         points = torch.einsum("...hij,...jhpx->...ihpx", attention, v_points)
-        points = to_points.invert_apply(points)
+        points = to_own_points.invert_apply(points)
         squared = points.square().sum(-1)
         norms = (squared.clamp(min=1e-16) if self.multimer else squared + 1e-8).sqrt()
         over_pair = torch.einsum("...hij,...ijc->...ihc", attention, pair)
@@ -87,7 +92,7 @@ class InvariantPointAttention(nn.Module):
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Summed squared distances ``[*, H, N, N]`` between points ``[*, N, H, P, 3]``.
+    """Summed squared distances ``[*, H, N, M]`` between points ``[*, N, H, P, 3]`` and ``[*, M, H, P, 3]``.
 
     Differences are formed one point at a time: expanding the square would cancel digits, and all differences at
     once would be ``3 P`` times the size of the result.

@@ -41,13 +41,17 @@ class MSARowAttention(Executed):
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated ``msa [*, S, N, c_m]`` from ``pair [*, N, N, c_z]`` and ``msa_mask [*, S, N]``."""
-        bias = kernels.pair_bias(pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight)
+        bias = self.bias(pair)
 
         def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
             mask = msa_mask[..., index, :]
             return self_attention(self.norm, self.attention, rows, bias, mask, dropout, out)
 
         return self.policy.residual(msa, branch, dim=-3, dropout=self.dropout(msa))
+
+    def bias(self, pair: Tensor) -> Tensor:
+        """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
+        return kernels.pair_bias(pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight)
 
 
 class MSAColumnAttention(Executed):

@@ -46,15 +46,18 @@ class MultimerTemplateEmbedder(Executed):
         self.norm = LayerNorm(c_t)
         self.output = Linear(c_t, c_z, init="relu")
 
-    def forward(self, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_z]``.
+    def forward(
+        self, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor, first_row: int = 0
+    ) -> Tensor:
+        """Updated ``pair [*, rows, N, c_z]``.
 
         Args:
-            pair: Pair representation.
+            pair: Pair representation, all rows or a part of them.
             features: ``template_aatype [*, T, N]``, ``template_all_atom_positions [*, T, N, 37, 3]`` (Å),
                 ``template_all_atom_mask [*, T, N, 37]`` and ``asym_id [*, N]``: templates are of single chains,
                 so only pairs within a chain are used.
             pair_mask: ``[*, N, N]``.
+            first_row: The residue of the first row.
         """
         asym_id = features["asym_id"]
         count = features["template_aatype"].shape[-2]
@@ -67,6 +70,7 @@ class MultimerTemplateEmbedder(Executed):
                 asym_id,
                 pair,
                 pair_mask,
+                first_row,
             )
             total = embedded if total is None else total + embedded
         assert total is not None, "the multimer network needs at least one (possibly empty) template"
@@ -85,6 +89,7 @@ class MultimerTemplateEmbedder(Executed):
         asym_id: Tensor,
         pair: Tensor,
         pair_mask: Tensor,
+        first_row: int,
     ) -> Tensor:
         one_hot = F.one_hot(aatype.long(), 22).to(pair.dtype)
         beta, has_beta = pseudo_beta(aatype, positions), pseudo_beta_mask(aatype, mask)
@@ -109,7 +114,8 @@ class MultimerTemplateEmbedder(Executed):
             total = total + self.backbone_mask(backbone_pair.to(pair.dtype))
             return total + self.query(self.query_norm(query))
 
-        return self.norm(self.stack(self.policy.map(pair, embed_rows, dim=-3), pair_mask))
+        embedded = self.policy.map(pair, embed_rows, dim=-3, start=first_row)
+        return self.norm(self.stack(embedded, pair_mask))
 
 
 class MultimerTemplateTorsionEmbedder(nn.Module):

@@ -33,15 +33,14 @@ class OuterProductMean(Executed):
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated ``pair [*, N, N, c_z]`` from ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
-        x = self.norm(msa)
-        left, right = self.left(x), self.right(x)
+        left, right, left_mask, right_mask = self.sides(msa, msa_mask)
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
             return kernels.outer_product_mean(
                 left[..., index, :],
                 right,
-                msa_mask[..., index],
-                msa_mask,
+                left_mask[..., index],
+                right_mask,
                 self.output.weight,
                 self.output.bias,
                 residual=rows,
@@ -49,3 +48,8 @@ class OuterProductMean(Executed):
             )
 
         return self.policy.residual(pair, branch, dim=-3)
+
+    def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What the products are of: ``left`` and ``right`` ``[*, S, N, c]``, and their masks ``[*, S, N]``."""
+        x = self.norm(msa)
+        return self.left(x), self.right(x), msa_mask, msa_mask

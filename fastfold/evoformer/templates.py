@@ -83,13 +83,16 @@ class TemplateEmbedder(Executed):
             zero_init=zero_init,
         )
 
-    def forward(self, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_z]``.
+    def forward(
+        self, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor, first_row: int = 0
+    ) -> Tensor:
+        """Updated ``pair [*, rows, N, c_z]``.
 
         Args:
-            pair: Pair representation.
+            pair: Pair representation, all rows or a part of them.
             features: AlphaFold's ``template_*`` keys with a template axis ``T`` before the residues.
             pair_mask: ``[*, N, N]``.
+            first_row: The residue of the first row.
         """
         template_mask = features["template_mask"].to(pair.dtype)
         embedded = []
@@ -101,7 +104,7 @@ class TemplateEmbedder(Executed):
                 "positions": features["template_all_atom_positions"][..., t, :, :, :],
                 "mask": features["template_all_atom_masks"][..., t, :, :],
             }
-            embedded.append(self._embed(one, pair, pair_mask))
+            embedded.append(self._embed(one, pair, pair_mask, first_row))
         templates = torch.stack(embedded, dim=-2)  # [*, N, N, T, c_t]
         any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
 
@@ -113,7 +116,7 @@ class TemplateEmbedder(Executed):
 
         return self.policy.residual(pair, branch, dim=-3)
 
-    def _embed(self, template: dict[str, Tensor], pair: Tensor, pair_mask: Tensor) -> Tensor:
+    def _embed(self, template: dict[str, Tensor], pair: Tensor, pair_mask: Tensor, first_row: int) -> Tensor:
         aatype = F.one_hot(template["aatype"].long(), 22).to(pair.dtype)
         residues = aatype.shape[-2]
         backbone = backbone_mask(template["mask"])
@@ -137,7 +140,9 @@ class TemplateEmbedder(Executed):
             ]
             return torch.cat(parts, -1) * both
 
-        embedded = self.policy.map(pair, lambda _, rows: self.embedding(features_of(rows)), dim=-3)
+        embedded = self.policy.map(
+            pair, lambda _, rows: self.embedding(features_of(rows)), dim=-3, start=first_row
+        )
         return self.norm(self.stack(embedded, pair_mask))
 
 

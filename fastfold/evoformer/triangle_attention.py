@@ -38,10 +38,10 @@ class TriangleAttention(Executed):
         )
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3 if self.starting else -2)
 
-    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_z]`` under ``pair_mask [*, N, N]``."""
+    def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Updated ``pair [*, N, N, c_z]`` under ``pair_mask [*, N, N]``; ``bias`` if it was computed before."""
         # [*, H, i, j] as read along rows of pair; the ending node sees the transposed tensor throughout.
-        bias = kernels.pair_bias(pair, self.norm.weight, self.norm.bias, self.pair_bias.weight)
+        bias = self.bias(pair) if bias is None else bias
         if self.starting:
 
             def row_branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
@@ -57,3 +57,7 @@ class TriangleAttention(Executed):
             return self_attention(self.norm, self.attention, x, bias, mask, dropout, out).transpose(-3, -2)
 
         return self.policy.residual(pair, column_branch, dim=-2, dropout=self.dropout(pair))
+
+    def bias(self, pair: Tensor) -> Tensor:
+        """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, as read along its rows."""
+        return kernels.pair_bias(pair, self.norm.weight, self.norm.bias, self.pair_bias.weight)
