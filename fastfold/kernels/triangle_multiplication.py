@@ -18,6 +18,7 @@ from fastfold.kernels.blocks import (
 )
 from fastfold.kernels.gradients import unwritten_gradients, wanted_gradients
 from fastfold.kernels.layer_norm import layer_norm_definition
+from fastfold.kernels.triangle_contraction import ContractionPlan
 
 
 def triangle_multiplication_definition(
@@ -70,17 +71,18 @@ def _forward(
     parameters: Sequence[Tensor],
     residual: Tensor | None,
     dropout: Tensor | None,
-    shared: Scratch | None,
+    scratch: Scratch,
+    plan: ContractionPlan,
     backend: str | None,
 ) -> None:
     """Fill ``out``; ``dropout`` has the shape of ``z``."""
+    rest = (parameters, residual, dropout, scratch, plan)
     if _runs_triton(z, parameters, backend):
         from fastfold.kernels import triangle_multiplication_triton
 
-        rest = (parameters, residual, dropout, shared or Scratch())
         triangle_multiplication_triton.forward(out, z, mask, outgoing, *rest)
     else:
-        triangle_multiplication_torch.forward(out, z, mask, outgoing, parameters, residual, dropout, shared)
+        triangle_multiplication_torch.forward(out, z, mask, outgoing, *rest)
 
 
 @torch.library.custom_op("fastfold::triangle_multiplication", mutates_args=())
@@ -100,7 +102,8 @@ def _triangle_multiplication(
     """
     dropout = None if dropout is None else dropout.expand_as(z)
     out = torch.empty_like(z)
-    _forward(out, z, mask, outgoing, parameters, z if add_z else residual, dropout, None, backend)
+    rest = (z if add_z else residual, dropout, Scratch(), ContractionPlan(), backend)
+    _forward(out, z, mask, outgoing, parameters, *rest)
     return out
 
 
@@ -198,6 +201,7 @@ def triangle_multiplication(
     dropout: Tensor | None = None,
     out: Tensor | None = None,
     scratch: Scratch | None = None,
+    plan: ContractionPlan | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11, 12).
@@ -207,9 +211,10 @@ def triangle_multiplication(
     the order of AlphaFold's own program), and the update ``(LN(out) Oᵀ + o) · sigmoid(x Ogᵀ + og)``.
 
     Memory beside inputs and result, in pair tensors ``[N, N, c]`` of one batch element: forward 2 on the Triton backend
-    (the product, and the factors of half its channels), 1.5 from N² c = 2²⁷ on (of a quarter), and 2 on the PyTorch
-    path; backward 3 and an eighth on the Triton backend, in the dtype of ``z``, and 3 on the PyTorch path, which
-    like the gradient of ``z`` are float32 there.
+    (the product, and the factors of half its channels), and 1.5 from N² c = 2²⁷ on (of a quarter) and on the PyTorch
+    path, or what a plan says (:func:`~fastfold.kernels.triangle_contraction.contraction_bytes`); backward 3 and an
+    eighth on the Triton backend, in the dtype of ``z``, and 3 on the PyTorch path, which like the gradient of ``z`` are
+    float32 there.
 
     Args:
         z: Pair representation ``[*, N, N, c_z]``.
@@ -231,6 +236,7 @@ def triangle_multiplication(
         dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). A constant.
         out: Where the result goes, without recording gradients; may be ``z`` or ``residual``.
         scratch: With ``out``: buffers to use, and to leave behind for the next operator.
+        plan: With ``out``: how many factors exist at a time, and whether the product waits on the host.
         backend: ``auto``, ``triton`` (up to 256 channels, more take the PyTorch path) or ``torch``.
 
     Returns:
@@ -259,5 +265,6 @@ def triangle_multiplication(
         return _triangle_multiplication(z, mask, outgoing, *rest, parameters, backend)
     refuse_gradients(z, residual, *parameters)
     dropout = None if dropout is None else dropout.expand_as(z)
-    _forward(out, z, mask, outgoing, parameters, residual, dropout, scratch, backend)
+    scratch, plan = scratch or Scratch(), plan or ContractionPlan()
+    _forward(out, z, mask, outgoing, parameters, residual, dropout, scratch, plan, backend)
     return out

@@ -22,6 +22,7 @@ from fastfold.kernels.blocks import (
     position_blocks,
     without_autocast,
 )
+from fastfold.kernels.triangle_contraction import ContractionPlan, multiply
 
 _EPS = 1e-5
 
@@ -70,6 +71,32 @@ def _rearrange(grads: _Weights) -> tuple[Tensor, ...]:
     return *grads.norm_in, projection, projection_bias, gate, gate_bias, *grads.norm_out, *grads[4:]
 
 
+class _TorchHalves:
+    """What comes before and after the contraction, in blocks of positions."""
+
+    def __init__(self, weights: _Weights, scratch: Scratch, masked: bool) -> None:
+        self._weights, self._scratch, self._masked = weights, scratch, masked
+
+    def project(self, sides: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """See :class:`~fastfold.kernels.triangle_contraction.Halves`."""
+        masks = (mask[..., None],) if self._masked else ()
+        _project(sides.flatten(1), z, masks, _of_channels(self._weights, first, count), self._scratch)
+
+    def write(
+        self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
+    ) -> None:
+        """See :class:`~fastfold.kernels.triangle_contraction.Halves`."""
+        weights, scratch, flat = self._weights, self._scratch, product.flatten(1)
+        residuals = () if residual is None else (residual,)
+        for columns, (b_z, b_out, *b_residual) in _blocks(weights, z, out, *residuals):
+            b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
+            b_product, _ = _normalise(flat[:, columns].t(), weights.norm_out, scratch.dtype)
+            b_update = scratch("update", *b_out.shape)
+            torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_update)
+            b_dropout = None if dropout is None else at_positions(dropout, columns)
+            finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
+
+
 @without_autocast
 def forward(
     out: Tensor,
@@ -79,29 +106,15 @@ def forward(
     parameters: Sequence[Tensor],
     residual: Tensor | None,
     dropout: Tensor | None,
-    shared: Scratch | None,
+    scratch: Scratch,
+    plan: ContractionPlan,
 ) -> None:
-    """Fill ``out``; ``dropout`` has the shape of ``z``.
-
-    The product takes the place of its left factor, so that two tensors ``[c, N, N]`` exist at a time, and one beside
-    the result.
-    """
-    weights = _arrange(parameters, z.dtype)
-    scratch = (shared or Scratch()).of(z)
-    for i in itertools.product(*map(range, z.shape[:-3])):
-        left, right = _project(z[i], mask[i], weights, scratch)
-        product = _contract(left, right, outgoing, left, scratch)
-        if shared is None:
-            del right
-            scratch.drop("right")
-        residuals = () if residual is None else (residual[i],)
-        for columns, (b_z, b_out, *b_residual) in _blocks(weights, z[i], out[i], *residuals):
-            b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
-            b_product, _ = _normalise(product[:, columns].t(), weights.norm_out, scratch.dtype)
-            b_update = scratch("update", *b_out.shape)
-            torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_update)
-            b_dropout = None if dropout is None else at_positions(dropout[i], columns)
-            finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
+    """Fill ``out``; ``dropout`` has the shape of ``z``."""
+    weights, scratch = _arrange(parameters, z.dtype), scratch.of(z)
+    c = len(weights.sides) // 4
+    channels = min(c, plan.channels or max(1, c // 4))
+    halves = _TorchHalves(weights, scratch, bool(_unless_ones(mask)))
+    multiply(out, z, mask, outgoing, c, channels, halves, residual, dropout, scratch, plan.host)
 
 
 @without_autocast
@@ -161,11 +174,24 @@ def _output(b_x: Tensor, b_product: Tensor, weights: _Weights, scratch: Scratch)
     return out
 
 
-def _project(z: Tensor, mask: Tensor, weights: _Weights, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """``left`` and ``right`` of the contraction, ``[c, N²]``, gated and masked."""
+def _of_channels(weights: _Weights, first: int, count: int) -> _Weights:
+    """Parameters with the projections of some of the hidden channels alone."""
     c = len(weights.sides) // 4
-    left, right = (scratch(name, c, z.shape[0] * z.shape[1]) for name in ("left", "right"))
-    for columns, (b_z, *b_mask) in _blocks(weights, z, *_unless_ones(mask)):
+    if count == c:
+        return weights
+
+    def chosen(x: Tensor) -> Tensor:
+        return x.unflatten(0, (4, c))[:, first : first + count].flatten(0, 1)
+
+    return weights._replace(sides=chosen(weights.sides), sides_bias=chosen(weights.sides_bias))
+
+
+def _project(
+    sides: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: _Weights, scratch: Scratch
+) -> tuple[Tensor, Tensor]:
+    """Fill ``sides [2 c, N²]`` with both factors of the contraction, gated and masked, and return them."""
+    left, right = sides.chunk(2)
+    for columns, (b_z, *b_mask) in _blocks(weights, z, *masks):
         b_x, _ = _normalise(b_z, weights.norm_in, scratch.dtype)
         for side, b_sides in zip((left, right), _sides(b_x, weights, scratch), strict=True):
             torch.ops.aten.glu(b_sides, 0, out=side[:, columns])
@@ -182,15 +208,13 @@ def _channels(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     )
 
 
-def _contract(left: Tensor, right: Tensor, outgoing: bool, out: Tensor, scratch: Scratch) -> Tensor:
-    """Fill ``out [c, N²]``, which may be ``left``, with the sums over all triangles."""
+def _contract(left: Tensor, right: Tensor, outgoing: bool, out: Tensor) -> Tensor:
+    """Fill ``out [c, N²]`` with the sums over all triangles."""
     for b_left, b_right, b_out in _channels(left, right, out):
-        b_product = scratch("product", *b_out.shape)
         if outgoing:
-            torch.bmm(b_left, b_right.mT, out=b_product)
+            torch.bmm(b_left, b_right.mT, out=b_out)
         else:
-            torch.bmm(b_right.mT, b_left, out=b_product)
-        b_out.copy_(b_product)
+            torch.bmm(b_right.mT, b_left, out=b_out)
     return out
 
 
@@ -221,8 +245,9 @@ def _backward(
     """Fill ``grad_z`` of one batch element, and add its share of the parameters' gradients to ``totals``."""
     exact = weights.sides.dtype
     scratch = Scratch().of(z, exact)
-    left, right = _project(z, mask, weights, scratch)
-    product = _contract(left, right, outgoing, torch.empty_like(left), scratch)
+    sides = scratch("sides_of_all", len(weights.sides) // 2, z.shape[0] * z.shape[1])
+    left, right = _project(sides, z, _unless_ones(mask), weights, scratch)
+    product = _contract(left, right, outgoing, torch.empty_like(left))
     # From the update back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
     for columns, (b_z, b_grad, b_grad_x) in _blocks(weights, z, grad, grad_z):
         b_grad = scratch.copy("grad", b_grad)

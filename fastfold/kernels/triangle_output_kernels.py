@@ -120,12 +120,12 @@ def write_update(
     residual: Tensor | None,
     dropout: Tensor | None,
 ) -> None:
-    """Fill ``out [N, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, N, N]``: one batch element."""
-    c, (n, c_z) = len(product), z.shape[1:]
+    """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R, N]``: rows of an element."""
+    c, (rows, n, c_z) = len(product), z.shape
     config = configuration("triangle_output", z, max(c, c_z))
     b_dropout = z if dropout is None else dropout
     b_residual = z if residual is None else residual
-    triangle_output_kernel[(triton.cdiv(n * n, config.blocks["BM"]),)](
+    triangle_output_kernel[(triton.cdiv(rows * n, config.blocks["BM"]),)](
         product,
         z,
         b_dropout,
@@ -134,7 +134,7 @@ def write_update(
         *parameters[:2],
         *parameters[6:],
         n,
-        n * n,
+        rows * n,
         *z.stride(),
         *b_dropout.stride(),
         *b_residual.stride(),

@@ -246,6 +246,13 @@ class SimulatedDevice(Device):
         self._highest = max(self._highest, self.other)
         weakref.finalize(storage, self._gone, key, size)
 
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """Notes that a tensor's memory is the host's, so that views made of it later are not counted."""
+        storage = tensor.untyped_storage()
+        self._known.add(storage._cdata)
+        weakref.finalize(storage, self._known.discard, storage._cdata)
+        return tensor
+
     def _gone(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.other -= size

@@ -1,0 +1,178 @@
+"""A tensor that is made in parts, waits in the host's memory, and is read back in blocks of rows.
+
+On CUDA the host's memory is page-locked and all copies run on a stream of their own: while the part after it is
+computed, a part leaves; while a block is used, the next one comes. Elsewhere the same copies are made one after the
+other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Allocate = Callable[[int, torch.dtype, bool], Tensor]
+"""``(elements, dtype, pinned)`` to a flat tensor in the host's memory."""
+
+
+def host_memory(elements: int, dtype: torch.dtype, pinned: bool) -> Tensor:
+    """Flat memory of any content, page-locked if asked for.
+
+    PyTorch's allocator of page-locked memory rounds sizes up to powers of two, which would nearly double a buffer of
+    a hundred gibibytes; so plain memory is registered with the driver instead.
+
+    Raises:
+        MemoryError: The driver cannot lock so much memory.
+    """
+    buffer = torch.empty(elements, dtype=dtype)
+    if pinned and elements:
+        status = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+        if status != 0:
+            raise MemoryError(
+                f"CUDA cannot lock {buffer.nbytes:,} bytes of the host's memory (error {status})"
+            )
+    return buffer
+
+
+class HostTier:
+    """Host memory for what leaves the device for a while; kept from one use to the next.
+
+    Args:
+        allocate: Where the memory comes from; :func:`host_memory` by default.
+
+    Attributes:
+        sent: Bytes that have left the device.
+        returned: Bytes that have come back.
+    """
+
+    def __init__(self, allocate: Allocate = host_memory) -> None:
+        self._allocate = allocate
+        self._buffers: dict[torch.dtype, Tensor] = {}
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pinned = False
+        self.sent = self.returned = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in the host's memory."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
+
+    def buffer(self, elements: int, like: Tensor) -> Tensor:
+        """Flat memory of the dtype of ``like``, page-locked if that is on a GPU; any earlier content is lost."""
+        held = self._buffers.get(like.dtype)
+        if held is None or len(held) < elements:
+            self.free()
+            self._pinned = like.is_cuda
+            held = self._buffers[like.dtype] = self._allocate(elements, like.dtype, like.is_cuda)
+        return held[:elements]
+
+    def stream(self, device: torch.device) -> torch.cuda.Stream | None:
+        """The stream of all copies of a GPU; None for other devices, where a copy is done when it returns."""
+        if device.type != "cuda":
+            return None
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for stream in self._streams.values():
+            stream.synchronize()
+        if self._pinned:
+            for buffer in self._buffers.values():
+                torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+        self._buffers.clear()
+        self._pinned = False
+
+    def __del__(self) -> None:
+        if self._pinned:
+            self.free()
+
+
+class StreamedRows:
+    """A tensor ``[c, N, N]`` that is written in parts of channels and rows, and read in blocks of rows.
+
+    Args:
+        host: Where it waits.
+        channels: c.
+        blocks: The blocks of rows, in order.
+        columns: N.
+        staging: Two buffers on the device, each of which holds a part.
+        like: Tensor of its dtype and device.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        channels: int,
+        blocks: Sequence[slice],
+        columns: int,
+        staging: tuple[Tensor, Tensor],
+        like: Tensor,
+    ) -> None:
+        self.channels, self.blocks, self.columns = channels, blocks, columns
+        self._host, self._staging = host, staging
+        sizes = [channels * (block.stop - block.start) * columns for block in blocks]
+        memory = host.buffer(sum(sizes), like)
+        self._waiting = [
+            part.view(channels, -1, columns) for part in memory.split(sizes)
+        ]  # each block without gaps
+        self._device = like.device
+        self._stream = host.stream(like.device)
+        self._left: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+
+    def part(self, channels: int, block: int) -> Tensor:
+        """Where to write the next part, ``[channels, rows, N]``; to be handed to :meth:`send` when it is full."""
+        event = self._left[self._turn]
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
+        rows = self.blocks[block].stop - self.blocks[block].start
+        return _shaped(self._staging[self._turn], channels, rows, self.columns)
+
+    def send(self, part: Tensor, first: int, block: int) -> None:
+        """Let the part leave for the channels from ``first`` of a block; its memory is used again later."""
+        target = self._waiting[block][first : first + len(part)]
+        self._left[self._turn] = self._copy(target, part)
+        self._host.sent += part.nbytes
+        self._turn = 1 - self._turn
+
+    def read(self, buffers: tuple[Tensor, Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """Each block of rows and its content ``[c, rows, N]``, valid until the next one is asked for.
+
+        Args:
+            buffers: Memory on the device, each for a block.
+        """
+        ready = self._fetch(0, buffers)
+        for index, block in enumerate(self.blocks):
+            found, arrived = ready
+            if index + 1 < len(self.blocks):
+                ready = self._fetch(index + 1, buffers)
+            if arrived is not None:
+                torch.cuda.current_stream(self._device).wait_event(arrived)
+            yield block, found
+
+    def _fetch(self, index: int, buffers: tuple[Tensor, Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
+        waiting = self._waiting[index]
+        target = _shaped(buffers[index % 2], *waiting.shape)
+        self._host.returned += waiting.nbytes
+        return target, self._copy(target, waiting)
+
+    def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:
+        """Copy after everything that is queued so far; on CUDA returns the event of its end."""
+        if self._stream is None:
+            target.copy_(source)
+            return None
+        # What wrote the source, or last read the target, is on the main stream.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        return event
+
+
+def _shaped(buffer: Tensor, *shape: int) -> Tensor:
+    return buffer[: math.prod(shape)].view(shape)
