@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import AbstractContextManager
 
 import torch.distributed as dist
@@ -21,6 +22,21 @@ _TP_DIMENSIONS = {
     "2.5d": ("tp_depth", "tp_column", "tp_row"),
     "3d": ("tp_x", "tp_y", "tp_z"),
 }
+
+
+def axes(plan: ParallelPlan) -> dict[str, int]:
+    """Dimensions of a plan's mesh with their sizes; ranks that are neighbours differ in the last one."""
+    names = ("pp", "dp", "sp", *_DAP_DIMENSIONS[plan.dap_mode], *_TP_DIMENSIONS[plan.tp_mode])
+    return dict(zip(names, (plan.pp, plan.dp, plan.sp, *plan.dap_grid, *plan.tp_grid), strict=True))
+
+
+def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
+    """Groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
+    found = {name: (name,) for name in axes(plan)}
+    found["replicas"] = ("dp", "sp", *_DAP_DIMENSIONS[plan.dap_mode])
+    found.setdefault("dap", _DAP_DIMENSIONS[plan.dap_mode])
+    found.setdefault("tp", _TP_DIMENSIONS[plan.tp_mode])
+    return found
 
 
 class ParallelMesh:
@@ -49,21 +65,16 @@ class ParallelMesh:
         self.device_type = device_type
         self.reporter = Reporter()
         self.device_mesh: DeviceMesh | None = None
-        dap_names = _DAP_DIMENSIONS[plan.dap_mode]
-        names = ("pp", "dp", "sp", *dap_names, *_TP_DIMENSIONS[plan.tp_mode])
-        shape = (plan.pp, plan.dp, plan.sp, *plan.dap_grid, *plan.tp_grid)
+        shape = axes(plan)
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
             _agree(plan)
-            self.device_mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+            self.device_mesh = init_device_mesh(
+                device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
+            )
         self._groups: dict[str, Group] = {}
-        for name, size in zip(names, shape, strict=True):
-            self._add(name, (name,), size)
-        self._add("replicas", ("dp", "sp", *dap_names), plan.dp * plan.sp * plan.dap)
-        if plan.dap_mode == "grid":
-            self._add("dap", dap_names, plan.dap)
-        if plan.tp_mode != "1d":
-            self._add("tp", _TP_DIMENSIONS[plan.tp_mode], plan.tp)
+        for name, dimensions in groups(plan).items():
+            self._add(name, dimensions, math.prod(shape[dimension] for dimension in dimensions))
 
     def _add(self, name: str, dimensions: tuple[str, ...], size: int) -> None:
         process_group = None
