@@ -125,39 +125,42 @@ class InputEmbedder(Executed):
         self.prev_msa_norm = LayerNorm(c_m) if config.recycle_features else None
         self.prev_pair_norm = LayerNorm(c_z) if config.recycle_features else None
 
-    def forward(self, features: dict[str, Tensor], previous: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Embed one cycle's features.
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        previous: dict[str, Tensor],
+        *,
+        first_sequence: int = 0,
+        first_row: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Embed one cycle's features, or some rows of the MSA and of the pair.
 
         Args:
             features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
                 ``residue_index [*, N]``, ``aatype [*, N]``, and the chain ids for a multimer.
             previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
-                ``prev_pair [*, N, N, c_z]``; zeros in the first cycle. ``prev_pair`` is consumed: its memory may
-                hold the result.
+                ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. ``prev_pair`` is consumed: its memory
+                may hold the result.
+            first_sequence: Number in the MSA of the first row of ``msa_feat``.
+            first_row: Residue of the first row of ``prev_pair``.
 
         Returns:
-            ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
+            ``msa [*, S, N, c_m]`` and ``pair [*, rows, N, c_z]``.
         """
-        return self.embed_msa(features, previous), self.embed_pair(features, previous)
+        return self._msa(features, previous, first_sequence), self._pair(features, previous, first_row)
 
-    def embed_msa(
-        self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int = 0
-    ) -> Tensor:
-        """``msa [*, S, N, c_m]``; ``first_row`` is the number that the first row of ``msa_feat`` has in the MSA."""
+    def _msa(self, features: dict[str, Tensor], previous: dict[str, Tensor], first_sequence: int) -> Tensor:
         dtype = self.msa.weight.dtype
         target = features["target_feat"].to(dtype)
         msa = self.msa(features["msa_feat"].to(dtype)) + self.target_to_msa(target).unsqueeze(-3)
         if self.prev_msa_norm is not None:
             # None of the rows where the MSA's first is not among them: the graph is the same all the same.
-            count = 1 if first_row == 0 else 0
+            count = 1 if first_sequence == 0 else 0
             recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]
             msa = torch.cat([msa[..., :count, :, :] + recycled, msa[..., count:, :, :]], dim=-3)
         return msa
 
-    def embed_pair(
-        self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int = 0
-    ) -> Tensor:
-        """``pair [*, rows, N, c_z]`` for the rows of ``prev_pair``, of which the first is residue ``first_row``."""
+    def _pair(self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int) -> Tensor:
         target = features["target_feat"].to(self.msa.weight.dtype)
         left, right = self.target_left(target), self.target_right(target)
         beta = pseudo_beta(features["aatype"], previous["prev_pos"])

@@ -24,7 +24,11 @@ class DistogramHead(nn.Module):
         half = self.logits(representations["pair"])
         c = self.config
         edges = torch.linspace(c.first_break, c.last_break, c.num_bins - 1, device=half.device)
-        return {"logits": half + half.transpose(-2, -3), "bin_edges": edges}
+        return {"logits": half + self.transposed(half), "bin_edges": edges}
+
+    def transposed(self, half: Tensor) -> Tensor:
+        """``half [*, N, N, bins]`` with rows and columns exchanged."""
+        return half.transpose(-2, -3)
 
 
 class MaskedMsaHead(nn.Module):

@@ -184,8 +184,12 @@ class AlphaFold(nn.Module):
         return {
             "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self._exact_dtype),
             "prev_msa_first_row": like.new_zeros(*shape, c.msa_channel),
-            "prev_pair": like.new_zeros(*shape, shape[-1], c.pair_channel),
+            "prev_pair": like.new_zeros(*shape[:-1], self._pair_rows(shape[-1]), shape[-1], c.pair_channel),
         }
+
+    def _pair_rows(self, residues: int) -> int:
+        """How many rows of the pair there are here: all, unless a layout leaves some to other processes."""
+        return residues
 
     def _iterate(self, members: list[Features], previous: Features) -> tuple[Features, dict[str, Any]]:
         """One cycle: representations averaged over the ensemble, then the structure."""
