@@ -39,9 +39,12 @@ class MSARowAttention(Executed):
         )
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
 
-    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated ``msa [*, S, N, c_m]`` from ``pair [*, N, N, c_z]`` and ``msa_mask [*, S, N]``."""
-        bias = self.bias(pair)
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Updated ``msa [*, S, N, c_m]`` from ``pair [*, N, N, c_z]`` and ``msa_mask [*, S, N]``.
+
+        ``bias`` is that of the pair if it was computed before.
+        """
+        bias = self.bias(pair) if bias is None else bias
 
         def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
             mask = msa_mask[..., index, :]
