@@ -5,10 +5,13 @@
 """
 
 from .activations import ActivationTier
-from .arena import DeviceFull, NvmeTier, SimulatedDevice, Tier
+from .devices import DeviceFull
 from .gemini import Gemini
-from .planner import Access, BudgetError, Plan, plan, smallest_budget
+from .planner import plan
+from .schedule import Access, BudgetError, Plan, smallest_budget
+from .simulated import SimulatedDevice
 from .sizes import parse_bytes
+from .tiers import NvmeTier, Tier
 
 __all__ = [
     "Access",

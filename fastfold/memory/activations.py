@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from .arena import Device, Tier
-from .planner import Access, plan
+from .devices import Device
+from .planner import plan
+from .schedule import Access
+from .tiers import Tier
 
 
 class _Saved:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from .arena import ALIGNMENT
+from .tiers import ALIGNMENT
 
 
 class ChunkState(enum.Enum):

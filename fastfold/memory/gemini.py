@@ -27,12 +27,14 @@ from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 
-from .arena import CudaDevice, Device, NvmeTier, SimulatedDevice, Tier
 from .chunks import build_chunks
-from .planner import Access, BudgetError
+from .devices import CudaDevice, Device
 from .residency import Residency
+from .schedule import Access, BudgetError
+from .simulated import SimulatedDevice
 from .sizes import parse_bytes
 from .store import ChunkStore
+from .tiers import NvmeTier, Tier
 from .trace import Trace, pass_key
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")

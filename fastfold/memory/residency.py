@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .chunks import ChunkState
-from .planner import NextUse, Plan, Step, choose_evictions, plan
+from .planner import plan
+from .schedule import NextUse, Plan, Step, choose_evictions
 from .store import ChunkStore
 from .trace import PassKey, Recorder, Trace, TraceBook
 

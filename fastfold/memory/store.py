@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 
-from .arena import Device, DeviceFull, Tier
 from .chunks import Chunk, ChunkState, Slot
-from .planner import BudgetError
+from .devices import Device, DeviceFull
+from .schedule import BudgetError
+from .tiers import Tier
 
 
 class ChunkStore:

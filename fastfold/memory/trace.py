@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .planner import Access, Chunk
+from .schedule import Access, Chunk
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from fastfold.memory.planner import Access
+from fastfold.memory import Access
 
 
 def optimal_traffic(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.memory.planner import Access, BudgetError, Plan, plan, smallest_budget
+from fastfold.memory import Access, BudgetError, Plan, plan, smallest_budget
 
 from .optimum import optimal_traffic
 
@@ -99,6 +99,28 @@ def test_named_schedules_load_within_five_percent_of_the_optimum(make, room, cha
     volatile = frozenset(sizes) if changed else frozenset()
     best = optimal_traffic(trace, sizes, 10 * room, volatile)
     assert plan(trace, sizes, 10 * room, volatile=volatile).traffic <= 1.05 * best + 1e-9
+
+
+@pytest.mark.parametrize("make", [forward_backward, four_recycles])
+@given(data=st.data())
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_chunks_of_many_sizes_load_within_five_percent_of_the_optimum(make, data):
+    """The named schedules with chunks of any sizes and any budget, where farthest next use alone is not the rule."""
+    sizes = {c: data.draw(st.integers(1, 20)) for c in range(6)}
+    trace = make(6)
+    budget = data.draw(st.integers(smallest_budget(trace, sizes), sum(sizes.values())))
+    volatile = frozenset(sizes) if data.draw(st.booleans()) else frozenset()
+    best = optimal_traffic(trace, sizes, budget, volatile)
+    assert best - 1e-9 <= plan(trace, sizes, budget, volatile=volatile).traffic <= 1.05 * best + 1e-9
+
+
+@given(problems())
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_any_problem_stays_near_the_optimum(problem):
+    """Random traces, sizes and activations: within a tenth of the best endless plan."""
+    trace, sizes, budget, volatile = problem
+    best = optimal_traffic(trace, sizes, budget, volatile)
+    assert best - 1e-9 <= plan(trace, sizes, budget, volatile=volatile).traffic <= 1.1 * best + 1e-9
 
 
 def test_what_is_used_soon_again_stays():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastfold.errors import OutputError
-from fastfold.memory.arena import DeviceFull, NvmeTier, SimulatedDevice, Tier
+from fastfold.memory import DeviceFull, NvmeTier, SimulatedDevice, Tier
 
 
 def test_operators_are_counted_until_their_memory_goes():

@@ -1,0 +1,133 @@
+"""A CPU with the manners of a small accelerator: placement policies are tested on it without a GPU.
+
+It has a hard budget, it counts every tensor that an operator makes, and what has left it reads as NaN. What would move
+over PCIe is counted, what that would cost in time is not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .devices import Device, DeviceFull
+
+
+class SimulatedDevice(Device):
+    """A CPU with the manners of a small accelerator.
+
+    Inside :meth:`running` every tensor that an operator makes takes room until its memory goes; what would exceed the
+    budget raises :class:`DeviceFull`. Workspaces inside a kernel are not seen. A dropped buffer is filled with NaN, so
+    that an access that was not announced shows in the loss.
+
+    Args:
+        budget: Bytes.
+    """
+
+    def __init__(self, budget: int) -> None:
+        super().__init__(budget, torch.device("cpu"))
+        self.other = self._highest = 0
+        self._known: set[int] = set()
+        self._paused = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Operators inside run on this device."""
+        with _Meter(self):
+            yield
+
+    @contextmanager
+    def host_work(self) -> Iterator[None]:
+        """Operators inside run on the host after all."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A buffer of NaN (zeros for integers) that counts nothing yet."""
+        buffer = self._own(torch.zeros(numel, dtype=dtype))
+        _poison(buffer)
+        return buffer
+
+    def fill(self, buffer: Tensor, source: Tensor) -> None:
+        """Counts the buffer and copies."""
+        self._charge(buffer.nbytes, "a chunk of parameters")
+        buffer.copy_(source)
+        self.received += buffer.nbytes
+
+    def drop(self, buffer: Tensor) -> None:
+        """Poisons the buffer and stops counting it."""
+        _poison(buffer)
+        self._discharge(buffer.nbytes)
+
+    def elsewhere(self) -> int:
+        """Bytes of operators' tensors now."""
+        return self.other
+
+    def mark(self) -> int:
+        """Most bytes made by operators since the last call."""
+        highest, self._highest = self._highest, self.other
+        return highest
+
+    def hold(self, tensor: Tensor) -> None:
+        """Counts a tensor that an operator has made or that came with the batch, until its memory goes."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if self._paused or key in self._known or key in self._buffers:
+            return
+        self._charge(size, "a tensor made by an operator")
+        self._known.add(key)
+        self.other += size
+        self._highest = max(self._highest, self.other)
+        weakref.finalize(storage, self._gone, key, size)
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """Notes that a tensor's memory is the host's, so that views made of it later are not counted."""
+        storage = tensor.untyped_storage()
+        self._known.add(storage._cdata)
+        weakref.finalize(storage, self._known.discard, storage._cdata)
+        return tensor
+
+    def _gone(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.other -= size
+        self._discharge(size)
+
+    def _charge(self, size: int, what: str) -> None:
+        if self.used + size > self.budget:
+            raise DeviceFull(size, self.used, self.budget, what)
+        super()._charge(size, what)
+
+
+class _Meter(TorchDispatchMode):
+    """Shows a simulated device every tensor that operators make."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        super().__init__()
+        self._simulated = device
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self._simulated.hold(leaf)
+        return out
+
+
+def _poison(buffer: Tensor) -> None:
+    if buffer.is_floating_point():
+        buffer.fill_(float("nan"))

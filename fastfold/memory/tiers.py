@@ -1,0 +1,85 @@
+"""Where bytes live besides the device: the host's memory, and memory-mapped files, behind one interface."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+
+import torch
+from torch import Tensor
+
+from fastfold.errors import OutputError
+
+# Tensors begin on multiples of this: kernels may round differently on unaligned data.
+ALIGNMENT = 64
+
+
+class Tier:
+    """A place for flat buffers. This one is the host's memory.
+
+    Args:
+        pinned: Page-locked, so that a GPU copies from it beside its work.
+
+    Attributes:
+        used: Bytes of chunks that live here now.
+        peak: Most bytes that ever did.
+    """
+
+    name = "host"
+
+    def __init__(self, pinned: bool = False) -> None:
+        self.pinned = pinned
+        self.used = self.peak = 0
+
+    def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
+        """A flat buffer of zeros, counted until the tensor's memory goes.
+
+        Args:
+            numel: Elements.
+            dtype: Their type.
+            what: Named in errors.
+        """
+        self._charge(numel * dtype.itemsize, what)
+        buffer = self._make(numel, dtype)
+        weakref.finalize(buffer.untyped_storage(), self._discharge, numel * dtype.itemsize)
+        return buffer
+
+    def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(numel, dtype=dtype, pin_memory=self.pinned)
+
+    def _charge(self, size: int, what: str) -> None:
+        self.used += size
+        self.peak = max(self.peak, self.used)
+
+    def _discharge(self, size: int) -> None:
+        self.used -= size
+
+
+class NvmeTier(Tier):
+    """Memory-mapped files; they have no names, so that nothing stays behind when the process is killed.
+
+    Args:
+        folder: A folder on the disk to be used; None for the system's folder of temporary files.
+    """
+
+    name = "nvme"
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self.folder = os.fspath(folder) if folder is not None else tempfile.gettempdir()
+
+    def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
+        size = max(numel * dtype.itemsize, 1)
+        try:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
+                # Blocks are reserved now: a disk that fills up later would kill the process on a write to the map.
+                os.posix_fallocate(file.fileno(), 0, size)
+                mapped = mmap.mmap(file.fileno(), size)
+        except OSError as error:
+            raise OutputError(
+                f"{self.folder}: no {size:,} bytes for the memory tier on this disk ({error.strerror}). Free some "
+                "space or choose a folder on another disk; checkpoints written so far are intact"
+            ) from error
+        return torch.frombuffer(mapped, dtype=dtype, count=numel)
