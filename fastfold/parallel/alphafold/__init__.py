@@ -1,0 +1,8 @@
+"""The AlphaFold network on many ranks: the only place of ``fastfold.parallel`` that knows the network.
+
+What is general lives one level up; here it is put onto the modules of :mod:`fastfold.evoformer`.
+"""
+
+from fastfold.parallel.alphafold.axial_parallel import axial_parallel
+
+__all__ = ["axial_parallel"]

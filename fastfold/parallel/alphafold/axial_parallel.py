@@ -1,0 +1,84 @@
+"""Dynamic axial parallelism put onto a network from outside."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
+from fastfold.evoformer.heads import DistogramHead
+from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.msa_attention import MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.alphafold.axial_blocks import (
+    AxialBlockStack,
+    AxialEvoformerBlock,
+    AxialTemplatePairBlock,
+)
+from fastfold.parallel.alphafold.axial_network import (
+    AxialAlphaFold,
+    AxialDistogramHead,
+    AxialInvariantPointAttention,
+)
+from fastfold.parallel.alphafold.axial_steps import (
+    AxialMSARowAttention,
+    AxialOuterProductMean,
+    AxialTriangleAttention,
+    AxialTriangleMultiplication,
+)
+from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.mesh import ParallelMesh
+
+_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+    AlphaFold: AxialAlphaFold,
+    BlockStack: AxialBlockStack,
+    EvoformerBlock: AxialEvoformerBlock,
+    TemplatePairBlock: AxialTemplatePairBlock,
+    MSARowAttention: AxialMSARowAttention,
+    OuterProductMean: AxialOuterProductMean,
+    TriangleAttention: AxialTriangleAttention,
+    TriangleMultiplication: AxialTriangleMultiplication,
+    InvariantPointAttention: AxialInvariantPointAttention,
+    DistogramHead: AxialDistogramHead,
+}
+
+
+def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
+    """Shard a network, or a part of it, over the mesh's ``dap`` group, in place.
+
+    Each module that communicates becomes its parallel form (:class:`AxialAlphaFold` and the like) with the same
+    parameters under the same names. To be called before anything that wraps ``forward`` (autocast, compilation) or
+    shards parameters, with the same model on every rank of the group.
+
+    The ranks of one group see one protein: give them the same features, and for dropout the same state of the random
+    number generator. After ``backward`` of the same loss on every rank a parameter's gradient is the mean over
+    the group: of data parallel and these ranks together (DDP's and FSDP's mean over ``mesh.group("replicas")``), or
+    :func:`fastfold.parallel.axial.mean_gradients` over ``mesh.group("dap")``.
+
+    Args:
+        model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules.
+        mesh: The ranks; nothing is done where a DAP group is one rank.
+
+    Raises:
+        ConfigError: The model was made parallel before, or a ``forward`` was wrapped.
+    """
+    group = mesh.group("dap")
+    if group.size == 1:
+        return
+    shards = AxialShards(group)
+    found = [(name, module) for name, module in model.named_modules() if type(module) in _FORMS]
+    for name, module in model.named_modules():
+        if isinstance(module, tuple(_FORMS.values())):
+            raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
+    for name, module in found:
+        if "forward" in vars(module):
+            raise ConfigError(
+                f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
+                "apply autocast and the like afterwards"
+            )
+    for _, module in found:
+        module.__class__ = _FORMS[type(module)]
+        module.shards = shards

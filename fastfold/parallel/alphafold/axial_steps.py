@@ -1,0 +1,108 @@
+"""Steps of the Evoformer that need more than their own shard: biases, outer products, triangle products.
+
+The other steps (column attention of the MSA, transitions) run unchanged on a shard along the axis that they do not
+act on. Each class here is a form of the layer that it derives from, with the same parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.msa_attention import MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.handle import Handle
+
+
+class AxialMSARowAttention(MSARowAttention):
+    """Attention of this rank's sequences; the pair is cut along its columns, and the bias is gathered."""
+
+    shards: AxialShards
+
+    def bias(self, pair: Tensor) -> Tensor:
+        """Whole bias ``[*, H, N, N]`` from a shard ``pair [*, N, n, c_z]``."""
+        return self.shards.gather(super().bias(pair), -1, pair.shape[-3])
+
+
+class AxialTriangleAttention(TriangleAttention):
+    """Attention of this rank's rows (starting node) or columns (ending node) of the pair, with a gathered bias."""
+
+    shards: AxialShards
+
+    @property
+    def columns(self) -> bool:
+        """Whether the pair is cut along its columns for this step, rather than along its rows."""
+        return not self.starting
+
+    def start_bias(self, pair: Tensor, *, columns: bool) -> Handle:
+        """Start gathering the bias ``[*, H, N, N]`` from a shard of the pair along its rows or its columns."""
+        cut, length = (-1, pair.shape[-3]) if columns else (-2, pair.shape[-2])
+        return self.shards.gather_async(super().bias(pair), cut, length)
+
+    def bias(self, pair: Tensor) -> Tensor:
+        """Whole bias ``[*, H, N, N]`` from the shard that this step acts on."""
+        return self.start_bias(pair, columns=self.columns).wait()
+
+
+class AxialOuterProductMean(OuterProductMean):
+    """Update of this rank's columns of the pair from its columns of the MSA and everybody's left projection."""
+
+    shards: AxialShards
+
+    def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``left [*, S, N, c]``, ``right [*, S, n, c]`` and masks from ``msa [*, S, n, c_m]`` and the whole mask."""
+        x = self.norm(msa)
+        left = self.shards.gather_async(self.left(x), -2, msa_mask.shape[-1])
+        right = self.right(x)
+        return left.wait(), right, msa_mask, self.shards.take(msa_mask, -1)
+
+
+class AxialTriangleMultiplication(TriangleMultiplication):
+    """Triangle multiplication whose contracted residue is the one that is cut.
+
+    With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``: a rank that has the columns
+    ``k`` of the pair has its terms of all sums, and one that has the rows has those of the incoming edges. So
+    nothing is gathered; the terms are reduce-scattered into the layout that the residual has.
+    """
+
+    shards: AxialShards
+
+    @property
+    def columns(self) -> bool:
+        """Whether the pair is cut along its columns for this step, rather than along its rows."""
+        return self.outgoing
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated shard of the pair.
+
+        Args:
+            pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
+            pair_mask: The same shard of the mask, without channels.
+        """
+        x = self.norm_in(pair)
+        sides = self.projection(x) * torch.sigmoid(self.gate(x)) * pair_mask.unsqueeze(-1).to(x.dtype)
+        left, right = sides.movedim(-1, -3).chunk(2, dim=-3)  # [*, c, ., .]
+        del sides
+        if self.outgoing:
+            product = self.shards.contract(left, right, -1)
+        else:
+            product = self.shards.contract(right.mT, left.mT, -2)
+        update = self.output(self.norm_out(product.movedim(-3, -1))) * torch.sigmoid(self.output_gate(x))
+        dropout = self._dropout(pair)
+        if dropout is not None:
+            update = update * dropout
+        if self.policy.inplace and not torch.is_grad_enabled():
+            return pair.add_(update)
+        return pair + update
+
+    def _dropout(self, pair: Tensor) -> Tensor | None:
+        """This rank's part of the factors for the whole pair, which every rank draws alike."""
+        if not self.outgoing:
+            return self.dropout(pair)
+        length = pair.shape[-3]
+        whole = pair.new_empty(()).expand(*pair.shape[:-2], length, pair.shape[-1])
+        factors = self.dropout(whole)
+        return None if factors is None else self.shards.take(factors, -2)

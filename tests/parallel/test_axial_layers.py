@@ -1,0 +1,32 @@
+"""Dynamic axial parallelism, layer by layer: outputs and all gradients are those of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.parallel.axial_cases import CASES, differences
+from tests.parallel.launch import launch
+
+
+def _worst(ranks: int, batch: tuple[int, ...]) -> dict[str, tuple[str, float]]:
+    mesh = ParallelMesh(ParallelPlan(dap=ranks))
+    found = {}
+    for name, case in CASES.items():
+        each = differences(case, mesh, batch)
+        worst = max(each, key=lambda key: each[key])
+        found[name] = (worst, each[worst])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch"),
+    [(2, ()), (4, (2,)), pytest.param(8, (), marks=pytest.mark.slow)],
+)
+def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...]) -> None:
+    """With dropout, masks, lengths that do not divide, a batch, and (8 ranks) shards that are empty."""
+    for rank, found in enumerate(launch(_worst, ranks, ranks, batch)):
+        for name, (worst, error) in found.items():
+            assert error < 1e-12, f"{name}, rank {rank}: {worst} differs by {error}"
