@@ -22,6 +22,9 @@ from fastfold.parallel.groups import Group
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Box = tuple[slice, ...]
+"""Which part of each dimension, with start and stop given."""
+
 
 @dataclass
 class Pending:
@@ -164,3 +167,49 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
     pieces = [x if rank == target else empty for rank in range(group.size)]
     buffer, work = _exchange("shift", pieces, received, group)
     return Pending(lambda: buffer.view(shape), work)
+
+
+def start_redistribute(
+    x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
+) -> Pending:
+    """Move what the ranks hold from one layout to another; every element of the target lies in one source.
+
+    ``dims`` are the dimensions that the boxes are about, ``source`` and ``target`` the box of each rank. The other
+    dimensions are whole.
+    """
+    held, wanted = source[group.rank], target[group.rank]
+    pieces = [_cut(x, dims, held, [_common(*pair) for pair in zip(held, box, strict=True)]) for box in target]
+    found = [[_common(*pair) for pair in zip(box, wanted, strict=True)] for box in source]
+    shapes = [_box_shape(x.shape, dims, box) for box in found]
+    shape = _box_shape(x.shape, dims, wanted)
+    numbers = [part.numel() for part in shapes]
+    buffer, work = _exchange("all_to_all", pieces, numbers, group)
+
+    def finish() -> Tensor:
+        out = buffer.new_empty(shape)
+        for part, size, box in zip(buffer.split(numbers), shapes, found, strict=True):
+            _cut(out, dims, wanted, box).copy_(part.view(size))
+        return out
+
+    return Pending(finish, work)
+
+
+def _common(one: slice, other: slice) -> slice:
+    start = max(one.start, other.start)
+    return slice(start, max(start, min(one.stop, other.stop)))
+
+
+def _box_shape(shape: torch.Size, dims: Sequence[int], box: Sequence[slice]) -> torch.Size:
+    found = list(shape)
+    for dim, part in zip(dims, box, strict=True):
+        found[dim] = part.stop - part.start
+    return torch.Size(found)
+
+
+def _cut(x: Tensor, dims: Sequence[int], held: Box, box: Sequence[slice]) -> Tensor:
+    """The part ``box`` of a tensor that holds ``held``."""
+    for dim, here, part in zip(dims, held, box, strict=True):
+        length = part.stop - part.start
+        # An empty part may lie outside.
+        x = x.narrow(dim, part.start - here.start if length else 0, length)
+    return x

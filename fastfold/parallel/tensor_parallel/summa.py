@@ -17,40 +17,18 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fastfold.parallel import exchange
-from fastfold.parallel.exchange import Pending, ready
 from fastfold.parallel.groups import Group
+from fastfold.parallel.panels import absent, broadcasts, sums
 
 
 def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:
-    """The blocks of all ranks, one after another; the next is under way while one is used."""
-
-    def start(k: int) -> Pending:
-        if group.size == 1:
-            return ready(own)
-        return exchange.start_broadcast(own if group.rank == k else own.new_empty(shapes[k]), k, group)
-
-    following = start(0)
-    for k in range(group.size):
-        pending = following
-        if k + 1 < group.size:
-            following = start(k + 1)
-        yield pending.wait()
+    """The blocks of all ranks, one after another."""
+    return broadcasts(lambda k: own if group.rank == k else absent(own, *shapes[k]), range(group.size), group)
 
 
 def _reduce_each(terms: Iterable[Tensor], group: Group) -> Tensor:
-    """The sum of all ranks' term k on rank k; one sum is under way while the next term is computed."""
-    own: Tensor | None = None
-    before: Pending | None = None
-    for k, term in enumerate(terms):
-        pending = ready(term) if group.size == 1 else exchange.start_reduce(term, k, group)
-        if before is not None:
-            total = before.wait()
-            own = total if k - 1 == group.rank else own
-        before = pending
-    assert before is not None
-    last = before.wait()
-    return last if own is None else own
+    """The sum of all ranks' term k on rank k."""
+    return sums(terms, range(group.size), group)[0]
 
 
 class SummaLinear(Function):
