@@ -199,7 +199,12 @@ def run_step(
     )
 
 
-def differences(case: Case, mesh: ParallelMesh, batch: tuple[int, ...] = ()) -> dict[str, float]:
+def differences(
+    case: Case,
+    mesh: ParallelMesh,
+    batch: tuple[int, ...] = (),
+    make_parallel: Callable[[nn.Module, ParallelMesh], None] = axial_parallel,
+) -> dict[str, float]:
     """Largest difference of each output, input gradient and parameter gradient between one process and shards.
 
     Where all outputs are cut, the sum of the ranks' losses is the plain loss and so are the sums of gradients; where
@@ -208,7 +213,7 @@ def differences(case: Case, mesh: ParallelMesh, batch: tuple[int, ...] = ()) -> 
     shards = AxialShards(mesh.group("dap"))
     plain = plain_module(case)
     parallel = copy.deepcopy(plain)
-    axial_parallel(parallel, mesh)
+    make_parallel(parallel, mesh)
     inputs = inputs_of(case, batch)
 
     def own(x: Tensor, cut: int) -> Tensor:
