@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
+
+from fastfold.evoformer.execution import LazyRows
 
 
 def plddt(logits: Tensor) -> Tensor:
@@ -20,7 +24,7 @@ def _bin_centres(breaks: Tensor) -> Tensor:
     return torch.cat([centres, centres[-1:] + step])
 
 
-def predicted_aligned_error(logits: Tensor, breaks: Tensor) -> tuple[Tensor, Tensor]:
+def predicted_aligned_error(logits: Tensor | LazyRows, breaks: Tensor) -> tuple[Tensor, Tensor]:
     """Expected aligned error and its largest possible value, in Å.
 
     Args:
@@ -31,12 +35,14 @@ def predicted_aligned_error(logits: Tensor, breaks: Tensor) -> tuple[Tensor, Ten
         ``[*, N, N]`` and a scalar.
     """
     centres = _bin_centres(breaks.float())
-    rows = [torch.softmax(part.float(), -1) @ centres for part in logits.split(256, dim=-3)]
-    return torch.cat(rows, dim=-2), centres[-1]
+    error = torch.empty(logits.shape[:-1], dtype=centres.dtype, device=centres.device)
+    for rows, part in _blocks(logits):
+        error[..., rows, :] = torch.softmax(part.float(), -1) @ centres
+    return error, centres[-1]
 
 
 def predicted_tm_score(
-    logits: Tensor,
+    logits: Tensor | LazyRows,
     breaks: Tensor,
     *,
     residue_weights: Tensor | None = None,
@@ -53,21 +59,30 @@ def predicted_tm_score(
     Returns:
         Scalar in [0, 1]: the best of the scores seen from each residue.
     """
-    residues = logits.shape[-2]
     if residue_weights is None:
-        residue_weights = torch.ones(residues, device=logits.device)
+        residue_weights = torch.ones(logits.shape[-2], device=breaks.device)
     centres = _bin_centres(breaks.float())
     # TM-score's d0 for the number of residues, which is not taken below 19.
     clipped = max(float(residue_weights.sum()), 19.0)
     d0 = 1.24 * (clipped - 15.0) ** (1.0 / 3.0) - 1.8
     tm_of_bin = 1.0 / (1.0 + (centres / d0).square())
-    rows = [torch.softmax(part.float(), -1) @ tm_of_bin for part in logits.split(256, dim=-3)]
-    expected = torch.cat(rows, dim=-2)
-    pair_mask = torch.ones_like(expected)
-    if asym_id is not None:
-        pair_mask = (asym_id[:, None] != asym_id[None, :]).to(expected.dtype)
-    weights = pair_mask * residue_weights[None, :] * residue_weights[:, None]
-    normed = weights / (1e-8 + weights.sum(-1, keepdim=True))
-    per_alignment = (expected * pair_mask * normed).sum(-1)
+    per_alignment = torch.empty_like(residue_weights, dtype=tm_of_bin.dtype)
+    for rows, part in _blocks(logits):
+        expected = torch.softmax(part.float(), -1) @ tm_of_bin
+        weights = residue_weights[None, :] * residue_weights[rows, None]
+        if asym_id is not None:
+            weights = weights * (asym_id[rows, None] != asym_id[None, :])
+        normed = weights / (1e-8 + weights.sum(-1, keepdim=True))
+        per_alignment[rows] = (expected * normed).sum(-1)
     best = int((per_alignment * residue_weights).argmax())
     return per_alignment[best]
+
+
+def _blocks(logits: Tensor | LazyRows) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows ``[*, rows, N, bins]`` with their indices."""
+    if isinstance(logits, LazyRows):
+        yield from logits.blocks()
+    else:
+        for start in range(0, logits.shape[-3], 256):
+            rows = slice(start, min(logits.shape[-3], start + 256))
+            yield rows, logits[..., rows, :, :]

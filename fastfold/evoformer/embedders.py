@@ -112,6 +112,8 @@ class InputEmbedder(Executed):
         multimer: Use the chain-relative position encoding.
     """
 
+    operator = "embedding"
+
     def __init__(self, config: Any, *, c_target: int, multimer: bool) -> None:
         super().__init__()
         self.prev_pos = config.prev_pos
@@ -151,14 +153,20 @@ class InputEmbedder(Executed):
 
     def _msa(self, features: dict[str, Tensor], previous: dict[str, Tensor], first_sequence: int) -> Tensor:
         dtype = self.msa.weight.dtype
-        target = features["target_feat"].to(dtype)
-        msa = self.msa(features["msa_feat"].to(dtype)) + self.target_to_msa(target).unsqueeze(-3)
-        if self.prev_msa_norm is not None:
+        target = self.target_to_msa(features["target_feat"].to(dtype)).unsqueeze(-3)
+
+        def sequences(rows: Tensor, index: slice) -> Tensor:
+            msa = self.msa(rows.to(dtype)) + target
             # None of the rows where the MSA's first is not among them: the graph is the same all the same.
-            count = 1 if first_sequence == 0 else 0
-            recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]
-            msa = torch.cat([msa[..., :count, :, :] + recycled, msa[..., count:, :, :]], dim=-3)
-        return msa
+            count = 1 if index.start == 0 else 0
+            if self.prev_msa_norm is not None and (count or torch.is_grad_enabled()):
+                recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]
+                msa = torch.cat([msa[..., :count, :, :] + recycled, msa[..., count:, :, :]], dim=-3)
+            return msa
+
+        given = features["msa_feat"]
+        widening = -(-self.msa.out_features // given.shape[-1])
+        return self.policy.map(given, sequences, dim=-3, start=first_sequence, channels=widening)
 
     def _pair(self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int) -> Tensor:
         target = features["target_feat"].to(self.msa.weight.dtype)
@@ -175,7 +183,11 @@ class InputEmbedder(Executed):
                 pair = pair + self.prev_pair_norm(previous_rows)
             return pair + self.relative_position(features, rows)
 
-        return self.policy.map(previous["prev_pair"], pair_rows, dim=-3, start=first_row)
+        return self.policy.map(previous["prev_pair"], pair_rows, dim=-3, start=first_row, consume=True)
+
+
+EXTRA_MSA_FEATURES = ("extra_msa", "extra_has_deletion", "extra_deletion_value")
+"""What :func:`extra_msa_features` reads."""
 
 
 def extra_msa_features(features: dict[str, Tensor]) -> Tensor:

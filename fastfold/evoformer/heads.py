@@ -8,22 +8,35 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.execution import Executed, LazyRows
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
-class DistogramHead(nn.Module):
+class DistogramHead(Executed):
     """Distribution of CB distances from the symmetrised pair (section 1.9.8)."""
+
+    operator = "heads"
 
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.config = config
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
 
-    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Any]:
         """``pair [*, N, N, c_z]`` to ``logits [*, N, N, bins]`` and ``bin_edges [bins - 1]`` in Å."""
-        half = self.logits(representations["pair"])
-        c = self.config
-        edges = torch.linspace(c.first_break, c.last_break, c.num_bins - 1, device=half.device)
+        pair, c = representations["pair"], self.config
+        edges = torch.linspace(c.first_break, c.last_break, c.num_bins - 1, device=pair.device)
+
+        def rows(index: slice) -> Tensor:
+            half = _exactly(self.logits, pair[..., index, :, :])
+            return half + _exactly(self.logits, pair[..., :, index, :]).transpose(-2, -3)
+
+        if self.policy.lazy_logits and not torch.is_grad_enabled():
+            return {
+                "logits": LazyRows(torch.no_grad()(rows), (*pair.shape[:-1], c.num_bins), self.policy),
+                "bin_edges": edges,
+            }
+        half = _exactly(self.logits, pair)
         return {"logits": half + self.transposed(half), "bin_edges": edges}
 
     def transposed(self, half: Tensor) -> Tensor:
@@ -40,7 +53,7 @@ class MaskedMsaHead(nn.Module):
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
         """``msa [*, S, N, c_m]`` to ``logits [*, S, N, num_output]``."""
-        return {"logits": self.logits(representations["msa"])}
+        return {"logits": _exactly(self.logits, representations["msa"])}
 
 
 class ExperimentallyResolvedHead(nn.Module):
@@ -52,7 +65,7 @@ class ExperimentallyResolvedHead(nn.Module):
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
         """``single [*, N, c_s]`` to ``logits [*, N, 37]``."""
-        return {"logits": self.logits(representations["single"])}
+        return {"logits": _exactly(self.logits, representations["single"])}
 
 
 class PredictedLDDTHead(nn.Module):
@@ -68,25 +81,39 @@ class PredictedLDDTHead(nn.Module):
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
         """``structure_module [*, N, c_s]`` to ``logits [*, N, bins]``."""
-        x = self.norm(representations["structure_module"])
+        x = self.norm(representations["structure_module"].to(self.logits.weight.dtype))
         return {"logits": self.logits(F.relu(self.hidden_2(F.relu(self.hidden(x)))))}
 
 
-class PredictedAlignedErrorHead(nn.Module):
+class PredictedAlignedErrorHead(Executed):
     """Distribution of the error of residue j when aligned on residue i (section 1.9.7)."""
+
+    operator = "heads"
 
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.config = config
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
 
-    def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
+    def forward(self, representations: dict[str, Tensor]) -> dict[str, Any]:
         """``pair [*, N, N, c_z]`` to ``logits [*, N, N, bins]`` and ``breaks [bins - 1]`` in Å."""
-        logits = self.logits(representations["pair"])
-        breaks = torch.linspace(
-            0.0, self.config.max_error_bin, self.config.num_bins - 1, device=logits.device
-        )
-        return {"logits": logits, "breaks": breaks}
+        pair, c = representations["pair"], self.config
+        breaks = torch.linspace(0.0, c.max_error_bin, c.num_bins - 1, device=pair.device)
+
+        def rows(index: slice) -> Tensor:
+            return _exactly(self.logits, pair[..., index, :, :])
+
+        if self.policy.lazy_logits and not torch.is_grad_enabled():
+            return {
+                "logits": LazyRows(torch.no_grad()(rows), (*pair.shape[:-1], c.num_bins), self.policy),
+                "breaks": breaks,
+            }
+        return {"logits": rows(slice(None)), "breaks": breaks}
+
+
+def _exactly(linear: Linear, x: Tensor) -> Tensor:
+    """The layer in the precision of its parameters, whatever the trunk ran in."""
+    return linear(x.to(linear.weight.dtype))
 
 
 def _last(zero_init: bool) -> Init:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.execution import Executed, LazyRows, rows_of
 from fastfold.evoformer.primitives import Linear
 from fastfold.protein.rigid import Rigid
 
 
-class InvariantPointAttention(nn.Module):
+class InvariantPointAttention(Executed):
     """Attention over residues that is invariant to a global rigid motion.
 
     Points are projected as ``[heads, points, 3]``; the monomer and the multimer programs order these channels
@@ -27,6 +28,8 @@ class InvariantPointAttention(nn.Module):
             differently.
         zero_init: Initialise the output projection with zeros.
     """
+
+    operator = "structure module"
 
     def __init__(self, config: Any, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
         super().__init__()
@@ -48,7 +51,12 @@ class InvariantPointAttention(nn.Module):
         )
 
     def forward(
-        self, single: Tensor, pair: Tensor, frames: Rigid, mask: Tensor, rows: slice = slice(None)
+        self,
+        single: Tensor,
+        pair: Tensor | LazyRows,
+        frames: Rigid,
+        mask: Tensor,
+        rows: slice = slice(None),
     ) -> Tensor:
         """Update of the single representation.
 
@@ -63,15 +71,35 @@ class InvariantPointAttention(nn.Module):
             ``[*, rows, c_s]``.
         """
         h = self.heads
-        q = self.query(single[..., rows, :]).unflatten(-1, (h, self.c_qk))
-        k = self.key(single).unflatten(-1, (h, self.c_qk))
-        v = self.value(single).unflatten(-1, (h, self.c_v))
-        to_points, to_own_points = frames[..., None, None], frames[..., rows, None, None]
-        q_points = to_own_points.apply(
-            self.query_points(single[..., rows, :]).unflatten(-1, (h, self.p_qk, 3))
+        to_points = frames[..., None, None]
+        keys = (
+            self.key(single).unflatten(-1, (h, self.c_qk)),
+            self.value(single).unflatten(-1, (h, self.c_v)),
+            to_points.apply(self.key_points(single).unflatten(-1, (h, self.p_qk, 3))),
+            to_points.apply(self.value_points(single).unflatten(-1, (h, self.p_v, 3))),
         )
-        k_points = to_points.apply(self.key_points(single).unflatten(-1, (h, self.p_qk, 3)))
-        v_points = to_points.apply(self.value_points(single).unflatten(-1, (h, self.p_v, 3)))
+        first = rows.start or 0
+        updates = []
+        for index in self.policy.slices(single.new_empty(()).expand(pair.shape), -3):
+            own = slice(first + index.start, first + index.stop)
+            updates.append(self._update(single, rows_of(pair, index), frames, mask, own, keys))
+        return updates[0] if len(updates) == 1 else torch.cat(updates, dim=-2)
+
+    def _update(
+        self,
+        single: Tensor,
+        pair: Tensor,
+        frames: Rigid,
+        mask: Tensor,
+        rows: slice,
+        keys: tuple[Tensor, Tensor, Tensor, Tensor],
+    ) -> Tensor:
+        """Update of some residues from their rows of the pair."""
+        h = self.heads
+        k, v, k_points, v_points = keys
+        q = self.query(single[..., rows, :]).unflatten(-1, (h, self.c_qk))
+        to_points = frames[..., rows, None, None]
+        q_points = to_points.apply(self.query_points(single[..., rows, :]).unflatten(-1, (h, self.p_qk, 3)))
 
         # Each of the three terms has unit variance at initialisation.
         logits = torch.einsum("...ihc,...jhc->...hij", q * math.sqrt(1.0 / (3 * self.c_qk)), k)
@@ -83,7 +111,7 @@ class InvariantPointAttention(nn.Module):
 
         scalars = torch.einsum("...hij,...jhc->...ihc", attention, v)
         points = torch.einsum("...hij,...jhpx->...ihpx", attention, v_points)
-        points = to_own_points.invert_apply(points)
+        points = to_points.invert_apply(points)
         squared = points.square().sum(-1)
         norms = (squared.clamp(min=1e-16) if self.multimer else squared + 1e-8).sqrt()
         over_pair = torch.einsum("...hij,...ijc->...ihc", attention, pair)

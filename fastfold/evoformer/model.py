@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer import confidence
-from fastfold.evoformer.embedders import InputEmbedder, extra_msa_features
+from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
+from fastfold.evoformer.execution import Executed
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -31,16 +32,22 @@ cycle and ensemble member when they are needed."""
 OnCycle = Callable[[int, dict[str, Any]], None]
 
 
-class AlphaFold(nn.Module):
+class AlphaFold(Executed):
     """The AlphaFold 2 network, monomer or multimer, as its configuration says.
 
     The code is single-device code in the paper's order; precision, memory policy and parallel layout are applied
     from outside.
 
+    With a policy that works in place (:mod:`fastfold.evoformer.execution`), there is one pair tensor from the first
+    cycle to the heads; with one that gives logits lazily, those of pairs come as
+    :class:`~fastfold.evoformer.execution.LazyRows`.
+
     Args:
         config: Official configuration tree, for example from :func:`fastfold.evoformer.config.model_config`.
         name: What predictions say they were made by.
     """
+
+    operator = "embedding"
 
     def __init__(self, config: Any, *, name: str = "model") -> None:
         super().__init__()
@@ -153,8 +160,9 @@ class AlphaFold(nn.Module):
             cycle += 1
         representations, structure = self._iterate(members, previous)
         self._report(on_cycle, cycle, representations)
-        exact = {key: x.to(self._exact_dtype) for key, x in representations.items()}
-        result: dict[str, Any] = {name: head(exact) for name, head in self.heads.items()}
+        result: dict[str, Any] = {
+            name: head(representations) for name, head in self.heads.items() if self._wants(name)
+        }
         if self.multimer and "predicted_aligned_error" in result:
             result["predicted_aligned_error"]["asym_id"] = members[0]["asym_id"]
         return result | {
@@ -162,6 +170,9 @@ class AlphaFold(nn.Module):
             "representations": representations,
             "num_recycles": cycle,
         }
+
+    def _wants(self, head: str) -> bool:
+        return self.policy.heads is None or head in self.policy.heads
 
     @property
     def _exact_dtype(self) -> torch.dtype:
@@ -194,17 +205,23 @@ class AlphaFold(nn.Module):
     def _iterate(self, members: list[Features], previous: Features) -> tuple[Features, dict[str, Any]]:
         """One cycle: representations averaged over the ensemble, then the structure."""
         total: Features = {}
-        for features in members:
-            found = self._represent(features, previous)
+        for number, features in enumerate(members, 1):
+            # The embedder writes into what it is given, which the next member needs.
+            pair = previous["prev_pair"] if number == len(members) else previous["prev_pair"].clone()
+            found = self._represent(features, previous | {"prev_pair": pair})
+            del pair
             for key, value in found.items():
                 if key == "msa":
                     # Not averaged: the monomer program keeps the first sample's, the multimer's the last.
                     if self.multimer or key not in total:
                         total[key] = value
+                elif len(members) == 1:
+                    total[key] = value
                 else:
                     total[key] = (
                         value / len(members) if key not in total else total[key] + value / len(members)
                     )
+            del found
         structure = self.structure_module(
             total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
         )
@@ -212,16 +229,20 @@ class AlphaFold(nn.Module):
         return total, structure
 
     def _represent(self, features: Features, previous: Features) -> Features:
-        """Embed the features and run the extra MSA stack and the Evoformer (Algorithm 2, lines 4-18)."""
+        """Embed the features and run the extra MSA stack and the Evoformer (Algorithm 2, lines 4-18).
+
+        Features are taken out of the dict when nothing needs them any more.
+        """
         msa, pair = self.input_embedder(features, previous)
+        del features["msa_feat"]
         dtype = pair.dtype
         seq_mask = features["seq_mask"].to(dtype)
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
         if self.template_embedder is not None:
             pair = self.template_embedder(pair, features, pair_mask)
-        extra = self.extra_msa_embedder(extra_msa_features(features).to(dtype))
-        _, pair = self.extra_msa_stack(extra, pair, features["extra_msa_mask"].to(dtype), pair_mask)
-        del extra
+        extra, extra_mask = self._embed_extra_msa(features), features.pop("extra_msa_mask").to(dtype)
+        pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
+        del extra, extra_mask
 
         msa_mask = features["msa_mask"].to(dtype)
         rows = msa.shape[-3]
@@ -229,21 +250,30 @@ class AlphaFold(nn.Module):
             template_rows, template_mask = self.template_torsion_embedder(features)
             msa = torch.cat([msa, template_rows], dim=-3)
             msa_mask = torch.cat([msa_mask, template_mask.to(dtype)], dim=-2)
+        for key in [key for key in features if key.startswith("template_")]:
+            del features[key]
         msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
-        first_row = msa[..., 0, :, :]
-        return {
-            "msa": msa[..., :rows, :, :],
-            "msa_first_row": first_row,
-            "pair": pair,
-            "single": self.single_projection(first_row),
-        }
+        # A copy, so that the rest of the MSA can go.
+        first_row = msa[..., 0, :, :].clone()
+        found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
+        return found | {"msa": msa[..., :rows, :, :]} if self._wants("masked_msa") else found
+
+    def _embed_extra_msa(self, features: Features) -> Tensor:
+        """Embedded extra MSA ``[*, E, N, c_e]``; its features leave the dict."""
+        taken = {key: features.pop(key) for key in EXTRA_MSA_FEATURES}
+
+        def sequences(_: Tensor, index: slice) -> Tensor:
+            part = {key: value[..., index, :] for key, value in taken.items()}
+            return self.extra_msa_embedder(extra_msa_features(part).to(self.extra_msa_embedder.weight.dtype))
+
+        channels = self.extra_msa_embedder.out_features
+        return self.policy.map(taken["extra_msa"].unsqueeze(-1), sequences, dim=-3, channels=channels)
 
     def _report(self, on_cycle: OnCycle | None, cycle: int, representations: Features) -> None:
         if on_cycle is None:
             return
         with torch.no_grad():
-            exact = {"structure_module": representations["structure_module"].to(self._exact_dtype)}
-            logits = self.heads["predicted_lddt"](exact)["logits"]
+            logits = self.heads["predicted_lddt"](representations)["logits"]
             on_cycle(cycle, {"mean_plddt": float(confidence.plddt(logits).mean())})
 
 

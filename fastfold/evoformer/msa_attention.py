@@ -23,6 +23,8 @@ class MSARowAttention(Executed):
         zero_init: Initialise the output projection with zeros.
     """
 
+    operator = "MSA attention"
+
     def __init__(self, config: Any, c_m: int, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.norm = LayerNorm(c_m)
@@ -66,6 +68,8 @@ class MSAColumnAttention(Executed):
         zero_init: Initialise the output projection with zeros.
     """
 
+    operator = "MSA attention"
+
     def __init__(self, config: Any, c_m: int, *, zero_init: bool) -> None:
         super().__init__()
         self.norm = LayerNorm(c_m)
@@ -99,6 +103,8 @@ class MSAColumnGlobalAttention(Executed):
         c_e: Extra MSA channels.
         zero_init: Initialise the output projection with zeros.
     """
+
+    operator = "MSA attention"
 
     def __init__(self, config: Any, c_e: int, *, zero_init: bool) -> None:
         super().__init__()

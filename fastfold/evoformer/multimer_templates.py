@@ -25,6 +25,8 @@ class MultimerTemplateEmbedder(Executed):
         zero_init: Initialise the last layer of each update with zeros.
     """
 
+    operator = "templates"
+
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.dgram = config.dgram_features
@@ -72,14 +74,20 @@ class MultimerTemplateEmbedder(Executed):
                 pair_mask,
                 first_row,
             )
-            total = embedded if total is None else total + embedded
+            total = embedded if total is None else self._sum(total, embedded)
+            del embedded
         assert total is not None, "the multimer network needs at least one (possibly empty) template"
-        mean = total / count
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            return add_update(rows, self.output(F.relu(mean[..., index, :, :])), out)
+            return add_update(rows, self.output(F.relu(total[..., index, :, :] / count)), out)
 
         return self.policy.residual(pair, branch, dim=-3)
+
+    def _sum(self, total: Tensor, embedded: Tensor) -> Tensor:
+        """The sum of both, in the memory of the first where that is allowed."""
+        return self.policy.residual(
+            total, lambda rows, index, _, out: add_update(rows, embedded[..., index, :, :], out), dim=-3
+        )
 
     def _embed(
         self,
@@ -115,7 +123,8 @@ class MultimerTemplateEmbedder(Executed):
             return total + self.query(self.query_norm(query))
 
         embedded = self.policy.map(pair, embed_rows, dim=-3, start=first_row)
-        return self.norm(self.stack(embedded, pair_mask))
+        embedded = self.stack(embedded, pair_mask)
+        return self.policy.map(embedded, lambda rows, _: self.norm(rows), dim=-3, consume=True)
 
 
 class MultimerTemplateTorsionEmbedder(nn.Module):

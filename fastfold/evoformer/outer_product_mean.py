@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastfold import kernels
@@ -22,6 +23,8 @@ class OuterProductMean(Executed):
         c_z: Pair channels.
         zero_init: Initialise the output projection with zeros.
     """
+
+    operator = "outer product mean"
 
     def __init__(self, config: Any, c_m: int, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
@@ -51,5 +54,10 @@ class OuterProductMean(Executed):
 
     def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the products are of: ``left`` and ``right`` ``[*, S, N, c]``, and their masks ``[*, S, N]``."""
-        x = self.norm(msa)
-        return self.left(x), self.right(x), msa_mask, msa_mask
+
+        def project(rows: Tensor, _: slice) -> Tensor:
+            x = self.norm(rows)
+            return torch.cat([self.left(x), self.right(x)], -1)
+
+        left, right = self.policy.map(msa, project, dim=-3).chunk(2, -1)
+        return left, right, msa_mask, msa_mask

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.execution import Executed, LazyRows
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
@@ -48,7 +49,7 @@ class AngleResNet(nn.Module):
         return raw / raw.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt(), raw
 
 
-class StructureModule(nn.Module):
+class StructureModule(Executed):
     """Eight iterations (by default) of one layer with shared weights that move residue frames.
 
     Runs in the precision of its parameters, float32 by AlphaFold's practice, whatever the trunk ran in.
@@ -60,6 +61,8 @@ class StructureModule(nn.Module):
         multimer: Build the multimer network's variant of the attention.
         zero_init: Initialise the last layer of each update with zeros.
     """
+
+    operator = "structure module"
 
     def __init__(self, config: Any, c_s: int, c_z: int, *, multimer: bool, zero_init: bool) -> None:
         super().__init__()
@@ -102,7 +105,13 @@ class StructureModule(nn.Module):
         """
         dtype = self.initial.weight.dtype
         initial = self.single_norm(single.to(dtype))
-        pair = self.pair_norm(pair.to(dtype))
+
+        def normed(rows: slice) -> Tensor:
+            return self.pair_norm(pair[..., rows, :, :].to(dtype))
+
+        # Normalised once where all of it is read at once, and for each layer again where it is read in blocks.
+        whole = self.policy.block_elements is None
+        normed_pair = normed(slice(None)) if whole else LazyRows(normed, tuple(pair.shape), self.policy)
         mask = seq_mask.to(dtype)
         x = self.initial(initial)
         quaternion = torch.zeros(*x.shape[:-1], 4, dtype=dtype, device=x.device)
@@ -111,7 +120,7 @@ class StructureModule(nn.Module):
         steps: list[dict[str, Tensor]] = []
         for layer in range(self.layers):
             frames = Rigid(quaternion_to_rotation(quaternion), translation)
-            x = x + self.attention(x, pair, frames, mask)
+            x = x + self.attention(x, normed_pair, frames, mask)
             x = self.attention_norm(F.dropout(x, self.dropout_rate, self.training))
             hidden = x
             for i, linear in enumerate(self.transition):

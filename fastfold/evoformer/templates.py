@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders import distogram_bins
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
@@ -60,8 +61,12 @@ class TemplateEmbedder(Executed):
         zero_init: Initialise the last layer of each update with zeros.
     """
 
+    operator = "templates"
+
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
+        if config.attention.gating:
+            raise ConfigError("attention to templates has no gates in this network family")
         self.config = config
         stack = config.template_pair_stack
         c_t = stack.triangle_attention_ending_node.value_dim
@@ -79,7 +84,7 @@ class TemplateEmbedder(Executed):
             c_z,
             heads=config.attention.num_head,
             c_hidden=config.attention.value_dim,
-            gating=config.attention.gating,
+            gating=False,
             zero_init=zero_init,
         )
 
@@ -95,8 +100,13 @@ class TemplateEmbedder(Executed):
             first_row: The residue of the first row.
         """
         template_mask = features["template_mask"].to(pair.dtype)
-        embedded = []
-        for t in range(template_mask.shape[-1]):
+        shown = list(range(template_mask.shape[-1]))
+        if not torch.is_grad_enabled():
+            # What the mask hides has a weight of exactly zero.
+            present = template_mask.view(-1, len(shown)).any(0).tolist()
+            shown = [t for t in shown if present[t]]
+
+        def embed(t: int) -> Tensor:
             one = {
                 "aatype": features["template_aatype"][..., t, :],
                 "beta": features["template_pseudo_beta"][..., t, :, :],
@@ -104,15 +114,53 @@ class TemplateEmbedder(Executed):
                 "positions": features["template_all_atom_positions"][..., t, :, :, :],
                 "mask": features["template_all_atom_masks"][..., t, :, :],
             }
-            embedded.append(self._embed(one, pair, pair_mask, first_row))
-        templates = torch.stack(embedded, dim=-2)  # [*, N, N, T, c_t]
+            return self._embed(one, pair, pair_mask, first_row)
+
+        # The weights need the pair as it was and all templates; after that each template adds its part.
+        held: dict[int, Tensor] = {}
+        logits = []
+        for t in shown:
+            template = embed(t)
+            logits.append(self._logits(pair, template))
+            if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
+                held[t] = template
+            del template
+        if not shown:
+            return pair
+        hidden = (template_mask[..., shown] == 0)[..., None, None, None, :]
+        weights = torch.softmax(torch.stack(logits, -1).masked_fill(hidden, -1e9), -1)
         any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
+        del logits
+        for place, t in enumerate(shown):
+            template = held.pop(t) if t in held else embed(t)
+            bias = self.attention.output.bias if place == 0 else None
+            pair = self._add(pair, template, weights[..., place], any_template, bias)
+            del template
+        return pair
+
+    def _logits(self, pair: Tensor, template: Tensor) -> Tensor:
+        """How much each pair attends to a template ``[*, rows, N, c_t]``: ``[*, rows, N, H]``, in an exact dtype."""
+        exact = torch.promote_types(pair.dtype, torch.float32)
+
+        def of_rows(rows: Tensor, index: slice) -> Tensor:
+            split = (self.attention.heads, -1)
+            q = self.attention.query(rows).unflatten(-1, split).to(exact)
+            k = self.attention.key(template[..., index, :, :]).unflatten(-1, split).to(exact)
+            return (q * k).sum(-1) * q.shape[-1] ** -0.5
+
+        return self.policy.map(pair, of_rows, dim=-3)
+
+    def _add(
+        self, pair: Tensor, template: Tensor, weights: Tensor, any_template: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        """The pair with one template's part of the attention added, and the bias if it is given."""
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            keys = templates[..., index, :, :, :]
-            mask = template_mask[..., None, None, :].expand(*rows.shape[:-1], -1)
-            update = self.attention(rows.unsqueeze(-2), keys, None, mask).squeeze(-2)
-            return add_update(rows, update * any_template, out)
+            value = self.attention.value(template[..., index, :, :]).unflatten(-1, (self.attention.heads, -1))
+            attended = (value * weights[..., index, :, :].unsqueeze(-1).to(value.dtype)).flatten(-2)
+            return add_update(
+                rows, F.linear(attended, self.attention.output.weight, bias) * any_template, out
+            )
 
         return self.policy.residual(pair, branch, dim=-3)
 
@@ -143,7 +191,8 @@ class TemplateEmbedder(Executed):
         embedded = self.policy.map(
             pair, lambda _, rows: self.embedding(features_of(rows)), dim=-3, start=first_row
         )
-        return self.norm(self.stack(embedded, pair_mask))
+        embedded = self.stack(embedded, pair_mask)
+        return self.policy.map(embedded, lambda rows, _: self.norm(rows), dim=-3, consume=True)
 
 
 class TemplateTorsionEmbedder(nn.Module):

@@ -20,6 +20,8 @@ class Transition(Executed):
         zero_init: Initialise the last layer with zeros.
     """
 
+    operator = "transition"
+
     def __init__(self, config: Any, c: int, *, zero_init: bool) -> None:
         super().__init__()
         hidden = c * config.num_intermediate_factor

@@ -25,6 +25,8 @@ class TriangleMultiplication(Executed):
         zero_init: Initialise the output projection and gates as the supplement says (zero).
     """
 
+    operator = "triangle multiplication"
+
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         self.outgoing = config.equation == "ikc,jkc->ijc"
@@ -60,6 +62,7 @@ class TriangleMultiplication(Executed):
                 residual=pair,
                 dropout=dropout,
                 out=out,
+                plan=self.policy.contraction,
             )
 
         return self.policy.residual(pair, branch, dim=None, dropout=self.dropout(pair))

@@ -19,6 +19,7 @@ from fastfold.errors import InputError
 from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.losses import alphafold_loss
 
 RELATIVE_TOLERANCE = 1e-4
@@ -43,7 +44,9 @@ class Comparison:
     passed: bool
 
 
-def verify(directory: str | Path, *, device: str = "cpu") -> Iterator[Comparison]:
+def verify(
+    directory: str | Path, *, device: str = "cpu", policy: ExecutionPolicy | None = None
+) -> Iterator[Comparison]:
     """Compare the network with a recorded run of the official program, one output after the other.
 
     Args:
@@ -52,6 +55,7 @@ def verify(directory: str | Path, *, device: str = "cpu") -> Iterator[Comparison
             of the two lowest bins a residue's aligned error in its own frame, zero, falls in) are taken from the
             recorded structure, which is compared by itself.
         device: Where to run.
+        policy: How to run the network; by default as it was made to.
 
     Yields:
         A comparison for each recorded array.
@@ -69,12 +73,14 @@ def verify(directory: str | Path, *, device: str = "cpu") -> Iterator[Comparison
     if is_multimer(config):
         features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
     model = load_model(directory / "params.npz", config=config).to(device)
+    if policy is not None:
+        set_policy(model, policy)
     tensors = {name: torch.as_tensor(value).to(device) for name, value in features.items()}
     with torch.no_grad():
         result = model(tensors)
-        ours = _flatten(result) | {
-            f"confidence/{k}": v for k, v in _confidence(result, model.multimer).items()
-        }
+        confidence = {f"confidence/{k}": v for k, v in _confidence(result, model.multimer).items()}
+        result = _computed(result)
+        ours = _flatten(result) | confidence
         if "total_loss" in outputs:
             last = {name: value[-1] for name, value in tensors.items()}
             ours |= _losses(result, last, outputs, config)
@@ -82,6 +88,18 @@ def verify(directory: str | Path, *, device: str = "cpu") -> Iterator[Comparison
         if name not in ours:
             raise InputError(f"the network has no output {name!r}", path=directory / "outputs.npz")
         yield _compare(name, np.asarray(ours[name].detach().cpu()), theirs)
+
+
+def _computed(tree: dict[str, Any]) -> dict[str, Any]:
+    """The result tree with tensors for everything that was left to be computed."""
+    return {
+        key: _computed(value)
+        if isinstance(value, dict)
+        else value.whole()
+        if isinstance(value, LazyRows)
+        else value
+        for key, value in tree.items()
+    }
 
 
 def _compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:

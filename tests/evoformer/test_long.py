@@ -1,0 +1,179 @@
+"""In place, in blocks, with the host and without: the network's numbers stay, and its memory is that of one pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.data.features import sampler_from_merged
+from fastfold.evoformer.checkpoint import load_model
+from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.folding import Precision, set_precision
+from fastfold.inference.verify import verify
+from fastfold.kernels.host_tier import HostTier
+from fastfold.kernels.triangle_contraction import ContractionPlan
+from tests.conftest import require_shared
+from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features, random_model
+
+
+def smallest() -> ExecutionPolicy:
+    """Blocks of one row, one channel at a time, nothing kept."""
+    contraction = ContractionPlan(1, HostTier())
+    return ExecutionPolicy(1, True, contraction, hold_templates=False, lazy_logits=True)
+
+
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("monomer_ptm", "multimer_homodimer")]
+
+
+@pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer", *_SLOW])
+def test_the_smallest_blocks_reproduce_the_official_run(name: str) -> None:
+    carried = name.startswith("synthetic")
+    directory: Path = folder(name) if carried else require_shared("oracles", name)
+    failed = [found for found in verify(directory, policy=smallest()) if not found.passed]
+    assert failed == []
+
+
+def _source(name: str, config: Any) -> Any:
+    if name == "synthetic_monomer":
+        return oracle_features(name)
+    sampler = sampler_from_merged(oracle_arrays(name, "features"), config, deterministic=True)
+    return lambda cycle, _: {k: torch.from_numpy(v) for k, v in sampler.sample(cycle).items()}
+
+
+def _run(model: AlphaFold, source: Any, policy: ExecutionPolicy) -> dict[str, Any]:
+    set_policy(model, policy)
+    with torch.inference_mode():
+        return model(source, num_recycles=1)
+
+
+def _tensors(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
+    flat: dict[str, Tensor] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _tensors(value, f"{prefix}{key}/")
+        elif isinstance(value, (Tensor, LazyRows)):
+            flat[prefix + key] = value.whole() if isinstance(value, LazyRows) else value
+    return flat
+
+
+@pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
+def test_every_policy_gives_the_same_numbers(name: str) -> None:
+    """Within 1e-5 in float32, with templates kept or embedded twice, and with logits in blocks of rows."""
+    config = oracle_config(name)
+    model, source = random_model(config), _source(name, config)
+    plain = _tensors(_run(model, source, ExecutionPolicy()))
+    policies = (
+        ExecutionPolicy(1500, True, ContractionPlan(3, HostTier()), hold_templates=False),
+        ExecutionPolicy(700, True, ContractionPlan(5), lazy_logits=True),
+        ExecutionPolicy(5000, False, hold_templates=False),
+    )
+    for policy in policies:
+        found = _tensors(_run(model, source, policy))
+        assert found.keys() == plain.keys()
+        for key, expected in plain.items():
+            error = (found[key] - expected).double().norm() / expected.double().norm().clamp(min=1e-3)
+            assert error < 1e-5, (key, float(error))
+
+
+@pytest.mark.parametrize(
+    "name", ["synthetic_monomer", pytest.param("synthetic_multimer", marks=pytest.mark.slow)]
+)
+def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
+    """Positions and the single representation within 3e-2 with the official run's parameters; the pair, whose residual
+    stream is rounded after every update, as near as in bfloat16 without blocks."""
+    config = oracle_config(name)
+    source = _source(name, config)
+
+    def run(precision: Precision, policy: ExecutionPolicy) -> dict[str, Tensor]:
+        model = load_model(folder(name) / "params.npz", config=config)
+        return _tensors(_run(set_precision(model, precision), source, policy))
+
+    exact, plain = run("fp32", ExecutionPolicy()), run("bf16", ExecutionPolicy())
+    found = run("bf16", ExecutionPolicy(1000, True, ContractionPlan(3, HostTier()), hold_templates=False))
+    for key in ("representations/single", "structure_module/final_atom_positions"):
+        assert (found[key].float() - exact[key]).norm() / exact[key].norm() < 3e-2, key
+    for key, value in plain.items():
+        assert (found[key].float() - value.float()).norm() <= 1e-3 * value.float().norm(), key
+
+
+def test_confidences_of_lazy_logits_are_those_of_the_whole() -> None:
+    torch.manual_seed(0)
+    logits, breaks = torch.randn(11, 11, 64), torch.linspace(0, 31, 63)
+    lazy = LazyRows(lambda rows: logits[rows], (11, 11, 64), ExecutionPolicy(3 * 11 * 64))
+    assert [rows.stop - rows.start for rows, _ in lazy.blocks()] == [3, 3, 3, 2]
+    asym_id = torch.arange(11) // 4
+    for chains in (None, asym_id):
+        expected = predicted_tm_score(logits, breaks, asym_id=chains)
+        torch.testing.assert_close(predicted_tm_score(lazy, breaks, asym_id=chains), expected)
+    torch.testing.assert_close(predicted_aligned_error(lazy, breaks), predicted_aligned_error(logits, breaks))
+
+
+def test_there_is_one_pair_tensor_from_the_first_cycle_to_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = oracle_config()
+    model, seen = random_model(config), []
+    iterate = model._iterate
+
+    def watched(members: Any, previous: dict[str, Tensor]) -> Any:
+        before = previous["prev_pair"].data_ptr()
+        found = iterate(members, previous)
+        seen.append((before, found[0]["pair"].data_ptr()))
+        assert (
+            not {"msa_feat", "extra_msa", "template_aatype", "template_all_atom_positions"}
+            & members[0].keys()
+        )
+        return found
+
+    monkeypatch.setattr(model, "_iterate", watched)
+    _run(model, oracle_features(), ExecutionPolicy(1000, True))
+    assert len(seen) == 2
+    assert len({pointer for pair in seen for pointer in pair}) == 1
+
+
+def test_what_no_head_needs_is_left_out() -> None:
+    config = oracle_config()
+    policy = ExecutionPolicy(1, True, heads=("predicted_lddt",))
+    result = _run(random_model(config), oracle_features(), policy)
+    assert "msa" not in result["representations"]
+    assert "predicted_lddt" in result
+    assert not {"masked_msa", "distogram", "predicted_aligned_error"} & result.keys()
+
+
+def test_masked_templates_are_not_embedded_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = oracle_config()
+    model, features = random_model(config), oracle_features()
+    features["template_mask"][:, 1:] = 0.0
+    embedder = model.template_embedder
+    assert embedder is not None
+    embed: Any = embedder._embed
+    calls: list[int] = []
+
+    def counted(*given: Any) -> Tensor:
+        calls.append(1)
+        return embed(*given)
+
+    monkeypatch.setattr(embedder, "_embed", counted)
+    few = _run(model, features, ExecutionPolicy())["representations"]["pair"]
+    assert len(calls) == 2  # of two cycles
+    with torch.enable_grad():
+        all_of_them = model(features, num_recycles=1)["representations"]["pair"]
+    torch.testing.assert_close(few, all_of_them, rtol=1e-5, atol=1e-5)
+
+
+def test_ensemble_members_see_the_same_recycled_pair() -> None:
+    """The first one may not overwrite what the second one needs."""
+    config = oracle_config()
+    model, features = random_model(config), oracle_features()
+    twice = {k: torch.cat([v[:1], v[:1], v[1:2], v[1:2]]) for k, v in features.items()}
+    once = {k: torch.cat([v[:1], v[1:2]]) for k, v in features.items()}
+    with torch.inference_mode():
+        set_policy(model, ExecutionPolicy(1000, True))
+        found = model(twice, num_recycles=1, num_ensemble=2)["representations"]["pair"]
+        expected = model(once, num_recycles=1)["representations"]["pair"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
