@@ -114,6 +114,8 @@ def _norm(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
 def _tiles(shape: torch.Size, c: int) -> Iterator[tuple[slice, slice]]:
     """Tiles of the pair grid whose products fit into the cache: whole rows, or a part of one."""
     rows, cols = shape[:2]
+    if rows == 0 or cols == 0:
+        return
     pairs = max(1, BLOCK_ELEMENTS // (c * c))
     row_step, col_step = max(1, pairs // cols), min(cols, pairs)
     for i, j in itertools.product(range(0, rows, row_step), range(0, cols, col_step)):
