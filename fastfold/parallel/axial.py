@@ -154,7 +154,7 @@ def contract(
     if group.size == 1:
         return left @ right.mT
     channels = left.shape[-3]
-    per_channel = max(1, left[..., 0, 0, 0].numel() * left.shape[-2] * right.shape[-2])
+    per_channel = max(1, left.shape[:-3].numel() * left.shape[-2] * right.shape[-2])
     if block_elements is None:
         block_elements = max(_BLOCK, channels * per_channel // max(4, group.size))
     step = max(1, min(channels, block_elements // per_channel))
