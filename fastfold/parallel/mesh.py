@@ -32,7 +32,7 @@ def axes(plan: ParallelPlan) -> dict[str, int]:
 
 def groups(plan: ParallelPlan) -> dict[str, tuple[str, ...]]:
     """Groups of a plan's mesh with the dimensions that each spans (see :class:`ParallelMesh`)."""
-    found = {name: (name,) for name in axes(plan)}
+    found: dict[str, tuple[str, ...]] = {name: (name,) for name in axes(plan)}
     found["replicas"] = ("dp", "sp", *_DAP_DIMENSIONS[plan.dap_mode])
     found.setdefault("dap", _DAP_DIMENSIONS[plan.dap_mode])
     found.setdefault("tp", _TP_DIMENSIONS[plan.tp_mode])
