@@ -1,115 +1,159 @@
-"""Saved activations at home between the forward and the backward pass.
+"""Saved activations between the forward and the backward pass: kept, recomputed, or sent home.
 
-What autograd keeps for the backward pass is used in reverse order: the planner's rule (farthest next use leaves first)
-sends the first layers' tensors home and keeps the last ones. A tensor's place is decided when it is saved, from the
-plan of the last pass like this one; in a first pass all go home.
+What autograd saves is used again in reverse order, so its next use is as well known as that of a chunk of parameters,
+and one plan decides about both (:func:`fastfold.memory.planner.choose_spans`). A block may be recomputed: then its
+inputs alone are saved, and these may wait at home. In a first step, before anything has been measured, every block is
+recomputed and everything else that is saved goes home.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from .devices import Device
-from .planner import plan
-from .schedule import Access
 from .tiers import Tier
+from .trace import SpanKey
+
+# Tensors of fewer bytes are not worth moving.
+SMALLEST = 1024
+
+
+class Ledger(Protocol):
+    """Who plans: told what is saved and used, and asked what stays."""
+
+    def new_call(self) -> int:
+        """Number of a block's call in this step."""
+
+    def stays(self, key: SpanKey, size: int) -> bool:
+        """Something of ``size`` bytes is saved; whether it stays on the device."""
+
+    def resize(self, key: SpanKey, size: int) -> None:
+        """Its size has turned out to be another."""
+
+    def used(self, key: SpanKey) -> None:
+        """The backward pass needs it."""
 
 
 class _Saved:
     """A tensor that autograd has saved: here, or its copy at home."""
 
-    def __init__(
-        self, index: int, tensor: Tensor | None, home: Tensor | None, like: tuple[torch.Size, tuple[int, ...]]
-    ):
-        self.index, self.tensor, self.home = index, tensor, home
-        self.shape, self.stride = like
+    def __init__(self, key: SpanKey, here: Tensor | None, home: Tensor | None, like: Tensor) -> None:
+        self.key, self.here, self.home = key, here, home
+        self.shape, self.stride = like.shape, like.stride()
 
 
-class ActivationTier:
-    """Keeps saved tensors within a budget; what exceeds it waits at home and returns when it is used.
+class SavedTensors:
+    """Looks after what autograd saves in one model.
 
     Args:
-        model: Its parameters are left alone; it may be managed by :class:`fastfold.memory.Gemini`.
         device: What computes.
-        budget: Bytes of saved tensors that may stay on the device between their saving and their use. A manager of
-            parameters on the same device makes room for them, but does not plan for both together.
-        home: Where the others wait; None for the host's memory.
-        smallest: Bytes below which a tensor is not worth moving.
+        home: Where tensors wait.
+        ledger: Who plans.
 
     Attributes:
-        sent: Bytes sent home so far; as many come back.
+        sent: Bytes sent home so far; as many come back when they are used.
+        recomputed: Calls of blocks that were recomputed.
     """
 
-    def __init__(
-        self, model: nn.Module, device: Device, budget: int, home: Tier | None = None, smallest: int = 1024
-    ) -> None:
-        self.model = model
-        self.device, self.budget, self.smallest = device, budget, smallest
-        self.home = home if home is not None else Tier(pinned=device.device.type == "cuda")
-        self.sent = 0
-        self._leaving: dict[tuple[int, ...], frozenset[int]] = {}
+    def __init__(self, device: Device, home: Tier, ledger: Ledger) -> None:
+        self.device, self.home, self.ledger = device, home, ledger
+        self.sent = self.recomputed = 0
+        self._call = -1
+        self._count = 0
+        self._inside = False
 
-    @contextmanager
-    def saving(self, key: tuple[int, ...] = ()) -> Iterator[None]:
-        """Tensors saved inside are looked after, until the backward pass has used them.
+    def hooks(self) -> saved_tensors_hooks:
+        """Context of a forward pass, in which saved tensors are looked after."""
+        self._call, self._count = -1, 0
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+        # Parameters are saved too; where they live is decided elsewhere.
+        if self._inside or self.device.owns(tensor) or tensor.nbytes < SMALLEST or not _dense(tensor):
+            return tensor
+        key = ("saved", self._call, self._count)
+        self._count += 1
+        if self.ledger.stays(key, tensor.nbytes):
+            return _Saved(key, tensor, None, tensor)
+        self.sent += tensor.nbytes
+        return _Saved(key, None, self.device.send(tensor, self.home), tensor)
+
+    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        self.ledger.used(saved.key)
+        if saved.here is not None:
+            return saved.here
+        assert saved.home is not None
+        return self.device.bring(saved.home, saved.shape, saved.stride)
+
+    # Blocks
+
+    def manage(self, blocks: Iterable[nn.Module]) -> Callable[[], None]:
+        """From now on these modules are recomputed in the backward pass where their saved tensors do not stay.
 
         Args:
-            key: What tells passes apart that save different tensors, such as the shapes of their inputs. A pass that
-                saves other tensors than the last one of its key is correct all the same, and planned anew.
+            blocks: Modules whose forward pass can be repeated, with equal results for equal random numbers.
+
+        Returns:
+            Undoes it.
         """
-        parameters = {p.untyped_storage()._cdata for p in self.model.parameters()}
-        leaving = self._leaving.get(key)
-        sizes: list[int] = []
-        uses: list[int] = []
+        wrapped = list(dict.fromkeys(blocks))
+        before = [block.__dict__.get("forward") for block in wrapped]
+        for block in wrapped:
+            block.forward = self._recomputable(block.forward)
 
-        def pack(tensor: Tensor) -> Tensor | _Saved:
-            # Parameters are saved too; where they live is decided elsewhere.
-            fixed = tensor.untyped_storage()._cdata in parameters or self.device.owns(tensor)
-            if fixed or tensor.nbytes < self.smallest or not _dense(tensor):
-                return tensor
-            index = len(sizes)
-            sizes.append(tensor.nbytes)
-            like = (tensor.shape, tensor.stride())
-            if leaving is not None and index not in leaving:
-                return _Saved(index, tensor, None, like)
-            with self.device.host_work(), torch.no_grad():
-                home = self.home.allocate(tensor.numel(), tensor.dtype, "activations")
-                home.as_strided(*like).copy_(tensor)
-            self.sent += tensor.nbytes
-            return _Saved(index, None, home, like)
+        def undo() -> None:
+            for block, forward in zip(wrapped, before, strict=True):
+                del block.forward
+                if forward is not None:
+                    block.forward = forward
 
-        def unpack(saved: Tensor | _Saved) -> Tensor:
-            if isinstance(saved, Tensor):
-                return saved
-            uses.append(saved.index)
-            if saved.tensor is not None:
-                return saved.tensor
-            assert saved.home is not None
-            back = torch.empty_strided(
-                saved.shape, saved.stride, dtype=saved.home.dtype, device=self.device.device
-            )
-            return back.copy_(saved.home.as_strided(saved.shape, saved.stride))
+        return undo
 
-        # The hooks live as long as the graph: when it goes, the order of uses is known.
-        with saved_tensors_hooks(pack, unpack):
-            yield
-        weakref.finalize(unpack, self._learn, key, sizes, uses)
+    def _recomputable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # Within a block that is recomputed or kept as a whole, or in a backward pass, there is no choice left.
+            if not torch.is_grad_enabled() or self._inside or torch._C._current_graph_task_id() != -1:
+                return forward(*args, **kwargs)
+            key = ("block", self.ledger.new_call(), 0)
+            if self.ledger.stays(key, 0):
+                self._inside = True
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    self._inside = False
+            outside = self._call, self._count
+            self._call, self._count = key[1], 0
+            try:
+                return checkpoint(self._measured(forward, key), *args, use_reentrant=False, **kwargs)
+            finally:
+                self._call, self._count = outside
 
-    def _learn(self, key: tuple[int, ...], sizes: list[int], uses: list[int]) -> None:
-        """Plans the next pass of this key from the order of this one's uses."""
-        if not uses:
-            return
-        trace = [Access(frozenset({i})) for i in (*range(len(sizes)), *uses)]
-        table = dict(enumerate(sizes))
-        room = max(self.budget, max(sizes))
-        (first, *_) = plan(trace, table, room, volatile=frozenset(table), lookahead=0).cycles
-        self._leaving[key] = frozenset(chunk for step in first[len(sizes) :] for chunk in step.load)
+        return run
+
+    def _measured(self, forward: Callable[..., Any], key: SpanKey) -> Callable[..., Any]:
+        """The forward function; when it runs in the backward pass, what it saves is what would have stayed."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch._C._current_graph_task_id() == -1:
+                return forward(*args, **kwargs)
+            self.recomputed += 1
+            self.ledger.used(key)
+            before = self.device.elsewhere()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                # It ends by an exception as soon as everything saved is there again.
+                self.ledger.resize(key, max(0, self.device.elsewhere() - before))
+
+        return run
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -14,37 +14,30 @@ last steps have shown; gradients and optimizer states live at home, where the op
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from itertools import count
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from fastfold.errors import ConfigError
 
+from .activations import SavedTensors
 from .chunks import build_chunks
 from .devices import CudaDevice, Device
+from .hooks import ModuleHooks
 from .residency import Residency
 from .schedule import Access, BudgetError
 from .simulated import SimulatedDevice
 from .sizes import parse_bytes
 from .store import ChunkStore
 from .tiers import NvmeTier, Tier
-from .trace import Trace, pass_key
+from .trace import Trace
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")
-
-
-class _Call:
-    """One call of a module: the chunks it needs, and when it began and ended."""
-
-    def __init__(self, module: nn.Module, chunks: tuple[int, ...], enter: int) -> None:
-        self.module, self.chunks, self.enter, self.exit = module, chunks, enter, 1 << 60
 
 
 class Gemini:
@@ -65,6 +58,10 @@ class Gemini:
         lookahead: Operators by which loads start early.
         group: Process group of data parallelism: gradients are averaged over it and ranks decide alike. Every rank must
             make the same passes.
+        activations: Saved tensors are planned too: what the budget has no room for goes home until the backward pass.
+            Not with ``"cuda"``, under which nothing leaves the device.
+        recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network (which
+            then must not checkpoint them itself): call by call the plan decides.
 
     Raises:
         BudgetError: One operator's parameters alone exceed the budget; names the smallest that works.
@@ -82,6 +79,8 @@ class Gemini:
         nvme_folder: str | os.PathLike[str] | None = None,
         lookahead: int = 2,
         group: dist.ProcessGroup | None = None,
+        activations: bool = True,
+        recompute: Iterable[nn.Module] = (),
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"there is no memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
@@ -102,13 +101,12 @@ class Gemini:
         self._check_smallest([chunk.nbytes for chunk in chunks])
         self.store = ChunkStore(chunks, self.device, self._home(nvme_folder))
         self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, self._agree)
-        self._clock = count()
-        self._stack: list[_Call] = []
-        self._backward: dict[int, list[_Call]] = {}
-        self._stepping = self._moving = False
-        self._watch: _Watch | None = None
-        self._uses: dict[nn.Module, tuple[int, ...]] = {}
-        self._hook_model()
+        self.saved: SavedTensors | None = None
+        if activations and policy != "cuda":
+            self.saved = SavedTensors(self.device, self.store.home, self.residency)
+            self.saved.manage(recompute)
+        self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
+        self._stepping = False
         self._hook_checkpoints()
 
     def _check_smallest(self, sizes: Sequence[int]) -> None:
@@ -126,102 +124,6 @@ class Gemini:
         if self.policy == "nvme":
             return NvmeTier(folder)
         return Tier(pinned=self.device.device.type == "cuda")
-
-    # Hooks: forward
-
-    def _hook_model(self) -> None:
-        for name, module in self.model.named_modules():
-            own = [self.store.chunk_of(p) for p in module.parameters(recurse=False)]
-            self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
-            if own or module is self.model:
-                module.register_forward_pre_hook(self._entering(name), with_kwargs=True)
-                module.register_forward_hook(self._leave, always_call=True)
-        for chunk in self.store.chunks:
-            for slot in chunk.slots:
-                if chunk.trainable:
-                    slot.parameter.register_post_accumulate_grad_hook(self.store.take_gradient)
-
-    def _entering(self, name: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
-            if not self._stack and torch._C._current_graph_task_id() == -1:
-                self._backward.clear()
-                self.residency.begin_pass(*pass_key(name, module, args, kwargs))
-                self._watch = _Watch(self)
-                self._watch.__enter__()
-            call = _Call(module, self._uses[module], next(self._clock))
-            try:
-                self._pin(call.chunks)
-            except BaseException:
-                self._stop_watching()
-                raise
-            self._stack.append(call)
-
-        return enter
-
-    def _stop_watching(self) -> None:
-        if not self._stack and self._watch is not None:
-            watch, self._watch = self._watch, None
-            watch.__exit__(None, None, None)
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not self._stack or self._stack[-1].module is not module:
-            return  # It raised before it was entered.
-        call = self._stack.pop()
-        call.exit = next(self._clock)
-        self._stop_watching()
-        if call.chunks:
-            self._pin((), release=call.chunks)
-            if torch.is_grad_enabled():
-                self._announce(call, output)
-        if not self._stack and torch._C._current_graph_task_id() == -1:
-            self.residency.end_pass()
-
-    def _pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
-        self._moving = True
-        try:
-            self.residency.pin(chunks, release)
-        finally:
-            self._moving = False
-
-    def use(self, parameter: nn.Parameter) -> None:
-        """A function takes a parameter as an argument; from now on the innermost module called needs it.
-
-        Modules that use their children's parameters themselves are found in this way.
-        """
-        chunk = self.store.chunk_of(parameter)
-        if chunk is None or self._moving or not self._stack or chunk.index in self.residency.pinned:
-            return
-        call = self._stack[-1]
-        self._uses[call.module] = (*self._uses[call.module], chunk.index)
-        self._pin((chunk.index,))
-        call.chunks = (*call.chunks, chunk.index)
-
-    # Hooks: backward
-
-    def _announce(self, call: _Call, output: Any) -> None:
-        """The backward pass of a call begins at the nodes that made its outputs."""
-        for leaf in _tensors(output):
-            for tensor in (leaf, leaf._base if leaf._is_view() else None):
-                if tensor is not None and tensor.grad_fn is not None:
-                    tensor.grad_fn.register_prehook(lambda gradients: self._before_backward(call))
-
-    def _before_backward(self, call: _Call) -> None:
-        """Nodes run in the reverse order of the forward pass: calls that began after this one ended are done."""
-        task = torch._C._current_graph_task_id()
-        if task not in self._backward:
-            self._backward[task] = []
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(task))
-        running = self._backward[task]
-        if call in running:
-            return
-        done = [c for c in running if c.enter > call.exit]
-        self._backward[task] = [*(c for c in running if c.enter <= call.exit), call]
-        self._pin(call.chunks, release=tuple(i for c in done for i in c.chunks))
-
-    def _end_backward(self, task: int) -> None:
-        running = self._backward.pop(task, [])
-        self._pin((), release=tuple(i for c in running for i in c.chunks))
 
     # The optimizer
 
@@ -326,41 +228,7 @@ class Gemini:
         others = torch.tensor([access.other for access in trace.accesses])
         dist.all_reduce(others, dist.ReduceOp.MAX, group=self.group)
         accesses = tuple(Access(a.chunks, int(o)) for a, o in zip(trace.accesses, others, strict=True))
-        return Trace(trace.keys, trace.elements, trace.starts, accesses, trace.before)
-
-
-# What asks about a tensor without reading it.
-_METADATA = {
-    *(
-        getattr(Tensor, n).__get__
-        for n in ("shape", "dtype", "device", "layout", "requires_grad", "grad", "ndim")
-    ),
-    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point),
-}
-
-
-class _Watch(TorchFunctionMode):
-    """Sees parameters that functions take as arguments."""
-
-    def __init__(self, manager: Gemini) -> None:
-        super().__init__()
-        self._manager = manager
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _METADATA:
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, nn.Parameter):
-                    self._manager.use(leaf)
-        return func(*args, **(kwargs or {}))
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """All tensors in a module's output: in containers, dataclasses and plain objects' attributes."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
-            yield from _tensors(list(vars(leaf).values()))
+        return replace(trace, accesses=accesses)
 
 
 def _device(device: Device | torch.device | str | None, budget: int) -> Device:

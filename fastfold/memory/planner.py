@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from .prefetch import start_early
-from .schedule import Access, BudgetError, Chunk, NextUse, Plan, Step, choose_evictions, smallest_budget
-from .stays import Packing, all_stays
+from .schedule import Access, BudgetError, Chunk, NextUse, Plan, Span, Step, choose_evictions, smallest_budget
+from .stays import Packing, Stay, all_stays
 
 # Cycles that are followed in search of a repetition; more would find little (see `_period`).
 _CYCLES = 24
@@ -68,6 +68,49 @@ def plan(
         resident = (steps[-1].resident if steps else resident) - volatile
     planned = [start_early(cycle, trace, sizes, budget, lookahead) for cycle in cycles]
     return Plan(tuple(planned), count, budget, dict(sizes), tuple(a.other for a in trace))
+
+
+def choose_spans(
+    trace: Sequence[Access],
+    sizes: Mapping[Chunk, int],
+    budget: int,
+    spans: Sequence[Span],
+    *,
+    volatile: frozenset[Chunk] = frozenset(),
+) -> frozenset[int]:
+    """Decides which spans stay on the device, in competition with the chunks for the same room.
+
+    A span and a chunk between two uses are alike: what stays for the shortest time comes first, and exchanges improve
+    on that. Between forward and backward pass this keeps the last layers' saved tensors and parameters.
+
+    Args:
+        trace: One cycle, measured with all spans away.
+        sizes: Bytes of each chunk.
+        budget: Bytes on the device.
+        spans: What may stay.
+        volatile: Chunks whose device copy is worthless at the end of a cycle.
+
+    Returns:
+        Indices of the spans that stay. None where the budget does not even hold the trace without them.
+    """
+    if smallest_budget(trace, sizes) > budget:
+        return frozenset()
+    room = [budget - access.other - sum(map(sizes.__getitem__, access.chunks)) for access in trace]
+    stays = all_stays([access.chunks for access in trace], sizes, 1, volatile)
+    first = len(stays)
+    stays += [Stay(-1 - i, span.first, span.last - span.first + 1, span.size) for i, span in enumerate(spans)]
+    packing = Packing(room, stays, ())
+    packing.improve()
+    return frozenset(index - first for index in packing.kept if index >= first)
+
+
+def with_spans(trace: Sequence[Access], spans: Sequence[Span]) -> tuple[Access, ...]:
+    """The trace with what these spans take while they stay."""
+    others = [access.other for access in trace]
+    for span in spans:
+        for position in range(span.first, span.last + 1):
+            others[position] += span.size
+    return tuple(Access(access.chunks, other) for access, other in zip(trace, others, strict=True))
 
 
 def _pack(

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .chunks import ChunkState
-from .planner import plan
+from .planner import choose_spans, plan, with_spans
 from .schedule import NextUse, Plan, Step, choose_evictions
 from .store import ChunkStore
-from .trace import PassKey, Recorder, Trace, TraceBook
+from .trace import PassKey, Recorder, SpanKey, Trace, TraceBook
 
 # A training loop that never steps the optimizer must not be recorded for ever.
 _LONGEST = 100_000
@@ -29,6 +29,7 @@ class _Cycle:
         self.next_use: NextUse | None = None
         self.steps: tuple[Step, ...] | None = None
         self.before: frozenset[int] = frozenset()
+        self.kept: frozenset[SpanKey] = frozenset()
 
 
 class Residency:
@@ -62,6 +63,7 @@ class Residency:
         self._step = _Cycle()
         self._evaluation: _Cycle | None = None
         self._plans: dict[tuple[PassKey, ...], tuple[Trace, Plan, int]] = {}
+        self._kept: dict[tuple[PassKey, ...], tuple[Trace, frozenset[SpanKey]]] = {}
         self._pins: dict[int, int] = {}
         self._sizes = {c.index: c.nbytes for c in store.chunks}
         self._trainable = frozenset(c.index for c in store.chunks if c.trainable)
@@ -94,8 +96,9 @@ class Residency:
         keys = cycle.recorder.keys
         if cycle.trace is None or not self._goes_on(cycle):
             cycle.trace = self.book.expect(keys, cycle.recorder.elements)
-            cycle.steps = None
+            cycle.steps, cycle.kept = None, frozenset()
             if cycle.trace is not None:
+                cycle.kept = self._choose(cycle, cycle.trace)
                 cycle.position = cycle.trace.starts[len(keys) - 1]
                 cycle.next_use = NextUse(cycle.trace.accesses, self._volatile(cycle))
                 if len(keys) == 1:
@@ -115,6 +118,27 @@ class Residency:
     def _volatile(self, cycle: _Cycle) -> frozenset[int]:
         return self._trainable if cycle is self._step else frozenset()
 
+    def _choose(self, cycle: _Cycle, trace: Trace) -> frozenset[SpanKey]:
+        """What stays of what the forward pass saves. Decided once, from a trace in which all of it left."""
+        if trace.kept:
+            return trace.kept
+        known, kept = self._kept.get(trace.keys, (None, frozenset()))
+        if known is not trace:
+            keys = sorted(trace.spans)
+            spans = [trace.spans[key] for key in keys]
+            chosen = choose_spans(
+                trace.accesses, self._sizes, self.budget, spans, volatile=self._volatile(cycle)
+            )
+            kept = frozenset(keys[index] for index in chosen)
+            # A block's saved tensors need its inputs.
+            kept -= {
+                key
+                for key in kept
+                if key[0] == "block" and any(k[:2] == ("saved", key[1]) and k not in kept for k in keys)
+            }
+            self._kept[trace.keys] = (trace, kept)
+        return kept
+
     def _take_plan(self, cycle: _Cycle, trace: Trace) -> None:
         """The next cycle of the plan for this trace; a new plan where things are not as the old one left them."""
         resident, volatile = self.store.resident, self._volatile(cycle)
@@ -126,7 +150,7 @@ class Residency:
                 cycle.steps, cycle.before = made.cycle(index), before
                 return
         made = plan(
-            trace.accesses,
+            with_spans(trace.accesses, [trace.spans[key] for key in cycle.kept - trace.kept]),
             self._sizes,
             self.budget,
             volatile=volatile,
@@ -135,6 +159,32 @@ class Residency:
         )
         self._plans[trace.keys] = (trace, made, 1)
         cycle.steps, cycle.before = made.cycle(0), resident
+
+    # Saved tensors, as `fastfold.memory.activations.Ledger` asks
+
+    def new_call(self) -> int:
+        """Number of a block's call in this step."""
+        self._step.recorder.calls += 1
+        return self._step.recorder.calls
+
+    def stays(self, key: SpanKey, size: int) -> bool:
+        """Whether something of ``size`` bytes that is saved now stays on the device."""
+        cycle = self._step
+        cycle.recorder.saved(key, size)
+        # More than was planned for may not fit; the size of a block's saved tensors is known afterwards.
+        expected = cycle.trace.spans.get(key) if cycle.trace is not None else None
+        kept = key in cycle.kept and (expected is None or size <= expected.size)
+        if kept:
+            cycle.recorder.kept.add(key)
+        return kept
+
+    def resize(self, key: SpanKey, size: int) -> None:
+        """What a block saves was measured when it was recomputed."""
+        self._step.recorder.saved(key, size)
+
+    def used(self, key: SpanKey) -> None:
+        """The backward pass needs it."""
+        self._step.recorder.used(key)
 
     def end_pass(self) -> None:
         """The call from outside is over."""

@@ -44,6 +44,22 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Span:
+    """Something that may stay on the device from one access to another, or leave for that time.
+
+    Args:
+        size: Bytes.
+        first: Access at which it comes to be.
+        last: Access during which it is used; after that it counts as a part of ``Access.other``, whether it has
+            stayed or not.
+    """
+
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Step:
     """What happens at one access, in this order.
 

@@ -8,14 +8,17 @@ not, with gradients or not, the shapes of its inputs (rounded up, in buckets) an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .schedule import Access, Chunk
+from .schedule import Access, Chunk, Span
+
+# What may stay or leave: its kind, the number of the block's call, and its number there.
+SpanKey = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Trace:
         starts: The access with which each begins.
         accesses: Chunks and other memory, in order.
         before: Bytes of other things when each access began.
+        spans: What could have left the device for some time, saved tensors of the forward pass.
+        kept: Those that did not; they are counted among other memory.
     """
 
     keys: tuple[PassKey, ...]
@@ -78,6 +83,8 @@ class Trace:
     starts: tuple[int, ...]
     accesses: tuple[Access, ...]
     before: tuple[int, ...]
+    spans: Mapping[SpanKey, Span] = field(default_factory=dict)
+    kept: frozenset[SpanKey] = frozenset()
 
 
 class Recorder:
@@ -90,6 +97,10 @@ class Recorder:
         self._chunks: list[frozenset[Chunk]] = []
         self._others: list[int] = []
         self._before: list[int] = []
+        self._saved: dict[SpanKey, tuple[int, int]] = {}
+        self._used: dict[SpanKey, int] = {}
+        self.kept: set[SpanKey] = set()
+        self.calls = 0
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -111,11 +122,31 @@ class Recorder:
         if self._others:
             self._others[-1] = max(self._others[-1], other)
 
+    def saved(self, key: SpanKey, size: int) -> None:
+        """Something has come to be that may leave; its size in bytes may be corrected later."""
+        first = self._saved[key][1] if key in self._saved else max(0, len(self) - 1)
+        self._saved[key] = (size, first)
+
+    def used(self, key: SpanKey) -> None:
+        """It is needed now."""
+        if key in self._saved:
+            self._used.setdefault(key, max(0, len(self) - 1))
+
     def trace(self) -> Trace:
         """The cycle so far."""
-        accesses = tuple(map(Access, self._chunks, self._others))
+        spans = {
+            key: Span(size, first, self._used[key])
+            for key, (size, first) in self._saved.items()
+            if self._used.get(key, first) > first
+        }
         return Trace(
-            tuple(self.keys), tuple(self.elements), tuple(self._starts), accesses, tuple(self._before)
+            tuple(self.keys),
+            tuple(self.elements),
+            tuple(self._starts),
+            tuple(map(Access, self._chunks, self._others)),
+            tuple(self._before),
+            spans,
+            frozenset(self.kept),
         )
 
 
@@ -146,15 +177,19 @@ class TraceBook:
             What is remembered: the earlier object where nothing has changed.
         """
         known = self._traces.pop(trace.keys, None)
-        if known is not None and [a.chunks for a in known.accesses] == [a.chunks for a in trace.accesses]:
+        if known is not None and known.kept == trace.kept and _chunks(known) == _chunks(trace):
             accesses = tuple(
                 Access(a.chunks, max(a.other, b.other))
                 for a, b in zip(known.accesses, trace.accesses, strict=True)
             )
             elements = tuple(map(max, known.elements, trace.elements))
             before = tuple(map(max, known.before, trace.before))
-            trace = Trace(trace.keys, elements, trace.starts, accesses, before)
+            trace = replace(trace, elements=elements, accesses=accesses, before=before)
             if trace == known:
                 trace = known
         self._traces[trace.keys] = trace
         return trace
+
+
+def _chunks(trace: Trace) -> list[frozenset[Chunk]]:
+    return [access.chunks for access in trace.accesses]
