@@ -57,7 +57,8 @@ def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> N
     rows, queries, heads, _ = q.shape
     # A block of rows leaves the kernel in the cache, for the gate. Bias and mask together make one tensor of the
     # size of the scores, so there a block is also one of queries.
-    per_row = q[0].numel() if bias is None or masked is None else heads * queries * k.shape[1]
+    per_row = q.shape[1:].numel() if bias is None or masked is None else heads * queries * k.shape[1]
+    per_row = max(1, per_row)  # there may be no rows, and no queries
     step = max(1, BLOCK_ELEMENTS // 4 // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
     for r, n in itertools.product(range(0, rows, step), range(0, queries, query_step)):
@@ -83,7 +84,7 @@ def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> N
 def row_step(q: Tensor, k: Tensor) -> int:
     """Rows of a block of :func:`attend_backward`: the scores of one head, and keys and values, fit the cache."""
     _, queries, heads, channels = q.shape
-    return max(1, BLOCK_ELEMENTS // 4 // (len(k[0]) * max(queries, heads * channels // 2)))
+    return max(1, BLOCK_ELEMENTS // 4 // max(1, k.shape[1] * max(queries, heads * channels // 2)))
 
 
 def attend_backward(
