@@ -4,5 +4,6 @@ What is general lives one level up; here it is put onto the modules of :mod:`fas
 """
 
 from fastfold.parallel.alphafold.axial_parallel import axial_parallel
+from fastfold.parallel.alphafold.grid_parallel import grid_parallel
 
-__all__ = ["axial_parallel"]
+__all__ = ["axial_parallel", "grid_parallel"]

@@ -1,0 +1,42 @@
+"""Parallel forms of modules: the same parameters under the same names, with another ``forward``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from fastfold.errors import ConfigError
+
+
+def take_forms(
+    model: nn.Module,
+    forms: Mapping[type[nn.Module], type[nn.Module]],
+    refused: Collection[type[nn.Module]] = (),
+    **attributes: object,
+) -> None:
+    """Turn every module of a class of ``forms`` into its parallel form, in place.
+
+    Args:
+        model: The network or a part of it.
+        forms: Classes, and subclasses of them that take their place.
+        refused: Other parallel forms, whose presence is an error too.
+        attributes: What each module of a parallel form is given.
+
+    Raises:
+        ConfigError: A module is parallel already, or its ``forward`` was wrapped before.
+    """
+    found = [(name, module) for name, module in model.named_modules() if type(module) in forms]
+    for name, module in model.named_modules():
+        if isinstance(module, (*forms.values(), *refused)):
+            raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
+    for name, module in found:
+        if "forward" in vars(module):
+            raise ConfigError(
+                f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
+                "apply autocast and the like afterwards"
+            )
+    for _, module in found:
+        module.__class__ = forms[type(module)]
+        for name, value in attributes.items():
+            setattr(module, name, value)
