@@ -47,6 +47,10 @@ class ParallelEmbedding(nn.Module):
         """
         return cls(embedding, mesh)
 
+    def cuts(self) -> dict[str, list[Cut]]:
+        """How the table is cut."""
+        return {"weight": self._cuts}
+
     def to_plain(self) -> nn.Embedding:
         """The plain table, gathered on every rank (a collective)."""
         weight = whole(self.weight, self._cuts)

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import collectives
@@ -173,6 +173,21 @@ def whole(own: Tensor, cuts: Sequence[Cut]) -> Tensor:
     for cut in reversed(cuts):
         own = collectives.gather(own, cut.dim, cut.group, cut.sizes)
     return own
+
+
+def parameter_cuts(module: nn.Module) -> dict[str, tuple[Cut, ...]]:
+    """How the parameters of a module are cut, by name; those that are not in it are whole on every rank.
+
+    Args:
+        module: Any; the layers of this package inside it know their cuts (their ``cuts`` method).
+    """
+    found: dict[str, tuple[Cut, ...]] = {}
+    for path, layer in module.named_modules(remove_duplicate=False):
+        cuts = getattr(layer, "cuts", None)
+        if callable(cuts):
+            prefix = f"{path}." if path else ""
+            found |= {f"{prefix}{name}": tuple(of_one) for name, of_one in cuts().items()}
+    return found
 
 
 def replicated(parameter: Tensor, groups: Sequence[Group]) -> Tensor:

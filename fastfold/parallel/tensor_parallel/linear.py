@@ -75,6 +75,10 @@ class ParallelLinear(nn.Module):
         """
         return _LINEARS[mesh.plan.tp_mode](linear, mesh, role, in_parts, out_parts)
 
+    def cuts(self) -> dict[str, list[Cut]]:
+        """How each parameter is cut."""
+        return {"weight": self._weight_cuts} | ({} if self.bias is None else {"bias": self._bias_cuts})
+
     def to_plain(self) -> nn.Linear:
         """The plain layer, gathered on every rank (a collective)."""
         weight = whole(self.weight, self._weight_cuts)

@@ -46,6 +46,10 @@ class ParallelLayerNorm(nn.Module):
         """
         return cls(norm, mesh)
 
+    def cuts(self) -> dict[str, list[Cut]]:
+        """How each parameter is cut."""
+        return {name: self._cuts for name, _ in self.named_parameters()}
+
     def to_plain(self) -> nn.LayerNorm:
         """The plain layer, gathered on every rank (a collective)."""
         norm = nn.LayerNorm(sum(self.parts.sizes), self.eps, self.weight is not None, self.bias is not None)
