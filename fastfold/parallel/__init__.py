@@ -7,6 +7,16 @@ the layers that are made of plain ones. Nothing is kept in a module: whoever com
 
 from fastfold.parallel.groups import CommunicationLog, Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.parallel_model import Parallel
+from fastfold.parallel.parallelize import parallelize
 from fastfold.parallel.plan import ParallelPlan
 
-__all__ = ["CommunicationLog", "Group", "ParallelMesh", "ParallelPlan", "shard_sizes"]
+__all__ = [
+    "CommunicationLog",
+    "Group",
+    "Parallel",
+    "ParallelMesh",
+    "ParallelPlan",
+    "parallelize",
+    "shard_sizes",
+]

@@ -1,0 +1,171 @@
+"""A model under a plan: data, gradients, optimizer and state of this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import exchange
+from fastfold.parallel.fully_sharded import FullySharded
+from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.parallel_optimizer import ParallelOptimizer
+from fastfold.parallel.plain_state import PlainState
+from fastfold.parallel.stages import Replicated
+from fastfold.parallel.tensor_parallel.layout import layouts
+
+Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
+
+
+class Parallel:
+    """A model under a plan; made by :func:`fastfold.parallel.parallelize`.
+
+    All ranks call its methods together.
+
+    The gradient that the optimizer sees is that of the **sum of all ranks' losses**. For the mean over a batch that
+    lies on several ranks, multiply each rank's mean by :meth:`loss_share`.
+
+    Attributes:
+        module: This rank's part of the model. With pipeline stages: an ``nn.ModuleDict`` of this rank's stages.
+        mesh: The ranks.
+        plan: The mesh's plan.
+        gradients: How gradients are added up and what of them is kept, by ZeRO stage.
+        sequence: What puts sequence parallelism into the model, or None.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: ParallelMesh,
+        gradients: Replicated | FullySharded,
+        plain: PlainState,
+        *,
+        sequence: Any = None,
+    ) -> None:
+        self.module, self.mesh, self.plan = module, mesh, mesh.plan
+        self.gradients = gradients
+        self._plain = plain
+        self.sequence = sequence
+
+    # ---- data and loss ---------------------------------------------------------------------------------
+
+    def _batch_groups(self) -> tuple[Group, ...]:
+        """Groups over which a batch is split, the outermost first."""
+        return (self.mesh.group("dp"), *layouts(self.mesh)[0].rows)
+
+    def rows(self, count: int) -> slice:
+        """Which rows this rank takes of a batch of ``count`` that all ranks know.
+
+        The batch is split over ``dp``, and over the rows of a 2d, 2.5d or 3d tensor parallel grid; ranks of one
+        ``sp``, ``dap``, ``pp`` or 1d ``tp`` group take the same rows.
+        """
+        start = 0
+        for group in self._batch_groups():
+            sizes = shard_sizes(count, group.size)
+            start += sum(sizes[: group.rank])
+            count = sizes[group.rank]
+        return slice(start, start + count)
+
+    def loss_share(self, count: float) -> float:
+        """What to multiply a rank's mean loss by, for the sum over ranks to be the mean over the whole batch.
+
+        Args:
+            count: What this rank's loss is a mean over (samples, tokens); may differ between ranks.
+
+        Returns:
+            ``count`` divided by its sum over all ranks whose losses count: those with other samples or another part of
+            the sequence, and those of a ``dap`` group, which each compute the loss of one protein.
+        """
+        total = torch.tensor([float(count)], dtype=torch.float64, device=self._device())
+        for group in (*self._batch_groups(), self.mesh.group("sp"), self.mesh.group("dap")):
+            if group.size > 1:
+                total = exchange.start_all_reduce(total, group).wait()
+        return count / max(float(total), 1e-300)
+
+    # ---- gradients and optimizer -----------------------------------------------------------------------
+
+    def reduce_gradients(self) -> None:
+        """After the backward passes of a step: sum the gradients over the ranks that hold the same parameters."""
+        self.gradients.finish(self.gradients.take_sample())
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """After :meth:`reduce_gradients`: scale the gradient down to a norm.
+
+        Args:
+            max_norm: Largest norm of the whole gradient.
+
+        Returns:
+            Its norm before.
+        """
+        found = {name: p.grad for name, p in self.gradients.optimised.items() if p.grad is not None}
+        square = self.gradients.norms.squares(found).sum()
+        pipeline = self.mesh.group("pp")
+        if pipeline.size > 1:
+            square = exchange.start_all_reduce(square, pipeline).wait()
+        norm = float(square.sqrt())
+        if norm > max_norm:
+            for gradient in found.values():
+                gradient.mul_(max_norm / norm)
+        return norm
+
+    def optimizer(self, factory: Factory) -> ParallelOptimizer:
+        """An optimizer of the plan.
+
+        Args:
+            factory: Makes it of the parameters by name: of this rank's share of them, flat pieces from ZeRO stage 1
+                on. For example ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
+        """
+        return ParallelOptimizer(factory(self.gradients.optimised), self.gradients, self._plain)
+
+    # ---- state -----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The plain model's parameters and buffers, on every rank, whatever the plan."""
+        return self.plain(self.module.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Take a plain state; any plan's :meth:`state_dict` is one.
+
+        Raises:
+            ConfigError: Names or shapes are not the model's.
+        """
+        kept = self.module.state_dict(keep_vars=True)
+        own = self.own(state)
+        for name, x in kept.items():
+            if name not in own:
+                raise ConfigError(f"the state has no {name}")
+            if own[name].shape != x.shape:
+                raise ConfigError(f"{name} is {tuple(own[name].shape)}, this model's is {tuple(x.shape)}")
+        with torch.no_grad():
+            for name, x in kept.items():
+                x.copy_(own[name])
+
+    def plain(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the plain model, of ones that lie like the module's parameters (an average of them, say).
+
+        Args:
+            values: By the names of :attr:`module`.
+        """
+        whole = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in values.items()}
+        return self._plain.plain(whole)
+
+    def own(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Undoes :meth:`plain`.
+
+        Args:
+            values: By the plain model's names.
+        """
+        found = self._plain.own(values)
+        if not isinstance(self.gradients, FullySharded):
+            return found
+        sharded = {name: x for name, x in found.items() if name in self.gradients.parameters}
+        return found | self.gradients.part(sharded)
+
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.module.parameters()), torch.device("cpu"))

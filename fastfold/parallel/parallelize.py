@@ -1,0 +1,238 @@
+"""One call applies a plan to any ``nn.Module``: :func:`parallelize`."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import exchange
+from fastfold.parallel.buckets import BUCKET_ELEMENTS, Buckets
+from fastfold.parallel.fully_sharded import FullySharded, Units, listed_modules
+from fastfold.parallel.groups import Group
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.parallel_model import Parallel
+from fastfold.parallel.plain_state import Maker, PlainState
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.stages import Replicated, ShardedGradients, ShardedStates
+from fastfold.parallel.tensor_parallel.layout import parameter_cuts
+
+Split = Callable[[nn.Module, int], Sequence[nn.Module]]
+Sequencing = Callable[[nn.Module, Group], Any]
+
+
+def parallelize(
+    model: nn.Module,
+    plan: ParallelPlan | ParallelMesh | Mapping[str, Any],
+    *,
+    layers: Mapping[str, Maker] | None = None,
+    stages: Split | None = None,
+    sequence: Sequencing | None = None,
+    units: Units = listed_modules,
+    device_type: str = "cpu",
+    bucket_elements: int = BUCKET_ELEMENTS,
+) -> Parallel:
+    """Apply a plan to a model: the one call that every kind of parallelism goes through.
+
+    The model is single-device code and is changed in place; every rank starts from the first rank's weights.
+
+    Args:
+        model: Any module, the same on every rank.
+        plan: The axes, as an object, as a configuration, or laid out as a mesh already.
+        layers: For ``tp``: which parts of the model are replaced by what. Keys are patterns of module paths
+            (``blocks.*.mlp``), values make this rank's part of a plain module:
+            :func:`fastfold.parallel.tensor_parallel.ParallelMLP.from_plain` and its like.
+        stages: For ``pp``: splits the model into so many modules, which compose to it; see
+            :mod:`fastfold.parallel.pipeline`.
+        sequence: For ``sp``: puts sequence parallelism into the model, as
+            :class:`fastfold.parallel.sequence_parallel.SequenceParallel` does; what it returns is the result's
+            ``sequence``.
+        units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
+        device_type: ``cpu`` or ``cuda``.
+        bucket_elements: Elements of gradient that are communicated at once.
+
+    Raises:
+        ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not go
+            with this model. Raised on every rank before any collective.
+    """
+    if isinstance(plan, Mapping):
+        plan = ParallelPlan.from_dict(plan)
+    asked = plan.plan if isinstance(plan, ParallelMesh) else plan
+    makers = _makers(model, asked, layers)
+    _check(model, asked, makers, stages, sequence)
+    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type)
+    _same_weights(model, mesh, bucket_elements)
+    shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
+    if asked.dap > 1:
+        _apply_dap(model, mesh)
+    tied = _tied(model)
+    for path, maker in makers.items():
+        _replace(model, path, maker, mesh)
+    _retie(model, tied)
+    found = sequence(model, mesh.group("sp")) if asked.sp > 1 and sequence is not None else None
+    module, renamed = model, dict[str, str]()
+    if asked.pp > 1:
+        assert stages is not None
+        module, renamed = _own_stages(model, stages, mesh)
+        makers = _moved(makers, renamed)
+    cuts = {name: [cut.group for cut in of_one] for name, of_one in parameter_cuts(module).items()}
+    named = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    gradients: Replicated | FullySharded
+    if asked.zero == 3:
+        gradients = FullySharded(module, mesh, cuts, units)
+    else:
+        kind = (Replicated, ShardedStates, ShardedGradients)[asked.zero]
+        gradients = kind(named, mesh, cuts, bucket_elements)
+    plain = PlainState(module, mesh, makers, shapes, renamed)
+    return Parallel(module, mesh, gradients, plain, sequence=found)
+
+
+def _makers(model: nn.Module, plan: ParallelPlan, layers: Mapping[str, Maker] | None) -> dict[str, Maker]:
+    """What is replaced, by path; outermost modules first win."""
+    if plan.tp == 1:
+        return {}
+    if not layers:
+        raise ConfigError(
+            f"tp={plan.tp} needs to know which layers of {type(model).__name__} are cut: give layers={{pattern: maker}}"
+        )
+    paths = [path for path, _ in model.named_modules() if path]
+    found: dict[str, Maker] = {}
+    for pattern, maker in layers.items():
+        matching = fnmatch.filter(paths, pattern)
+        if not matching:
+            close = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"no module of {type(model).__name__} is called {pattern}{hint}")
+        found |= {path: maker for path in matching if not any(path.startswith(f"{o}.") for o in found)}
+    if plan.tp_mode != "1d":
+        left = [
+            name for name, _ in model.named_parameters() if not any(name.startswith(f"{p}.") for p in found)
+        ]
+        if left:
+            raise ConfigError(
+                f"tp={plan.tp_mode} splits batch and features, so every layer has to be replaced; left are "
+                f"{', '.join(left[:3])}{' ...' if len(left) > 3 else ''}"
+            )
+    return found
+
+
+def _check(
+    model: nn.Module,
+    plan: ParallelPlan,
+    makers: Mapping[str, Maker],
+    stages: Split | None,
+    sequence: Sequencing | None,
+) -> None:
+    """Refuse what no collective could make right."""
+    kind = type(model).__name__
+    tied = next(iter(_tied(model)), None)
+    if plan.dap > 1 and not is_alphafold(model):
+        raise ConfigError(
+            f"dap={plan.dap} shards MSA and pair of an AlphaFold network, {kind} has none; use sp or tp"
+        )
+    if plan.sp > 1 and sequence is None:
+        raise ConfigError(f"sp={plan.sp} needs to know where {kind} looks along the sequence: give sequence=")
+    if plan.pp > 1 and stages is None:
+        raise ConfigError(f"pp={plan.pp} needs to know how {kind} is split into stages: give stages=")
+    if plan.pp > 1 and tied is not None:
+        raise ConfigError(
+            f"pp={plan.pp}: {' and '.join(tied)} are one parameter, which two stages cannot share"
+        )
+    if plan.pp > 1 and plan.zero > 1:
+        raise ConfigError(
+            f"zero={plan.zero} with pp={plan.pp}: a pipeline adds up the gradients of its microbatches, which stage "
+            f"{plan.zero} would reduce after each one; use zero=1"
+        )
+    if plan.tp_mode != "1d" and tied is not None and plan.tp > 1:
+        raise ConfigError(
+            f"tp={plan.tp_mode} cuts {' and '.join(tied)} differently, so they cannot be one parameter"
+        )
+
+
+def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
+    """Give every rank the first rank's parameters and buffers."""
+    tensors = [x.detach() for x in model.state_dict().values()]
+    for axis in ("pp", "dp", "sp", "dap", "tp"):
+        group = mesh.group(axis)
+        if group.size == 1:
+            continue
+        buckets = Buckets(tensors, 1, elements)
+        for bucket in buckets:
+            flat = exchange.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
+            for number, x in buckets.split(bucket, flat).items():
+                tensors[number].copy_(x)
+
+
+def _replace(model: nn.Module, path: str, maker: Maker, mesh: ParallelMesh) -> None:
+    """Put this rank's part of a layer in its place; parameters that were shared with others still are."""
+    owner, _, name = path.rpartition(".")
+    setattr(model.get_submodule(owner), name, maker(model.get_submodule(path), mesh))
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """Names of parameters that are one."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [alike for alike in names.values() if len(alike) > 1]
+
+
+def _retie(model: nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    """Make parameters one again that were one before layers were replaced."""
+    for names in tied:
+        found = dict(model.named_parameters(remove_duplicate=False))
+        present = [name for name in names if name in found]
+        for name in present[1:]:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, found[present[0]])
+
+
+def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.ModuleDict, dict[str, str]]:
+    """This rank's stages, and their modules' paths to those in the model."""
+    group = mesh.group("pp")
+    paths = {id(module): path for path, module in model.named_modules() if path}
+    stages = list(split(model, group.size))
+    if len(stages) % group.size or not stages:
+        raise ConfigError(f"{len(stages)} stages cannot be spread over pp={group.size} ranks")
+    module = nn.ModuleDict(
+        {str(number): stage for number, stage in enumerate(stages) if number % group.size == group.rank}
+    )
+    own = {id(p) for p in module.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in own:
+            # The memory of other ranks' stages is given back.
+            parameter.data = parameter.data.new_empty(0)
+    renamed: dict[str, str] = {}
+    for here, part in module.named_modules():
+        if id(part) in paths and not any(here.startswith(f"{outer}.") for outer in renamed):
+            renamed[here] = paths[id(part)]
+    return module, renamed
+
+
+def _moved(makers: Mapping[str, Maker], renamed: Mapping[str, str]) -> dict[str, Maker]:
+    """The makers of this rank's stages, by their layers' paths there."""
+    found = {}
+    for path, maker in makers.items():
+        for here, there in renamed.items():
+            if path == there or path.startswith(f"{there}."):
+                found[here + path[len(there) :]] = maker
+    return found
+
+
+def is_alphafold(model: nn.Module) -> bool:
+    """Whether a module is our network, to which axial parallelism applies."""
+    from fastfold.evoformer.model import AlphaFold  # here: nothing else of this package needs it
+
+    return isinstance(model, AlphaFold)
+
+
+def _apply_dap(model: nn.Module, mesh: ParallelMesh) -> None:
+    """Shard MSA and pair of our network."""
+    from fastfold.parallel import alphafold
+
+    apply = alphafold.axial_parallel if mesh.plan.dap_mode == "axial" else alphafold.grid_parallel
+    apply(model, mesh)

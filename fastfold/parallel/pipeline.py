@@ -1,0 +1,255 @@
+"""A model's stages on the ranks of ``pp``, run by the schedules of ``torch.distributed.pipelining``.
+
+Microbatches flow through the stages; a rank has one stage, or with an interleaved schedule several. Recycling, or any
+other pass whose result feeds the next, runs forward only (:meth:`Pipeline.evaluate`), and the last pass with gradient
+(:meth:`Pipeline.step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.utils._pytree import tree_map_only
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.groups import shard_sizes
+from fastfold.parallel.parallel_model import Parallel
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+SINGLE = ("gpipe", "1f1b")
+"""Schedules with one stage for each rank."""
+
+Inputs = Sequence[tuple[Any, ...]]
+Loss = Callable[[Any, int], Tensor]
+
+
+class _Feed:
+    """What the microbatches of the running pass bring along, for the stages to look up by number."""
+
+    def __init__(self) -> None:
+        self.inputs: Inputs = ()
+        self.everywhere: Sequence[Mapping[str, Any]] = ()
+
+
+class _Stage(nn.Module):
+    """A stage as the schedules see it: tensors come from the stage before, the rest by the microbatch's number."""
+
+    def __init__(self, module: nn.Module, first: bool, feed: _Feed) -> None:
+        super().__init__()
+        self.module, self.first, self._feed = module, first, feed
+
+    def forward(self, *received: Tensor, number: Tensor) -> Any:
+        i = int(number[0])
+        given = self._feed.inputs[i] if self.first else received
+        return self.module(*given, **self._feed.everywhere[i])
+
+
+class Pipeline:
+    """Runs a parallel model's stages.
+
+    Every stage's result (a tensor or a tuple) is the input of the next. The gradient of the sum of the microbatches'
+    losses is added to the parameters; :meth:`Parallel.reduce_gradients` then sums it over the replicas.
+
+    Args:
+        parallel: A model with ``pp`` above 1; its plan's stages lie on this rank.
+        schedule: ``gpipe``, ``1f1b``, ``interleaved`` or ``zero_bubble``; the latter two with at least two stages
+            on each rank.
+
+    Raises:
+        ConfigError: There is no such schedule, or it does not go with the number of stages.
+    """
+
+    def __init__(self, parallel: Parallel, schedule: str = "1f1b") -> None:
+        if schedule not in SCHEDULES:
+            raise ConfigError(
+                f"the schedule of a pipeline is one of {', '.join(SCHEDULES)}, got {schedule!r}"
+            )
+        group = parallel.mesh.group("pp")
+        if group.size == 1 or not isinstance(parallel.module, nn.ModuleDict):
+            raise ConfigError("a pipeline needs a plan with pp of at least 2")
+        self.parallel, self.group, self.schedule = parallel, group, schedule
+        self.stages = {int(number): stage for number, stage in parallel.module.items()}
+        each = len(self.stages)
+        if (each == 1) != (schedule in SINGLE):
+            wanted = "one stage" if schedule in SINGLE else "at least two stages"
+            raise ConfigError(f"schedule {schedule} has {wanted} on each rank, here there are {each}")
+        self.count = each * group.size
+        self._feed = _Feed()
+        self._built: dict[Any, Any] = {}
+        self._loss: Loss | None = None
+        self._outputs: dict[int, Any] = {}
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the first stage lies on this rank."""
+        return 0 in self.stages
+
+    @property
+    def has_last(self) -> bool:
+        """Whether the last stage lies on this rank."""
+        return self.count - 1 in self.stages
+
+    def step(
+        self, inputs: Inputs, loss: Loss, everywhere: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[Tensor]:
+        """Forward and backward of all microbatches.
+
+        Args:
+            inputs: For each microbatch the first stage's arguments. Every rank gives them, in equal shapes: what
+                flows between stages is announced once.
+            loss: ``(result of the last stage, number of the microbatch)`` to its loss.
+            everywhere: For each microbatch keyword arguments of every stage, that are not sent (masks).
+
+        Returns:
+            The microbatches' losses on the rank of the last stage, nothing on the others.
+
+        Raises:
+            ConfigError: Microbatches differ in shape, or are too few for the schedule.
+        """
+        self._loss = loss
+        losses: list[Tensor] = []
+        self._run("step", inputs, everywhere, {"losses": losses} if self.has_last else {})
+        return [x.detach() for x in losses]
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Inputs, everywhere: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
+        """Forward only.
+
+        Args:
+            inputs: As for :meth:`step`.
+            everywhere: As for :meth:`step`.
+
+        Returns:
+            The last stage's result of each microbatch on its rank, nothing on the others.
+        """
+        self._loss = None
+        self._run("eval", inputs, everywhere, {})
+        return [self._outputs[i] for i in sorted(self._outputs)]
+
+    def to_first(self, results: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+        """Send results of :meth:`evaluate` to the rank of the first stage, for the next pass.
+
+        Args:
+            results: On the rank of the last stage: tensors or tuples of them.
+            like: On the rank of the first stage: tensors of their shapes and dtypes.
+
+        Returns:
+            The results on the ranks of the first and the last stage, ``like`` on the others.
+        """
+        first, last = 0, (self.count - 1) % self.group.size
+        if first == last:
+            return list(results)
+        if self.group.rank == last:
+            for x in _tensors(results):
+                dist.send(x.contiguous(), group=self.group.process_group, group_dst=first)
+            return list(results)
+        if self.group.rank == first:
+            return [tree_map_only(Tensor, self._receive(last), one) for one in like]
+        return list(like)
+
+    def _receive(self, source: int) -> Callable[[Tensor], Tensor]:
+        def receive(like: Tensor) -> Tensor:
+            buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+            dist.recv(buffer, group=self.group.process_group, group_src=source)
+            return buffer
+
+        return receive
+
+    def _run(
+        self,
+        method: str,
+        inputs: Inputs,
+        everywhere: Sequence[Mapping[str, Any]] | None,
+        more: dict[str, Any],
+    ) -> None:
+        count = len(inputs)
+        self._feed.inputs = inputs
+        self._feed.everywhere = everywhere or [{}] * count
+        self._outputs = {}
+        numbers = torch.arange(count)
+        if self.has_last:
+            more = more | {"target": numbers}
+        try:
+            getattr(self._schedule(count), method)(number=numbers, **more)
+        finally:
+            self._feed.inputs, self._feed.everywhere = (), ()
+
+    def _schedule(self, count: int) -> Any:
+        """The schedule for microbatches of these shapes."""
+        shapes = [
+            tuple((tuple(x.shape), x.dtype) for x in _tensors((args, kwargs)))
+            for args, kwargs in zip(self._feed.inputs, self._feed.everywhere, strict=True)
+        ]
+        odd = next((i for i, shape in enumerate(shapes) if shape != shapes[0]), None)
+        if odd is not None:
+            raise ConfigError(
+                f"microbatch {odd} of a pipeline has tensors {[s for s, _ in shapes[odd]]}, the first "
+                f"{[s for s, _ in shapes[0]]}; microbatches have to be alike"
+            )
+        if count < self.group.size:
+            raise ConfigError(
+                f"{count} microbatches do not fill pp={self.group.size} ranks; give at least as many"
+            )
+        key = (count, shapes[0])
+        if key not in self._built:
+            device = next(iter(self.parallel.module.parameters())).device
+            made = [
+                PipelineStage(
+                    _Stage(stage, number == 0, self._feed),
+                    number,
+                    self.count,
+                    device,
+                    group=self.group.process_group,
+                )
+                for number, stage in self.stages.items()
+            ]
+            kind = SCHEDULES[self.schedule]
+            self._built[key] = kind(
+                made[0] if self.schedule in SINGLE else made,
+                count,
+                loss_fn=self._compute_loss,
+                scale_grads=False,
+            )
+        return self._built[key]
+
+    def _compute_loss(self, result: Any, number: Tensor) -> Tensor:
+        i = int(number[0])
+        if self._loss is None:
+            self._outputs[i] = result
+            return torch.zeros(())
+        return self._loss(result, i)
+
+
+def split_blocks(blocks: Sequence[nn.Module], stages: int) -> list[list[nn.Module]]:
+    """Consecutive blocks for each stage, the first stages one more.
+
+    Raises:
+        ConfigError: There are fewer blocks than stages.
+    """
+    if len(blocks) < stages:
+        raise ConfigError(f"{len(blocks)} blocks cannot be split into {stages} pipeline stages")
+    sizes = shard_sizes(len(blocks), stages)
+    ends = [sum(sizes[: i + 1]) for i in range(stages)]
+    return [list(blocks[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    tree_map_only(Tensor, found.append, tree)
+    return found

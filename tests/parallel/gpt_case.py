@@ -1,0 +1,161 @@
+"""The GPT of the examples in double precision: a step on one process, and the same step under a plan."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
+from examples.gpt.parallel import sequence_parallel, split_stages, tensor_layers
+from fastfold.parallel import Parallel, ParallelPlan, parallelize
+from fastfold.parallel.large_batch import Lamb, Lars
+
+# Nothing divides by 2: 3 heads, 13 tokens, a batch of 5 rows with 7 positions.
+ROWS, LENGTH, VOCABULARY = 5, 7, 13
+BUCKET = 500  # several buckets, some of which end inside of a parameter's shard
+
+OPTIMIZERS: dict[str, Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]] = {
+    "adam": lambda named: torch.optim.Adam(named.values(), lr=1e-2, eps=1e-6),
+    "sgd": lambda named: torch.optim.SGD(named.values(), lr=0.1, momentum=0.9),
+    "lamb": lambda named: Lamb(named, lr=1e-2, weight_decay=0.1, weight_norms=(0.05, 100.0)),
+    "lars": lambda named: Lars(named, lr=1.0, weight_decay=0.1, trust=0.05),
+}
+
+
+def make_gpt(*, tied: bool = True, layers: int = 2) -> GPT:
+    """The same random weights everywhere, none of them near its neutral value."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(VOCABULARY, 8, layers, 3, 12, tied)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) / max(parameter.shape[-1], 4) ** 0.5 + 0.1)
+    return model
+
+
+def make_tokens(step: int = 0) -> Tensor:
+    """A batch that all ranks know, int64 ``[ROWS, LENGTH]``."""
+    return torch.randint(VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(step))
+
+
+def make_parallel(plan: ParallelPlan | dict[str, Any], *, tied: bool | None = None, **more: Any) -> Parallel:
+    """The model under a plan; tied if the plan can have it."""
+    plan = plan if isinstance(plan, ParallelPlan) else ParallelPlan.from_dict(plan)
+    if tied is None:
+        tied = is_tied(plan)
+    settings = {
+        "layers": tensor_layers(plan) if plan.tp > 1 else None,
+        "sequence": sequence_parallel,
+        "stages": split_stages,
+        "bucket_elements": BUCKET,
+    }
+    return parallelize(make_gpt(tied=tied), plan, **(settings | more))
+
+
+def is_tied(plan: ParallelPlan) -> bool:
+    """Whether the tests tie output layer and embedding under this plan."""
+    return plan.pp == 1 and plan.tp_mode == "1d"
+
+
+def parallel_loss(parallel: Parallel, tokens: Tensor) -> Tensor:
+    """This rank's share of the mean loss over all tokens but each row's first."""
+    tokens = tokens[parallel.rows(len(tokens))]
+    targets = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -100)], 1)
+    if parallel.sequence is not None:
+        targets = parallel.sequence.shard(targets)
+        tokens = parallel.sequence.shard(tokens)
+    scores = parallel.module(tokens)
+    count = int((targets >= 0).sum())
+    total = nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten(), reduction="sum")
+    return total / max(count, 1) * parallel.loss_share(count)
+
+
+def plain_step(model: GPT, tokens: Tensor) -> Tensor:
+    """Forward and backward on one process."""
+    loss = next_token_loss(model(tokens), tokens)
+    loss.backward()
+    return loss.detach()
+
+
+def difference(found: Tensor, expected: Tensor) -> float:
+    """Largest difference, relative to the largest number expected."""
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    scale = expected.abs().max().item()
+    return (found - expected).abs().max().item() / (scale or 1.0)
+
+
+def gradients(parallel: Parallel) -> dict[str, Tensor]:
+    """The plain model's gradients, of what the optimizer is about to use."""
+    found = {name: p.grad for name, p in parallel.gradients.optimised.items() if p.grad is not None}
+    return parallel.plain(parallel.gradients.whole(found))
+
+
+def largest_differences(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Of all tensors that are found; every expected one has to be there."""
+    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
+    return max(difference(found[name], expected[name].detach()) for name in expected)
+
+
+class Reference:
+    """Steps of the plain model on one process."""
+
+    def __init__(self, plan: ParallelPlan, optimizer: str) -> None:
+        self.model = make_gpt(tied=is_tied(plan))
+        self.optimizer = OPTIMIZERS[optimizer](dict(self.model.named_parameters()))
+
+    def step(self, number: int) -> dict[str, Tensor]:
+        """One step; its gradients."""
+        self.optimizer.zero_grad()
+        plain_step(self.model, make_tokens(number))
+        found = {name: p.grad.clone() for name, p in self.model.named_parameters() if p.grad is not None}
+        self.optimizer.step()
+        return found
+
+    def states(self) -> dict[str, dict[str, Tensor]]:
+        """The optimizer's state by parameter name."""
+        return {
+            name: {key: x for key, x in self.optimizer.state[p].items() if isinstance(x, Tensor)}
+            for name, p in self.model.named_parameters()
+        }
+
+
+def flat(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Nested states by one name."""
+    return {f"{name}.{key}": x for name, of_one in states.items() for key, x in of_one.items()}
+
+
+def three_steps(plan: ParallelPlan, optimizer: str) -> float:
+    """Largest difference in loss, gradients, parameters and optimizer state over three steps."""
+    reference, parallel = Reference(plan, optimizer), make_parallel(plan)
+    inner = parallel.optimizer(OPTIMIZERS[optimizer])
+    worst = 0.0
+    for number in range(3):
+        expected = reference.step(number)
+        inner.zero_grad()
+        parallel_loss(parallel, make_tokens(number)).backward()
+        parallel.reduce_gradients()
+        worst = max(worst, largest_differences(gradients(parallel), expected))
+        inner.step()
+    worst = max(worst, largest_differences(parallel.state_dict(), reference.model.state_dict()))
+    return max(worst, largest_differences(flat(inner.state_dict()), flat(reference.states())))
+
+
+def one_step_differences(plan: ParallelPlan, optimizer: str) -> Callable[[], float]:
+    """A function that takes one step of new models and gives the largest difference of gradients and parameters."""
+    reference = Reference(plan, optimizer)
+    expected = reference.step(0)
+    wanted = copy.deepcopy(reference.model.state_dict())
+
+    def run() -> float:
+        parallel = make_parallel(plan)
+        inner = parallel.optimizer(OPTIMIZERS[optimizer])
+        parallel_loss(parallel, make_tokens(0)).backward()
+        parallel.reduce_gradients()
+        worst = largest_differences(gradients(parallel), expected)
+        inner.step()
+        return max(worst, largest_differences(parallel.state_dict(), wanted))
+
+    return run
