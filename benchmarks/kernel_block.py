@@ -1,0 +1,67 @@
+"""The whole Evoformer block, forward and backward: with the kernels, and with eager PyTorch in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from kernel_cases import C_M, C_Z
+from measuring import Inputs, Meter, Timing
+from plain_operators import plain_network
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
+
+BLOCK = "evoformer_block"
+
+
+@dataclass(frozen=True)
+class BlockRun:
+    """A block in training mode on one shape.
+
+    Attributes:
+        rows: Rows of the alignment.
+        residues: Its columns.
+        implementation: ``fastfold``, ``eager`` or ``compile`` (of the eager one).
+    """
+
+    rows: int
+    residues: int
+    implementation: str
+
+    def times(self, meter: Meter, dtype: torch.dtype) -> Iterator[tuple[str, Timing]]:
+        """Cost of the forward pass (no gradient recorded) and of forward and backward pass together."""
+        torch.manual_seed(0)
+        config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        block = EvoformerBlock(config, C_M, C_Z, zero_init=False).to(meter.device, dtype)
+        run = block
+        if self.implementation == "compile":
+            run = torch.compile(block, backend="inductor" if meter.cuda else "eager")
+        s, n = self.rows, self.residues
+        shapes = {"msa": (s, n, C_M), "pair": (n, n, C_Z)}
+        inputs: Inputs = {
+            k: torch.randn(*v, device=meter.device, dtype=dtype, requires_grad=True)
+            for k, v in shapes.items()
+        }
+        inputs["msa_mask"] = torch.ones(s, n, device=meter.device, dtype=dtype)
+        inputs["pair_mask"] = torch.ones(n, n, device=meter.device, dtype=dtype)
+
+        def forward(x: Inputs) -> None:
+            with torch.no_grad():
+                run(**x)
+
+        def both(x: Inputs) -> None:
+            outputs = run(**x)
+            torch.autograd.backward(outputs, [torch.ones_like(y) for y in outputs])
+            block.zero_grad(set_to_none=True)
+            x["msa"].grad = x["pair"].grad = None
+
+        passes: dict[str, Callable[[Inputs], None]] = {"forward": forward, "forward+backward": both}
+        used: AbstractContextManager[None] = (
+            nullcontext() if self.implementation == "fastfold" else plain_network()
+        )
+        with used:
+            for name, step in passes.items():
+                yield name, meter.time(step, meter.sets(inputs))

@@ -1,0 +1,132 @@
+"""How the kernels' benchmark measures: times of events, memory of the allocator, ceilings of the same run."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Inputs = dict[str, Any]
+"""Arguments of an operator by name."""
+
+MOST_SETS = 8
+"""Copies of the inputs at most that a measurement goes round."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What calls of a function cost.
+
+    Attributes:
+        milliseconds: Median of one call.
+        spread: Half of the distance between the quartiles, over the median.
+        peak_bytes: Most memory that a call holds above what was there before; NaN where the allocator cannot tell.
+    """
+
+    milliseconds: float
+    spread: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device reaches at best, measured in this run.
+
+    Attributes:
+        tflops: Of a large matrix product in the dtype of the benchmark, in 10¹² operations per second.
+        gbs: Of a copy from device memory to device memory, in 10⁹ bytes per second, read and written.
+    """
+
+    tflops: float
+    gbs: float
+
+
+class Meter:
+    """Measures calls on a device.
+
+    Args:
+        device: CUDA (times of events, memory of the allocator) or CPU (wall time, no memory).
+        seconds: Time that the repetitions of one measurement may take.
+    """
+
+    def __init__(self, device: torch.device, seconds: float = 0.25) -> None:
+        self.device, self.seconds = device, seconds
+        self.cuda = device.type == "cuda"
+        cache = torch.cuda.get_device_properties(device).L2_cache_size if self.cuda else 0
+        self._rotation = 2 * cache
+
+    def sets(self, inputs: Inputs) -> list[Inputs]:
+        """The inputs and enough copies of them that going round leaves nothing of the first in the L2 cache."""
+        size = sum(x.nbytes for x in inputs.values() if isinstance(x, Tensor))
+        count = min(MOST_SETS, max(1, math.ceil(self._rotation / max(1, size))))
+        return [inputs, *(_copied(inputs) for _ in range(count - 1))]
+
+    def time(self, function: Callable[[Inputs], object], sets: Sequence[Inputs]) -> Timing:
+        """Median over calls that take the sets in turn, after calls that compile and warm up."""
+        function(sets[0])
+        self._wait()
+        peak = self._peak(lambda: function(sets[0]))
+        first = self._once(lambda: function(sets[-1]))
+        count = max(3, min(100, int(self.seconds * 1e3 / max(first, 1e-3))))
+        found = self._series(function, [sets[i % len(sets)] for i in range(count)])
+        median = statistics.median(found)
+        quartiles = statistics.quantiles(found, n=4)
+        return Timing(median, (quartiles[2] - quartiles[0]) / 2 / median, peak)
+
+    def ceilings(self, dtype: torch.dtype) -> Ceilings:
+        """Rates of a matrix product and of a copy, on random data that no cache holds."""
+        size = 8192 if self.cuda else 512
+        a, b = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
+        product = self.time(lambda _: a @ b, [{}])
+        x = torch.randn(2**28 if self.cuda else 2**20, device=self.device)
+        y = torch.empty_like(x)
+        copy = self.time(lambda _: y.copy_(x), [{}])
+        return Ceilings(2 * size**3 / product.milliseconds / 1e9, 2 * x.nbytes / copy.milliseconds / 1e6)
+
+    def _wait(self) -> None:
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def _peak(self, call: Callable[[], object]) -> float:
+        if not self.cuda:
+            call()
+            return math.nan
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        result = call()
+        self._wait()
+        del result
+        return float(torch.cuda.max_memory_allocated(self.device) - before)
+
+    def _once(self, call: Callable[[], object]) -> float:
+        return self._series(lambda _: call(), [{}])[0]
+
+    def _series(self, function: Callable[[Inputs], object], calls: Sequence[Inputs]) -> list[float]:
+        """Milliseconds of every call; the device never waits for the host between them."""
+        if not self.cuda:
+            found = []
+            for inputs in calls:
+                start = time.perf_counter()
+                function(inputs)
+                found.append((time.perf_counter() - start) * 1e3)
+            return found
+        marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in calls]
+        for (start, end), inputs in zip(marks, calls, strict=True):
+            start.record()
+            function(inputs)
+            end.record()
+        self._wait()
+        return [start.elapsed_time(end) for start, end in marks]
+
+
+def _copied(inputs: Mapping[str, Any]) -> Inputs:
+    return {
+        k: x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+        for k, x in inputs.items()
+    }

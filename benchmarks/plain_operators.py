@@ -1,0 +1,183 @@
+"""The operators in eager PyTorch, in the dtype of their inputs: what a network without kernels of its own runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fastfold import kernels
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """See :func:`fastfold.kernels.layer_norm`."""
+    return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """See :func:`fastfold.kernels.softmax`."""
+    if bias is not None:
+        scores = scores + bias.unsqueeze(-4)
+    if mask is not None:
+        scores = scores.masked_fill(
+            mask[..., None, None, :] == 0, -1e9 if scores.dtype != torch.half else -6e4
+        )
+    return scores.softmax(-1)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """See :func:`fastfold.kernels.attention`; holds all scores."""
+    q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+    scores = q @ k.mT * q.shape[-1] ** -0.5
+    out = (softmax(scores, bias, mask) @ v).transpose(-3, -2)
+    return out if gate is None else out * gate.sigmoid()
+
+
+def gated_attention(
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    *,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    query_weight: Tensor,
+    key_weight: Tensor,
+    value_weight: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor,
+    output_weight: Tensor,
+    output_bias: Tensor,
+    heads: int,
+    residual: Tensor | None = None,
+    dropout: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """See :func:`fastfold.kernels.gated_attention`."""
+    normed = layer_norm(x, norm_weight, norm_bias)
+    q, k, v = (
+        functional.linear(normed, w).unflatten(-1, (heads, -1))
+        for w in (query_weight, key_weight, value_weight)
+    )
+    gate = functional.linear(normed, gate_weight, gate_bias).unflatten(-1, (heads, -1))
+    out = attention(q, k, v, bias, mask, gate).flatten(-2)
+    return _finished(functional.linear(out, output_weight, output_bias), residual, dropout)
+
+
+def pair_bias(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
+    """See :func:`fastfold.kernels.pair_bias`."""
+    return functional.linear(layer_norm(z, norm_weight, norm_bias), weight).movedim(-1, -3)
+
+
+def triangle_multiplication(
+    z: Tensor,
+    mask: Tensor,
+    *,
+    norm_in_weight: Tensor,
+    norm_in_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    gate_weight: Tensor,
+    gate_bias: Tensor,
+    norm_out_weight: Tensor,
+    norm_out_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    out_gate_weight: Tensor,
+    out_gate_bias: Tensor,
+    outgoing: bool = True,
+    residual: Tensor | None = None,
+    dropout: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """See :func:`fastfold.kernels.triangle_multiplication`."""
+    x = layer_norm(z, norm_in_weight, norm_in_bias)
+    p = functional.linear(x, proj_weight, proj_bias) * functional.linear(x, gate_weight, gate_bias).sigmoid()
+    left, right = (mask[..., None] * p).chunk(2, dim=-1)
+    equation = "...ikc,...jkc->...ijc" if outgoing else "...kjc,...kic->...ijc"
+    product = layer_norm(torch.einsum(equation, left, right), norm_out_weight, norm_out_bias)
+    update = functional.linear(product, out_weight, out_bias)
+    update = update * functional.linear(x, out_gate_weight, out_gate_bias).sigmoid()
+    return _finished(update, residual, dropout)
+
+
+def outer_product_mean(
+    left: Tensor,
+    right: Tensor,
+    left_mask: Tensor,
+    right_mask: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-3,
+    *,
+    residual: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """See :func:`fastfold.kernels.outer_product_mean`; holds all outer products."""
+    left, right = left * left_mask[..., None], right * right_mask[..., None]
+    products = torch.einsum("...sic,...sje->...ijce", left, right).flatten(-2)
+    counts = torch.einsum("...si,...sj->...ij", left_mask, right_mask)[..., None]
+    return _finished(functional.linear(products, weight, bias) / (eps + counts), residual, None)
+
+
+def transition(
+    x: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    *,
+    residual: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """See :func:`fastfold.kernels.transition`."""
+    hidden = functional.linear(layer_norm(x, norm_weight, norm_bias), w1, b1).relu()
+    return _finished(functional.linear(hidden, w2, b2), residual, None)
+
+
+def _finished(update: Tensor, residual: Tensor | None, dropout: Tensor | None) -> Tensor:
+    update = update if dropout is None else update * dropout
+    return update if residual is None else residual + update
+
+
+PLAIN = {
+    "layer_norm": layer_norm,
+    "attention": attention,
+    "gated_attention": gated_attention,
+    "pair_bias": pair_bias,
+    "triangle_multiplication": triangle_multiplication,
+    "outer_product_mean": outer_product_mean,
+    "transition": transition,
+}
+"""What the network calls, by its name in :mod:`fastfold.kernels`."""
+
+
+@contextmanager
+def plain_network() -> Iterator[None]:
+    """Networks run the functions of this file in place of the kernels."""
+    originals = {name: getattr(kernels, name) for name in PLAIN}
+    try:
+        for name, function in PLAIN.items():
+            setattr(kernels, name, function)
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(kernels, name, function)
+
+
+def additive_mask(bias: Tensor, mask: Tensor) -> Tensor:
+    """``[R, H, Nq, Nk]``: the bias, minus infinity at keys that are left out."""
+    return bias.masked_fill(mask[..., None, None, :] == 0, -math.inf)

@@ -1,0 +1,172 @@
+"""The kernels' benchmark is ready to run: everything but the GPU is tried out here, and nothing is measured."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import shutil
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a module of the benchmarks' folder, as the program there does."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def loaded(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return loaded
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("option", [[], ["--check"], ["--tune"], ["--tune", "--device", "cpu"]])
+def test_it_refuses_to_measure_without_a_gpu(
+    load: Any, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        load("kernels").main(option)
+    assert stop.value.code == 2
+    assert "GPU" in capsys.readouterr().err
+
+
+def test_a_trial_writes_table_and_plots_that_say_what_they_are(load: Any, tmp_path: Path) -> None:
+    operators = ["layer_norm", "triangle_attention"]
+    arguments = ["--device", "cpu", "--sizes", "16", "--out", str(tmp_path), "--operators", *operators]
+    assert load("kernels").main(arguments) == 0
+    rows = list(csv.DictReader((tmp_path / "kernels_cpu_bfloat16.csv").open()))
+    assert {row["operator"] for row in rows} == set(operators)
+    for operator in operators:
+        names = {row["implementation"] for row in rows if row["operator"] == operator}
+        assert names >= {"fastfold", "eager", "compile"}
+        assert (tmp_path / f"kernels_cpu_bfloat16_{operator}.png").read_bytes().startswith(b"\x89PNG")
+    assert {"sdpa", "flex"} <= {
+        row["implementation"] for row in rows if row["operator"].endswith("attention")
+    }
+    ours = [row for row in rows if row["implementation"] == "fastfold"]
+    assert len(ours) == 2 * len(operators)
+    assert all(float(row["milliseconds"]) > 0 for row in ours)
+    heading = (tmp_path / "kernels_cpu_bfloat16.md").read_text().splitlines()[0]
+    assert "measures nothing" in heading
+
+
+def test_what_there_is_no_time_for_is_left_out_from_the_least_important_on(load: Any) -> None:
+    kernel_runs, measuring = load("kernel_runs"), load("measuring")
+    meter = measuring.Meter(torch.device("cpu"), 0.0)
+    found = load("kernel_cases").cases((16, 1024), ((4, 16),))
+    planned = kernel_runs.runs(found, ((4, 16),), meter, measuring.Ceilings(1, 1), torch.float32)
+    assert (planned[0].operator, planned[0].residues, planned[0].implementation) == (
+        *("triangle_attention", 1024),
+        "fastfold",
+    )
+    first_rival = next(i for i, run in enumerate(planned) if run.implementation == "eager")
+    assert {run.operator for run in planned[:first_rival] if run.residues == 1024} == {
+        case.operator for case in found if case.residues == 1024
+    }
+    rows, left_out = kernel_runs.carry_out(planned, time.monotonic() - 1)
+    assert rows == []
+    assert left_out == planned
+
+
+def test_another_package_that_fails_is_noted_and_ours_is_not_forgiven(load: Any) -> None:
+    kernel_runs = load("kernel_runs")
+
+    def broken(name: str) -> Any:
+        def measure() -> Any:
+            yield kernel_runs.Row("softmax", "N=1", 1, "forward", name, 1.0)
+            raise ValueError("no | such\nshape")
+
+        return kernel_runs.Run("softmax", "N=1", 1, name, 0, measure)
+
+    rows, _ = kernel_runs.carry_out([broken("trifast")], time.monotonic() + 60)
+    assert [(row.direction, row.note) for row in rows] == [
+        ("forward", ""),
+        ("forward+backward", "ValueError: no / such shape"),
+    ]
+    with pytest.raises(ValueError, match="such"):
+        kernel_runs.carry_out([broken("fastfold")], time.monotonic() + 60)
+
+
+def test_eager_operators_are_the_same_operators(load: Any) -> None:
+    """What we are compared with computes what we compute."""
+    rivals = load("kernel_rivals")
+    device = torch.device("cpu")
+    for case in load("kernel_cases").cases((9,), ((4, 9),)):
+        inputs = case.make(device, torch.float32)
+        ours, *others = rivals.implementations(case.operator, device)
+        assert ours.name == "fastfold"
+        expected = ours.function(**inputs)
+        for other in others:
+            if other.name == "compile":
+                continue  # the eager one, compiled: nothing to find out for so many seconds
+            torch.testing.assert_close(
+                other.function(**inputs), expected, rtol=1e-4, atol=1e-4, msg=other.name
+            )
+
+
+@pytest.mark.parametrize("operator", ["layer_norm", "triangle_multiplication", "outer_product_mean"])
+def test_the_check_at_large_sizes_notices_what_is_wrong(
+    load: Any, operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["--device", "cpu", "--check", "--sizes", "24", "--dtype", "float32"]
+    kernels = load("kernels")
+    assert kernels.main([*arguments, "--operators", operator]) == 0
+    right = load("kernel_rivals")._OURS[operator]
+
+    def wrong(**inputs: torch.Tensor) -> torch.Tensor:
+        name = next(iter(inputs))
+        return right(**inputs) + 1e-4 * inputs[name].square().mean()
+
+    monkeypatch.setitem(load("kernel_rivals")._OURS, operator, wrong)
+    assert kernels.main([*arguments, "--operators", operator]) == 1
+
+
+def test_tuning_writes_configurations_that_the_kernels_then_take(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTFOLD_KERNELS", "triton")
+    tuning, measuring = load("kernel_tuning"), load("measuring")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    (case,) = [c for c in load("kernel_cases").cases((4,), ()) if c.operator == "layer_norm"]
+    meter = measuring.Meter(device, 0.0)
+    # Anything is 10% faster with 8 warps, and nothing else matters.
+    monkeypatch.setattr(meter, "time", lambda step, sets: measuring.Timing(_cost(step, sets[0]), 0.0, 0.0))
+    warps: list[int] = []
+
+    def _cost(step: Any, inputs: Any) -> float:
+        warps.clear()
+        step(inputs)
+        return 0.9 if 8 in warps else 1.0
+
+    original = tuning.looked_up_by
+
+    def recording(lookup: Any) -> Any:
+        def recorded(kernel: str, key: str, where: torch.device) -> Any:
+            config = lookup(kernel, key, where)
+            if kernel == "layer_norm_forward":
+                warps.append(config.num_warps)
+            return config
+
+        return original(recorded)
+
+    monkeypatch.setattr(tuning, "looked_up_by", recording)
+    best = tuning.tune([case], meter, torch.float32, time.monotonic() + 600)
+    assert {kernel for kernel, _ in best} == {"layer_norm_forward", "layer_norm_backward"}
+    assert best["layer_norm_forward", "128"].num_warps == 8
+    for path in tuning.TABLES.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    written = tuning.write_tables(best, device, tmp_path)
+    assert [path.name for path in written] == ["layer_norm.json"]
+    table = json.loads(written[0].read_text())
+    from fastfold.kernels.tuning import chip_class
+
+    assert table["layer_norm_forward"][chip_class(device)]["128"]["num_warps"] == 8
