@@ -27,8 +27,8 @@ import torch  # noqa: E402
 from kernel_cases import ALIGNMENTS, SIZES, Case, cases  # noqa: E402
 from kernel_check import LIMITS, check  # noqa: E402
 from kernel_report import write_report  # noqa: E402
-from kernel_rivals import packages  # noqa: E402
-from kernel_runs import carry_out, runs  # noqa: E402
+from kernel_rivals import OURS, packages  # noqa: E402
+from kernel_runs import NO_MEMORY, carry_out, runs  # noqa: E402
 from kernel_tuning import tune, write_tables  # noqa: E402
 from measuring import Meter  # noqa: E402
 
@@ -113,7 +113,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = re.sub(r"[^a-z0-9]+", "_", f"kernels {machine.split(',')[0]} {options.dtype}".lower())
     print(*write_report(options.out, name, heading, rows), sep="\n")
     print(f"{len(left_out)} of the planned runs left out, {time.monotonic() - start:.0f} s")
-    return 0
+    failed = [row for row in rows if row.implementation == OURS and row.note not in ("", NO_MEMORY)]
+    print(*(f"FAILED: {row.operator} {row.shape} {row.direction}: {row.note}" for row in failed), sep="\n")
+    return int(bool(failed))
 
 
 if __name__ == "__main__":
