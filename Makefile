@@ -20,8 +20,7 @@ $(VENV)/installed-test: $(VENV)/installed
 	touch $@
 
 demo: $(VENV)/installed
-	@echo "These weights are RANDOM: the demo shows that everything runs, the structures mean nothing."
-	$(BIN)/fastfold infer examples/proteins.fasta --out demo_output --weights examples/random_small.npz
+	$(BIN)/fastfold infer examples/proteins.fasta --out demo_output
 	@echo "Written to $(CURDIR)/demo_output:"
 	@ls demo_output
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fastfold.data.targets import Target, safe_stem
-from fastfold.errors import ConfigError, WeightsError
+from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.files import file_digest
@@ -54,20 +54,10 @@ class Network:
 
 
 def weights_path(path: str | Path) -> Path:
-    """The file of some weights: ``mini`` is the network that ships with the package, if no file is called so.
-
-    Raises:
-        WeightsError: This version of the package ships none.
-    """
+    """The file of some weights: ``mini`` is the network that ships with the package, if no file is called so."""
     if str(path) != MINI or Path(path).exists():
         return Path(path)
-    shipped = Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))
-    if not shipped.is_file():
-        raise WeightsError(
-            "mini: this version of FastFold ships no trained network; give a weights file, for example AlphaFold's "
-            "params_model_1_ptm.npz"
-        )
-    return shipped
+    return Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))
 
 
 def about_mini(network: Network) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -34,15 +35,7 @@ class OrderLog:
 
         Lines that a killed process left unfinished are passed over.
         """
-        numbers = []
-        for text in self._path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = json.loads(text)
-                if line["ranks"] == self._ranks:
-                    numbers.append(int(line["draw"]))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return numbers
+        return [draw for draw, _, ranks in _lines(self._path) if ranks == self._ranks]
 
     def close(self) -> None:
         """Close the file."""
@@ -52,3 +45,18 @@ class OrderLog:
         if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n")
+
+
+def consumed_chains(directory: Path) -> set[str]:
+    """Names of the chains that any process of a run has trained on so far."""
+    return {name for path in directory.glob("order_rank_*.jsonl") for _, name, _ in _lines(path)}
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str, int]]:
+    """Draw, name and number of processes of each line that is whole."""
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+            yield int(line["draw"]), str(line["id"]), int(line["ranks"])
+        except (ValueError, KeyError, TypeError):
+            continue

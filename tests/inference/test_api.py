@@ -210,7 +210,6 @@ def test_numbers_that_are_not_finite_are_never_a_prediction(cli: CommandLine):
     ("path", "options", "kind", "message"),
     [
         ("none.npz", {}, WeightsError, "there is no such file"),
-        ("mini", {}, WeightsError, "mini: this version of FastFold ships no trained network"),
         ("x.npz", {"device": "tpu"}, ConfigError, "there is no device 'tpu'; use auto, cpu, cuda"),
         (
             ORACLES / "synthetic_monomer/params.npz",

@@ -97,15 +97,6 @@ def test_wrong_use_says_what_is_wrong_with_exit_code_2(cli: CommandLine, argumen
     assert done.out == ""
 
 
-def test_weights_are_asked_for(cli: CommandLine):
-    done = cli.infer(cli.fasta({"T1": SEQUENCE}), weights=[])
-    assert done.code == 1
-    assert done.err.startswith(
-        "fastfold: mini: this version of FastFold ships no trained network; give a weights file"
-    )
-    assert not cli.out.exists()
-
-
 def test_fasta_files_behind_weights_are_noticed(cli: CommandLine):
     """--weights takes all names that follow, which would otherwise end in a puzzling message."""
     fasta, weights = cli.fasta({"T1": SEQUENCE}), cli.weights()

@@ -1,0 +1,75 @@
+"""The network that ships: it is used when no weights are given, says what it is, and folds the examples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fastfold
+from fastfold.data.fasta import read_fasta
+from fastfold.data.training_entry import read_entry
+from fastfold.data.training_set import open_training_set
+from fastfold.evoformer.checkpoint import weights_info
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.networks import weights_path
+from fastfold.training.validation import score_chain
+from tests.conftest import REPOSITORY, require_shared
+from tests.inference.conftest import QUICK, CommandLine
+
+EXAMPLES = ("1igd", "1ctf", "1ail", "1tig", "1ten")
+
+
+@pytest.fixture(scope="module")
+def mini() -> Iterator[AlphaFold]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield fastfold.load_model("mini", device="cpu")
+    torch.set_num_threads(threads)
+
+
+def lddt_ca(mini: AlphaFold, name: str) -> float:
+    """Of the fold from the sequence alone, against the experiment."""
+    structures = require_shared("data", "structures")
+    entries = open_training_set(structures, split="train").entries
+    (entry,) = (entry for entry in entries if entry.id.startswith(name))
+    chain = read_entry(entry).chain
+    return score_chain(mini, name, chain, (), mini.config, mini.config.model.num_recycle).lddt_ca
+
+
+def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: CommandLine):
+    done = cli.run("infer", cli.fasta({"T1": "MKTAYIAKQR"}), "--out", cli.out, *QUICK)
+    assert done.code == 0
+    chains = int(weights_info(weights_path("mini")).notes["trained_chains"])
+    assert chains > 1000
+    assert f"mini, trained on {chains:,} protein chains" in done.err
+    assert "no replacement for AlphaFold's weights; the README says how to get those" in done.err
+    assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
+
+
+def test_a_complex_is_refused_by_the_shipped_network(cli: CommandLine):
+    done = cli.run("infer", cli.fasta({"T1": "MKTAYIAKQR:MKT"}), "--out", cli.out, *QUICK)
+    assert done.code == 1
+    assert "add --weights of a multimer network" in done.err
+
+
+def test_the_file_is_small_enough_to_ship():
+    assert weights_path("mini").stat().st_size <= 25e6
+
+
+def test_the_examples_are_five_known_proteins(mini: AlphaFold):
+    assert mini.name == "mini"
+    assert [target.name for target in read_fasta(REPOSITORY / "examples" / "proteins.fasta")] == list(
+        EXAMPLES
+    )
+
+
+def test_an_example_folds_from_its_sequence_alone(mini: AlphaFold):
+    assert lddt_ca(mini, EXAMPLES[0]) >= 0.85
+
+
+@pytest.mark.slow
+def test_the_examples_fold_from_their_sequences_alone(mini: AlphaFold):
+    found = [lddt_ca(mini, name) for name in EXAMPLES]
+    assert min(found) >= 0.85, found
