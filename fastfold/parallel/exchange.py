@@ -76,7 +76,9 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pen
         flat = x.new_empty(group.size * x.numel())
         work = _all_gather(flat, x.view(-1), group=group.process_group, async_op=True)
         group.report("all_gather", (group.size - 1) * x.numel() * x.element_size())
-        return Pending(lambda: torch.cat(flat.view(group.size, *x.shape).unbind(0), dim), work)
+        # One operation for all ranks' shards: hundreds of views would take longer than the communication.
+        shards = flat.view(group.size, *x.shape)
+        return Pending(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work)
     shapes = [(*x.shape[:dim], size, *x.shape[dim + 1 :]) for size in sizes]
     numbers = [torch.Size(shape).numel() for shape in shapes]
     buffer, work = _exchange("all_gather", [x] * group.size, numbers, group)
@@ -90,15 +92,16 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pen
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
     """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
-    pieces = x.split(list(sizes), dim)
-    shape = pieces[group.rank].shape
-    if _even(sizes) and group.backend != "gloo":
-        stacked = torch.stack(pieces)
-        out = x.new_empty(shape)
+    if _even(sizes) and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
+        stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
+        out = x.new_empty(stacked.shape[1:])
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
         return Pending(lambda: out, work)
-    # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that.
+    # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that. And
+    # backends round half precision after every addition, where a sum over hundreds of ranks is to be rounded once.
+    pieces = x.split(list(sizes), dim)
+    shape = pieces[group.rank].shape
     buffer, work = _exchange("reduce_scatter", pieces, [shape.numel()] * group.size, group)
     return Pending(lambda: buffer.view(group.size, *shape).sum(0), work)
 
