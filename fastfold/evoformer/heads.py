@@ -16,6 +16,7 @@ class DistogramHead(Executed):
     """Distribution of CB distances from the symmetrised pair (section 1.9.8)."""
 
     operator = "heads"
+    has_columns = True  # a layout may leave other processes the columns that mirror the rows which are here
 
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class DistogramHead(Executed):
             half = _exactly(self.logits, pair[..., index, :, :])
             return half + _exactly(self.logits, pair[..., :, index, :]).transpose(-2, -3)
 
-        if self.policy.lazy_logits and not torch.is_grad_enabled():
+        if self.policy.lazy_logits and self.has_columns and not torch.is_grad_enabled():
             return {
                 "logits": LazyRows(torch.no_grad()(rows), (*pair.shape[:-1], c.num_bins), self.policy),
                 "bin_edges": edges,

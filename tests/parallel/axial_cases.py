@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.axial import AxialShards, mean_gradients
 from fastfold.parallel.collectives import all_reduce
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
@@ -213,7 +213,7 @@ def differences(
     shards = AxialShards(mesh.group("dap"))
     plain = plain_module(case)
     parallel = copy.deepcopy(plain)
-    make_parallel(parallel, mesh)
+    axial_parallel(parallel, mesh)
     inputs = inputs_of(case, batch)
 
     def own(x: Tensor, cut: int) -> Tensor:
@@ -221,28 +221,26 @@ def differences(
 
     expected = run_step(case, plain, inputs, lambda x, _: x)
     found = run_step(case, parallel, inputs, own)
+    # Every rank's loss is the plain one, or a part of it.
+    parts = 1 if not all(case.results) else shards.group.size
     worst = {}
     for number, (a, b, cut) in enumerate(zip(found.outputs, expected.outputs, case.results, strict=True)):
         worst[f"output {number}"] = difference(a, own(b, cut), b)
-    shared = not all(case.results)
     for number, (a, b, cut) in enumerate(zip(found.inputs, expected.inputs, case.cuts, strict=True)):
         if a is None or b is None:
             assert a is b
             continue
         if not cut:
             a = all_reduce(a, shards.group)
-        worst[f"gradient of input {number}"] = difference(
-            a / shards.group.size if shared else a, own(b, cut), b
-        )
+        worst[f"gradient of input {number}"] = difference(a / shards.group.size * parts, own(b, cut), b)
+    mean_gradients(parallel.parameters(), shards.group)
+    ours = {name: p.grad for name, p in parallel.named_parameters()}
     # A constant added to all keys changes no attention, so the gradient of such a bias is rounding and nothing else.
     least = 1e-3 * max(b.abs().max().item() for b in expected.parameters.values() if b is not None)
     for name, b in expected.parameters.items():
-        a = found.parameters[name]
+        a = ours[name]
         if a is None or b is None:
             assert a is b, f"{name} has a gradient on one side only"
             continue
-        total = all_reduce(a, shards.group)
-        worst[f"gradient of {name}"] = difference(
-            total / shards.group.size if shared else total, b, least=least
-        )
+        worst[f"gradient of {name}"] = difference(a * parts, b, least=least)
     return worst

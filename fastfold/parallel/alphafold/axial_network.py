@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.embedders import extra_msa_features
+from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
+from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, OnCycle
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.collectives import broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
-
-_EXTRA_MSA = ("extra_msa", "extra_has_deletion", "extra_deletion_value")
 
 
 class AxialInvariantPointAttention(InvariantPointAttention):
@@ -24,7 +23,12 @@ class AxialInvariantPointAttention(InvariantPointAttention):
     shards: AxialShards
 
     def forward(
-        self, single: Tensor, pair: Tensor, frames: Rigid, mask: Tensor, rows: slice = slice(None)
+        self,
+        single: Tensor,
+        pair: Tensor | LazyRows,
+        frames: Rigid,
+        mask: Tensor,
+        rows: slice = slice(None),
     ) -> Tensor:
         """Update ``[*, N, c_s]`` from a shard ``pair [*, n, N, c_z]``; everything else is whole."""
         residues = single.shape[-2]
@@ -36,6 +40,7 @@ class AxialDistogramHead(DistogramHead):
     """Logits of this rank's rows; what is mirrored at the diagonal comes from the other ranks."""
 
     shards: AxialShards
+    has_columns = False
 
     def transposed(self, half: Tensor) -> Tensor:
         """Rows ``[*, n, N, bins]`` of the transposed tensor, from its rows."""
@@ -47,12 +52,11 @@ class AxialAlphaFold(AlphaFold):
     """The network on shards: sequences of the MSAs and rows of the pair, everything of one axis whole.
 
     Every rank is given the same features and, for dropout, the same state of its random number generator. The
-    tensors of the result are those of the single network; ``representations`` holds this rank's rows of ``msa`` and
-    ``pair``, and so do the logits of the pair's and the MSA's heads if ``whole_logits`` is off.
+    result is that of the single network, but ``representations`` holds this rank's rows of ``msa`` and ``pair``.
+    Logits that are computed when they are asked for have to be asked for on all ranks alike.
     """
 
     shards: AxialShards
-    whole_logits: bool = True
 
     def forward(
         self,
@@ -64,43 +68,63 @@ class AxialAlphaFold(AlphaFold):
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
         result = super().forward(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
-        if self.whole_logits:
-            residues = result["representations"]["single"].shape[-2]
-            for name in ("distogram", "predicted_aligned_error"):
-                if name in result:
-                    logits = self.shards.gather(result[name]["logits"], -3, residues)
-                    result[name] = result[name] | {"logits": logits}
+        for name in ("distogram", "predicted_aligned_error"):
+            if name in result:
+                result[name] = result[name] | {"logits": self._whole_rows(result[name]["logits"])}
+        if "masked_msa" in result:
             # The shards of the MSA's own rows follow from those of a longer axis, with the templates' rows.
-            logits = result["masked_msa"]["logits"]
-            group = self.shards.group
+            logits, group = result["masked_msa"]["logits"], self.shards.group
             sizes = exchange_sizes(logits.shape[-3], group, logits.device)
             result["masked_msa"] = result["masked_msa"] | {"logits": gather(logits, -3, group, sizes)}
         return result
+
+    def _whole_rows(self, logits: Tensor | LazyRows) -> Tensor | LazyRows:
+        """All rows ``[*, N, N, bins]`` from this rank's."""
+        residues = logits.shape[-2]
+        if not isinstance(logits, LazyRows):
+            return self.shards.gather(logits, -3, residues)
+        sizes = self.shards.sizes(residues)
+        starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+
+        def rows(index: slice) -> Tensor:
+            """Every rank's part of a block of rows, joined."""
+            within = [
+                slice(min(max(index.start - start, 0), size), min(max(index.stop - start, 0), size))
+                for start, size in zip(starts, sizes, strict=True)
+            ]
+            group = self.shards.group
+            part = logits.rows(within[group.rank])
+            return gather(part, -3, group, [each.stop - each.start for each in within])
+
+        return LazyRows(
+            torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), self.policy
+        )
 
     def _pair_rows(self, residues: int) -> int:
         own = self.shards.own(residues)
         return own.stop - own.start
 
     def _represent(self, features: Features, previous: Features) -> Features:
-        shards = self.shards
-        residues, sequences = features["msa_feat"].shape[-2], features["msa_feat"].shape[-3]
-        torsions = self.template_torsion_embedder
+        shards, torsions = self.shards, self.template_torsion_embedder
+        sequences, residues = features["msa_feat"].shape[-3:-1]
         templates = 0 if torsions is None else features["template_aatype"].shape[-2]
         # The MSA's rows are cut together with those of the templates that follow them.
         own, own_rows = shards.own(sequences + templates), shards.own(residues)
         first, last = min(own.start, sequences), min(own.stop, sequences)
 
-        seen = features | {"msa_feat": features["msa_feat"][..., first:last, :, :]}
-        msa, pair = self.input_embedder(seen, previous, first_sequence=first, first_row=own_rows.start)
+        features["msa_feat"] = features["msa_feat"][..., first:last, :, :]
+        msa, pair = self.input_embedder(features, previous, first_sequence=first, first_row=own_rows.start)
+        del features["msa_feat"]
         dtype = pair.dtype
         seq_mask = features["seq_mask"].to(dtype)
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
         if self.template_embedder is not None:
             pair = self.template_embedder(pair, features, pair_mask, own_rows.start)
-        extra = features | {key: shards.take(features[key], -2) for key in _EXTRA_MSA}
-        embedded = self.extra_msa_embedder(extra_msa_features(extra).to(dtype))
-        _, pair = self.extra_msa_stack(embedded, pair, features["extra_msa_mask"].to(dtype), pair_mask)
-        del extra, embedded
+        for key in EXTRA_MSA_FEATURES:
+            features[key] = shards.take(features[key], -2)
+        extra, extra_mask = self._embed_extra_msa(features), features.pop("extra_msa_mask").to(dtype)
+        pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
+        del extra, extra_mask
 
         msa_mask = features["msa_mask"].to(dtype)
         if torsions is not None:
@@ -108,14 +132,12 @@ class AxialAlphaFold(AlphaFold):
             part = slice(max(0, own.start - sequences), max(0, own.stop - sequences))
             msa = torch.cat([msa, template_rows[..., part, :, :]], dim=-3)
             msa_mask = torch.cat([msa_mask, template_mask.to(dtype)], dim=-2)
+        for key in [key for key in features if key.startswith("template_")]:
+            del features[key]
         msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
         first_row = self._first_row(msa)
-        return {
-            "msa": msa[..., : last - first, :, :],
-            "msa_first_row": first_row,
-            "pair": pair,
-            "single": self.single_projection(first_row),
-        }
+        found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
+        return found | {"msa": msa[..., : last - first, :, :]} if self._wants("masked_msa") else found
 
     def _first_row(self, msa: Tensor) -> Tensor:
         """First row ``[*, N, c_m]`` of the MSA, which rank 0 has, on every rank."""

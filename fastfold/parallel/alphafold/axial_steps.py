@@ -54,10 +54,10 @@ class AxialOuterProductMean(OuterProductMean):
 
     def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``left [*, S, N, c]``, ``right [*, S, n, c]`` and masks from ``msa [*, S, n, c_m]`` and the whole mask."""
-        x = self.norm(msa)
-        left = self.shards.gather_async(self.left(x), -2, msa_mask.shape[-1])
-        right = self.right(x)
-        return left.wait(), right, msa_mask, self.shards.take(msa_mask, -1)
+        left = self.policy.map(msa, lambda rows, _: self.left(self.norm(rows)), dim=-3)
+        whole = self.shards.gather_async(left, -2, msa_mask.shape[-1])
+        right = self.policy.map(msa, lambda rows, _: self.right(self.norm(rows)), dim=-3)
+        return whole.wait(), right, msa_mask, self.shards.take(msa_mask, -1)
 
 
 class AxialTriangleMultiplication(TriangleMultiplication):

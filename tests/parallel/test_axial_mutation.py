@@ -1,0 +1,64 @@
+"""Leaving out any one reduction of dynamic axial parallelism changes a number that the other tests compare."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.axial import mean_gradients
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.parallel.axial_cases import CASES, difference, differences
+from tests.parallel.axial_networks import (
+    gradient_differences,
+    monomer_sample,
+    small_network,
+    train_step,
+)
+from tests.parallel.launch import launch
+from tests.parallel.mutation import undetected_reductions
+
+
+def _blocks() -> dict[str, tuple[int, list[str]]]:
+    mesh = ParallelMesh(ParallelPlan(dap=2))
+    names = ("monomer block", "multimer block", "monomer template stack", "point attention")
+    return {
+        name: undetected_reductions(lambda case=CASES[name]: max(differences(case, mesh).values()))
+        for name in names
+    }
+
+
+def test_every_reduction_of_a_block_is_needed() -> None:
+    for found in launch(_blocks, 2, timeout=500.0):
+        for name, (count, undetected) in found.items():
+            # Two products forward; biases, the left projection and the parameters' gradients backward.
+            assert count >= (7 if "block" in name else 2), name
+            assert undetected == [], name
+
+
+def _network() -> tuple[int, list[str]]:
+    mesh = ParallelMesh(ParallelPlan(dap=2))
+    plain = small_network("synthetic_monomer", recycles=0)
+    sample = monomer_sample(7, 3, 2)
+    expected = train_step(plain, sample)
+    parallel = copy.deepcopy(plain)
+    axial_parallel(parallel, mesh)
+
+    def worst() -> float:
+        parallel.zero_grad()
+        found = train_step(parallel, sample)
+        mean_gradients(parallel.parameters(), mesh.group("dap"))
+        results = [difference(value, expected[name], least=1e-9) for name, value in found.items()]
+        return max(*results, *dict(gradient_differences(parallel, plain)).values())
+
+    return undetected_reductions(worst)
+
+
+@pytest.mark.slow
+def test_every_reduction_of_a_network_is_needed() -> None:
+    """Embedding, both stacks, templates, recycled first row, structure module, heads, gradients."""
+    for count, undetected in launch(_network, 2, timeout=900.0):
+        assert count > 25
+        assert undetected == []

@@ -1,0 +1,67 @@
+"""Bytes that a sharded Evoformer block sends, counted on simulated ranks, against formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+
+C_M, C_Z = 256, 128
+
+
+def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, float]:
+    """Elements that rank 0 sends in the forward and in the backward pass of a block of official widths."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        mesh = ParallelMesh(ParallelPlan(dap=ranks))
+        shards = AxialShards(mesh.group("dap"))
+        trunk = model_config("model_1").model.embeddings_and_evoformer
+        block = EvoformerBlock(trunk.evoformer, C_M, C_Z)
+        axial_parallel(block, mesh)
+        # Shapes alone: nothing is computed and nothing held.
+        with FakeTensorMode():
+            for module in block.modules():
+                for name, parameter in list(module.named_parameters(recurse=False)):
+                    setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
+
+            def shard(*shape: int) -> Tensor:
+                return torch.empty(shape, requires_grad=True)
+
+            msa = shard(shards.sizes(sequences)[0], residues, C_M)
+            pair = shard(residues, shards.sizes(residues)[0], C_Z)
+            masks = torch.empty(sequences, residues), torch.empty(residues, residues)
+            with mesh.record() as forward:
+                found = block(msa, pair, *masks)
+            with mesh.record() as backward:
+                (found[0].sum() + found[1].sum()).backward()
+        return forward.sent / 4, backward.sent / 4
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "residues", "sequences"),
+    [(2, 256, 128), (8, 384, 512), (64, 2048, 512), pytest.param(512, 2048, 512, marks=pytest.mark.slow)],
+)
+def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
+    """Of r² each: 8 + 4 + 4 biases and 2 x 128 products; 32 s r of projections; the rest are switches.
+
+    Two switches of the pair instead of FastFold's four, and the same again backward.
+    """
+    r, s = residues, sequences
+    gathered = 272 * r * r + 32 * s * r
+    forward, backward = _elements_sent(ranks, r, s)
+    assert forward == pytest.approx((ranks - 1) / ranks * (gathered + (512 * s * r + 256 * r * r) / ranks))
+    assert backward == forward
+    assert forward < (ranks - 1) / ranks * (gathered + 512 * (s * r + r * r) / ranks)
