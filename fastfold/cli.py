@@ -15,6 +15,7 @@ from fastfold._version import __version__
 from fastfold.environment import prepare_environment
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.inference.failures import debugging, internal_error
+from fastfold.plan_command import add_plan_command
 
 _EPILOG = """\
 examples:
@@ -166,6 +167,11 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
     )
     infer.add_argument("--no-plots", action="store_true", help="write no pictures")
+    infer.add_argument(
+        "--parallel",
+        metavar="dap=N",
+        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
+    )
     infer.set_defaults(run=_infer)
 
     train = commands.add_parser(
@@ -178,6 +184,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them")
     train.add_argument("--cfg", choices=("job",), help="print the whole configuration and stop")
     train.set_defaults(run=_train)
+
+    add_plan_command(commands)
 
     verify = commands.add_parser(
         "verify",
@@ -240,7 +248,10 @@ def _infer(options: argparse.Namespace) -> int:
             reference=options.reference,
             device=options.device,
             settings=settings,
+            parallel=options.parallel,
         )
+    if int(os.environ.get("RANK", "0")) > 0:  # the first process speaks for all
+        return 0
     counts = [f"{len(summary.folded)} folded"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []

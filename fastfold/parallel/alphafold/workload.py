@@ -1,0 +1,164 @@
+"""A training step of an AlphaFold network as something to be planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import is_multimer, model_config
+from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel.alphafold.axial_parallel import axial_parallel
+from fastfold.parallel.alphafold.grid_parallel import grid_parallel
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.workload import Repeat, Workload, standard_layouts
+from fastfold.training.precision import autocast_trunk
+
+# Bytes per parameter besides Adam's: the average of the weights, in float32.
+_AVERAGE = 4
+
+
+def alphafold_workload(
+    model: str = "model_1",
+    *,
+    residues: int = 256,
+    msa: int = 128,
+    extra_msa: int = 1024,
+    samples: int = 128,
+    precision: str = "bf16",
+    recycles: int = 3,
+) -> Workload:
+    """One optimisation step of AlphaFold training.
+
+    What is left out: the loss (a few percent of the arithmetic), the loader, and validation.
+
+    Args:
+        model: Official name, as :func:`fastfold.evoformer.config.model_config` takes it.
+        residues: Residues of a crop.
+        msa: Sequences of the MSA (clusters).
+        extra_msa: Sequences of the extra MSA.
+        samples: Crops of a step.
+        precision: ``bf16`` (trunk under autocast) or ``fp32``.
+        recycles: Most recycling iterations; as many as not are drawn evenly from 0 to this.
+
+    Raises:
+        ConfigError: No such model, or an impossible size.
+    """
+    config = model_config(model)
+    for name, value, least in (
+        ("residues", residues, 1),
+        ("msa", msa, 1),
+        ("extra_msa", extra_msa, 1),
+        ("samples", samples, 1),
+        ("recycles", recycles, 0),
+    ):
+        if value < least:
+            raise ConfigError(f"{name} has to be at least {least}, got {value}")
+    if precision not in ("bf16", "fp32"):
+        raise ConfigError(f"precision is bf16 or fp32, got {precision!r}")
+    trunk = config.model.embeddings_and_evoformer
+    stacks = {
+        "evoformer.blocks.0": Repeat(trunk.evoformer_num_block),
+        "extra_msa_stack.blocks.0": Repeat(trunk.extra_msa_stack_num_block),
+    }
+    if trunk.template.enabled:
+        stacks["template_embedder.stack.blocks.0"] = Repeat(trunk.template.template_pair_stack.num_block)
+    # Thousands of small operators, which take longest to trace; the little around its layer is counted as often.
+    stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
+
+    def build(mesh: ParallelMesh) -> nn.Module:
+        network = AlphaFold(one_block_each(config)).train()
+        if mesh.plan.dap > 1:
+            _shard(network, mesh)
+        if precision == "bf16":
+            autocast_trunk(network, "cpu")
+        return network
+
+    def loss(network: nn.Module) -> Tensor:
+        result = network(made_up_features(config, residues, msa, extra_msa), 0)
+        found = [x for x in tree_iter(result) if isinstance(x, Tensor) and x.requires_grad]
+        return torch.stack([x.float().sum() for x in found]).sum()
+
+    return Workload(
+        name=model,
+        build=build,
+        loss=loss,
+        samples=samples,
+        stacks=stacks,
+        # A rank without a single residue's row has nothing to do.
+        layouts=standard_layouts(dap=residues, grid=True),
+        stages=trunk.evoformer_num_block,
+        passes=recycles / 2,
+        copied_bytes=_AVERAGE,
+        small=True,  # AlphaFold's initialisation draws numbers again that are too large
+        description=f"{residues} residues, MSA {msa}, extra MSA {extra_msa}, {precision}, "
+        f"0 to {recycles} recycling iterations, batch {samples}",
+        settings=(
+            f"data.crop_size={residues}",
+            f"optim.batch_size={samples}",
+            f"trainer.precision={precision}",
+        ),
+    )
+
+
+def one_block_each(config: Any) -> Any:
+    """The same network with one block in every stack, and one layer of the structure module."""
+    small = config.copy_and_resolve_references()
+    trunk = small.model.embeddings_and_evoformer
+    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
+    if trunk.template.enabled:
+        trunk.template.template_pair_stack.num_block = 1
+    small.model.heads.structure_module.num_layer = 1
+    return small
+
+
+def _shard(network: AlphaFold, mesh: ParallelMesh) -> None:
+    apply = grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel
+    apply(network, mesh)
+    # How the logits of the MSA's rows are gathered depends on data, which there is none of here.
+    network.whole_logits = False  # type: ignore[assignment]
+
+
+def made_up_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
+    """Features of the right shapes, batch size 1, for one cycle; AlphaFold's keys with the cycle in front.
+
+    Args:
+        config: Official configuration tree.
+        residues: N.
+        msa: Rows of the MSA, templates not counted.
+        extra_msa: Rows of the extra MSA.
+    """
+    multimer = is_multimer(config)
+    templates = config.model.embeddings_and_evoformer.template.get("max_templates", 4)
+
+    def whole(*shape: int) -> Tensor:
+        return torch.zeros(1, 1, *shape, dtype=torch.int64)
+
+    def real(*shape: int) -> Tensor:
+        return torch.ones(1, 1, *shape)
+
+    return {
+        "aatype": whole(residues),
+        "residue_index": whole(residues),
+        "seq_mask": real(residues),
+        "target_feat": real(residues, 21 if multimer else 22),
+        "msa_feat": real(msa, residues, 49),
+        "msa_mask": real(msa, residues),
+        "extra_msa": whole(extra_msa, residues),
+        "extra_has_deletion": real(extra_msa, residues),
+        "extra_deletion_value": real(extra_msa, residues),
+        "extra_msa_mask": real(extra_msa, residues),
+        "template_mask": real(templates),
+        "template_aatype": whole(templates, residues),
+        "template_pseudo_beta": real(templates, residues, 3),
+        "template_pseudo_beta_mask": real(templates, residues),
+        "template_all_atom_positions": real(templates, residues, 37, 3),
+        "template_all_atom_masks": real(templates, residues, 37),
+        "template_all_atom_mask": real(templates, residues, 37),
+        "asym_id": whole(residues),
+        "entity_id": whole(residues),
+        "sym_id": whole(residues),
+    }

@@ -1,0 +1,121 @@
+"""Time of messages: which links they pass, and what the replicas exchange of their gradients and parameters.
+
+A collective takes as long as its bytes on the slowest link that they pass, and its latency for each doubling of the
+group. Rings pass a machine's border on as many network ports as the group has GPUs in that machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fastfold.parallel import collectives
+from fastfold.parallel.groups import Communication
+from fastfold.parallel.hardware import Rates
+from fastfold.parallel.mesh import axes, groups
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.stages import Replicated, ShardedGradients, ShardedStates
+from fastfold.parallel.tracing import counting_mesh
+from fastfold.parallel.workload import Workload
+
+
+@cache
+def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
+    """How many ranks of the first group of this name are on the first machine."""
+    sizes = axes(plan)
+    strides, stride = {}, 1
+    for name in reversed(sizes):
+        strides[name], stride = stride, stride * sizes[name]
+    steps = [range(0, sizes[name] * strides[name], strides[name]) for name in groups(plan)[group]]
+    return sum(sum(place) < per_machine for place in itertools.product(*steps))
+
+
+def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> float:
+    """Time of one collective.
+
+    Args:
+        entry: As a log of a mesh holds it; bytes are those that a rank sends.
+        plan: The whole plan, which says where the group's ranks are.
+        rates: The links.
+    """
+    here = _on_one_machine(plan, entry.group, rates.sheet.per_machine)
+    if here == entry.size:
+        busy = entry.sent / rates.link
+    elif entry.op == "all_to_all":
+        away = (entry.size - here) / (entry.size - 1)
+        busy = max(entry.sent * away / rates.network, entry.sent * (1 - away) / rates.link)
+    elif entry.op == "shift":
+        busy = entry.sent / rates.network
+    else:
+        busy = entry.sent / min(rates.link, here * rates.network)
+    rounds = 1 if entry.op in ("all_to_all", "shift") else math.ceil(math.log2(entry.size))
+    return busy + rounds * rates.assumptions.latency_seconds
+
+
+def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rates: Rates) -> float:
+    return sum(exchange_seconds(entry, plan, rates) for entry in entries)
+
+
+def replicas(plan: ParallelPlan) -> int:
+    """Ranks that hold the same parameters."""
+    return plan.dp * plan.sp * plan.dap
+
+
+@dataclass(frozen=True)
+class _Exchanged:
+    """What a rank sends for its gradients and shards."""
+
+    every_sample: tuple[Communication, ...]
+    every_step: tuple[Communication, ...]
+
+
+@cache
+def _exchanged(zero: int, layout: ParallelPlan, elements: int) -> _Exchanged:
+    """Run the real exchanges of a ZeRO stage on parameters without data; ``layout`` has no pipeline."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with counting_mesh(layout) as mesh, mode, mesh.record() as log:
+        if zero == 3:
+            group = mesh.group("replicas")
+            shard = -(-elements // group.size)  # FSDP makes all shards equally long
+            with torch.no_grad():
+                collectives.gather(torch.empty(shard), 0, group)
+                collectives.reduce_scatter(torch.empty(shard * group.size), 0, group)
+            return _Exchanged(tuple(log.entries), ())
+        parameters = {"all": nn.Parameter(torch.empty(elements))}
+        kind = (Replicated, ShardedStates, ShardedGradients)[zero]
+        gradients = kind(parameters, mesh, {})
+        found = gradients.take_sample()
+        of_sample = tuple(log.entries)
+        gradients.finish(found)
+        gradients.publish()
+        return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :])
+
+
+def synchronisation_seconds(
+    workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int
+) -> float:
+    """Time of the exchanges of gradients and of ZeRO's shards in one step.
+
+    Args:
+        workload: What is trained.
+        plan: How it is split.
+        rates: The links.
+        parameters: Of this rank, before ZeRO.
+        count: Samples of this rank.
+    """
+    if replicas(plan) == 1:
+        return 0.0
+    found = _exchanged(plan.zero, replace(plan, pp=1, zero=0), parameters)
+    of_sample = exchanges_seconds(found.every_sample, plan, rates)
+    if plan.zero == 3:
+        # The parameters are gathered for every pass, the gradients reduce-scattered once.
+        gather, *reduction = (exchange_seconds(entry, plan, rates) for entry in found.every_sample)
+        of_sample = (workload.passes + 2) * gather + sum(reduction)
+    return count * of_sample + exchanges_seconds(found.every_step, plan, rates)
