@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 
 from fastfold.data.features import sampler_from_merged
 from fastfold.data.labels import structure_labels
+from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.parallel.alphafold import axial_parallel
@@ -53,22 +57,35 @@ def monomer_sample(residues: int, sequences: int, extra: int, first: int = 0) ->
     return Sample(cut, {key: value[-1] for key, value in cut.items()})
 
 
-def multimer_sample() -> Sample:
-    """The synthetic complex: 50 residues of three chains."""
+def multimer_sample(residues: int = 23) -> Sample:
+    """The first residues of the synthetic complex: 18 of its first chain, the others of its second."""
     config = oracle_config("synthetic_multimer")
-    config.model.embeddings_and_evoformer.masked_msa.replace_fraction = 0.3
     merged = oracle_arrays("synthetic_multimer", "features")
     stacked = sampler_from_merged(merged, config, deterministic=True).stack(CYCLES)
-    features = {key: _exact(value) for key, value in stacked.items()}
     names = ("aatype", "all_atom_positions", "all_atom_mask")
     labels = structure_labels(*(merged[name] for name in names), resolution=2.0)
+    whole = len(merged["aatype"])
+
+    def cut(value: Any, axes: slice) -> Tensor:
+        found = torch.as_tensor(np.asarray(value))
+        shape = found.shape[axes]
+        index = tuple(slice(0, residues) if size == whole else slice(None) for size in shape)
+        found = found[(*(slice(None),) * (axes.start or 0), *index)]
+        return found.double() if found.is_floating_point() else found
+
+    features = {key: cut(value, slice(1, 3)) for key, value in stacked.items()}
     batch = {key: value[-1] for key, value in features.items()}
-    return Sample(features, batch | {key: _exact(value) for key, value in labels.items()})
+    return Sample(features, batch | {key: cut(value, slice(0, 1)) for key, value in labels.items()})
 
 
-def _exact(value: Any) -> Tensor:
-    found = torch.as_tensor(np.asarray(value))
-    return found.double() if found.is_floating_point() else found
+def recorded_run(directory: Path) -> tuple[AlphaFold, Sample]:
+    """Network, features and labels of a recorded run of a monomer, in float64, with dropout."""
+    config = ConfigDict(json.loads((directory / "config.json").read_text()))
+    model = load_model(directory / "params.npz", config=config).double().train()
+    with np.load(directory / "features.npz") as archive:
+        features = {key: torch.from_numpy(archive[key]) for key in archive.files}
+    features = {k: v.double() if v.is_floating_point() else v for k, v in features.items()}
+    return model, Sample(features, {key: value[-1] for key, value in features.items()})
 
 
 def small_network(name: str, *, blocks: int = 1, recycles: int = CYCLES - 1) -> AlphaFold:
@@ -89,7 +106,9 @@ def train_step(model: AlphaFold, sample: Sample, seed: int = 1) -> dict[str, Any
     loss.backward()
     structure = result["structure_module"]
     found = {"loss": loss, "positions": structure["final_atom_positions"], "frames": structure["traj"]}
-    found |= {f"{name} logits": result[name]["logits"] for name in model.heads}
+    for name in model.heads:
+        logits, rows = result[name]["logits"], result[name].get("rows")
+        found[f"{name} logits"] = logits if rows is None else rows.join(logits, -3)
     found |= {f"{name} loss": part["loss"] for name, part in parts.items()}
     return {key: value.detach() for key, value in found.items()}
 

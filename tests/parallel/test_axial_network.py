@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from ml_collections import ConfigDict
 
-from fastfold.evoformer.checkpoint import load_model
 from fastfold.parallel.plan import ParallelPlan
 from tests.conftest import require_shared
 from tests.parallel.axial_networks import (
-    Sample,
     compare_training,
     monomer_sample,
     multimer_sample,
+    recorded_run,
     small_network,
 )
 from tests.parallel.launch import launch
@@ -26,10 +21,10 @@ BOUND = 1e-12
 
 
 def _monomer(plan: ParallelPlan, steps: int, checkpointing: bool) -> list[tuple[float, str]]:
-    """27 residues, 9 + 4 rows and 11 extra ones: nothing divides by 2."""
+    """15 residues, 5 + 4 rows and 3 extra ones: nothing divides by 2."""
     return compare_training(
         small_network("synthetic_monomer"),
-        [monomer_sample(27, 9, 11)],
+        [monomer_sample(15, 5, 3)],
         plan,
         steps=steps,
         checkpointing=checkpointing,
@@ -42,7 +37,7 @@ def _multimer(plan: ParallelPlan) -> list[tuple[float, str]]:
 
 def _two_proteins(plan: ParallelPlan) -> list[tuple[float, str]]:
     """Of different lengths, with one sequence in all and with several."""
-    samples = [monomer_sample(13, 1, 1), monomer_sample(9, 5, 3, first=8)]
+    samples = [monomer_sample(9, 1, 1), monomer_sample(7, 4, 3, first=8)]
     return compare_training(small_network("synthetic_monomer", recycles=0), samples, plan)
 
 
@@ -80,13 +75,7 @@ def test_two_groups_fold_two_proteins() -> None:
 
 
 def _oracle(plan: ParallelPlan, folder: str) -> list[tuple[float, str]]:
-    directory = Path(folder)
-    config = ConfigDict(json.loads((directory / "config.json").read_text()))
-    model = load_model(directory / "params.npz", config=config).double().train()
-    with np.load(directory / "features.npz") as archive:
-        features = {key: torch.from_numpy(archive[key]) for key in archive.files}
-    features = {k: v.double() if v.is_floating_point() else v for k, v in features.items()}
-    sample = Sample(features, {key: value[-1] for key, value in features.items()})
+    model, sample = recorded_run(Path(folder))
     return compare_training(model, [sample], plan)
 
 
