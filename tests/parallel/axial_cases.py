@@ -213,7 +213,7 @@ def differences(
     shards = AxialShards(mesh.group("dap"))
     plain = plain_module(case)
     parallel = copy.deepcopy(plain)
-    axial_parallel(parallel, mesh)
+    make_parallel(parallel, mesh)
     inputs = inputs_of(case, batch)
 
     def own(x: Tensor, cut: int) -> Tensor:
