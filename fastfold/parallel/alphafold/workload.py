@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter
 
@@ -22,7 +23,7 @@ _AVERAGE = 4
 
 
 def alphafold_workload(
-    model: str = "model_1",
+    model: str | ConfigDict = "model_1",
     *,
     residues: int = 256,
     msa: int = 128,
@@ -36,7 +37,7 @@ def alphafold_workload(
     What is left out: the loss (a few percent of the arithmetic), the loader, and validation.
 
     Args:
-        model: Official name, as :func:`fastfold.evoformer.config.model_config` takes it.
+        model: Official name, as :func:`fastfold.evoformer.config.model_config` takes it, or a configuration tree.
         residues: Residues of a crop.
         msa: Sequences of the MSA (clusters).
         extra_msa: Sequences of the extra MSA.
@@ -47,7 +48,7 @@ def alphafold_workload(
     Raises:
         ConfigError: No such model, or an impossible size.
     """
-    config = model_config(model)
+    config = model_config(model) if isinstance(model, str) else model
     for name, value, least in (
         ("residues", residues, 1),
         ("msa", msa, 1),
@@ -83,14 +84,15 @@ def alphafold_workload(
         return torch.stack([x.float().sum() for x in found]).sum()
 
     return Workload(
-        name=model,
+        name=model if isinstance(model, str) else "the network",
         build=build,
         loss=loss,
         samples=samples,
         stacks=stacks,
         # A rank without a single residue's row has nothing to do.
         layouts=standard_layouts(dap=residues, grid=True),
-        stages=trunk.evoformer_num_block,
+        # Each sample's gradient is clipped: stage 3 never has it, and a pipeline adds several up.
+        zero=(0, 1, 2),
         passes=recycles / 2,
         copied_bytes=_AVERAGE,
         small=True,  # AlphaFold's initialisation draws numbers again that are too large
