@@ -107,9 +107,16 @@ class FullySharded:
         """What :meth:`take_sample` gives for a gradient of zeros."""
         return [torch.zeros_like(_local(parameter)) for parameter in self.parameters.values()]
 
+    def gradient_square(self) -> Tensor:
+        """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
+        found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        return self._over_stages(self._norms.squares(found).sum())
+
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """Squared norm of the gradient of all parameters (a collective)."""
-        square = self._norms.squares(dict(zip(self.names, buffers, strict=True))).sum()
+        return self._over_stages(self._norms.squares(dict(zip(self.names, buffers, strict=True))).sum())
+
+    def _over_stages(self, square: Tensor) -> Tensor:
         pipeline = self.mesh.group("pp")
         return square if pipeline.size == 1 else exchange.start_all_reduce(square, pipeline).wait()
 

@@ -103,15 +103,11 @@ class Parallel:
         Returns:
             Its norm before.
         """
-        found = {name: p.grad for name, p in self.gradients.optimised.items() if p.grad is not None}
-        square = self.gradients.norms.squares(found).sum()
-        pipeline = self.mesh.group("pp")
-        if pipeline.size > 1:
-            square = exchange.start_all_reduce(square, pipeline).wait()
-        norm = float(square.sqrt())
+        norm = float(self.gradients.gradient_square().sqrt())
         if norm > max_norm:
-            for gradient in found.values():
-                gradient.mul_(max_norm / norm)
+            for parameter in self.gradients.optimised.values():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(max_norm / norm)
         return norm
 
     def optimizer(self, factory: Factory) -> ParallelOptimizer:

@@ -130,7 +130,7 @@ def _check(
     """Refuse what no collective could make right."""
     kind = type(model).__name__
     tied = next(iter(_tied(model)), None)
-    if plan.dap > 1 and not is_alphafold(model):
+    if plan.dap > 1 and not _has_msa_and_pair(model):
         raise ConfigError(
             f"dap={plan.dap} shards MSA and pair of an AlphaFold network, {kind} has none; use sp or tp"
         )
@@ -223,11 +223,9 @@ def _moved(makers: Mapping[str, Maker], renamed: Mapping[str, str]) -> dict[str,
     return found
 
 
-def is_alphafold(model: nn.Module) -> bool:
-    """Whether a module is our network, to which axial parallelism applies."""
-    from fastfold.evoformer.model import AlphaFold  # here: nothing else of this package needs it
-
-    return isinstance(model, AlphaFold)
+def _has_msa_and_pair(model: nn.Module) -> bool:
+    """Whether a module is our network or a part of it, to which axial parallelism applies."""
+    return any(type(part).__module__.startswith("fastfold.evoformer.") for part in model.modules())
 
 
 def _apply_dap(model: nn.Module, mesh: ParallelMesh) -> None:

@@ -31,7 +31,7 @@ class ShardNorms:
         self._groups = [found[name] for name in sorted(found)]
 
     def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared norm of each whole tensor, ``[n]`` in float32 or wider, the same on all ranks that share it.
+        """Squared norm of each whole tensor, ``[n]`` float64, the same on all ranks that share it.
 
         One sum over each group, for all tensors together: a collective.
 
@@ -39,11 +39,12 @@ class ShardNorms:
             tensors: This rank's parts, by the parameters' names; every rank gives the same names in the same order.
         """
         if not tensors:
-            return torch.zeros(0)
+            return torch.zeros(0, dtype=torch.float64)
         parts = [local(tensor) for tensor in tensors.values()]
         wide = torch.promote_types(parts[0].dtype, torch.float32)
         norms = torch._foreach_norm([part if part.dtype == wide else part.to(wide) for part in parts])
-        squares = torch.stack(list(norms)).square()
+        # Squares of float32 norms end at 1e38.
+        squares = torch.stack(list(norms)).double().square()
         for group in self._groups:
             cut = [any(one is group for one in self._cut.get(name, ())) for name in tensors]
             if any(cut):

@@ -75,6 +75,11 @@ class Replicated:
         """Tensors that lie like :attr:`optimised`, of ones in the shapes of this rank's parameters."""
         return dict(values)
 
+    def gradient_square(self) -> Tensor:
+        """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
+        found = {name: p.grad for name, p in self.optimised.items() if p.grad is not None}
+        return self._over_stages(self.norms.squares(found).sum())
+
     # ---- gradients -------------------------------------------------------------------------------------
 
     def take_sample(self) -> list[Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.training.parallel_plan import ParallelConfig
 
 
 @dataclass
@@ -112,9 +113,10 @@ class DataConfig:
 
 @dataclass
 class OptimConfig:
-    """Group ``optim``: Adam, its schedule, and the average of the weights (supplement, section 1.11.3).
+    """Group ``optim``: the optimizer, its schedule, and the average of the weights (supplement, section 1.11.3).
 
     Attributes:
+        name: ``adam``, or for batches of thousands ``lamb`` or ``lars`` (see :mod:`fastfold.parallel.large_batch`).
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
         decay_after: Step after which the rate is multiplied once, or null.
@@ -124,11 +126,15 @@ class OptimConfig:
         beta1: Adam's first decay.
         beta2: Adam's second decay.
         eps: Adam's epsilon.
+        weight_decay: Share of the weights that each step takes off, times the rate.
+        momentum: Of ``lars``.
+        trust: Of ``lars``: how far a layer may move in a step.
         clip: Largest gradient norm of one sample.
         batch_size: Samples of a step, over all processes.
         ema_decay: Decay of the exponential moving average of the weights.
     """
 
+    name: str = "adam"
     lr: float = 1e-3
     warmup_steps: int = 1000
     decay_after: int | None = 50_000
@@ -138,16 +144,20 @@ class OptimConfig:
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-6
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    trust: float = 1e-3
     clip: float = 0.1
     batch_size: int = 128
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
+        _one_of("optim.name", self.name, ("adam", "lamb", "lars"))
         _at_least("optim.batch_size", self.batch_size, 1)
         _at_least("optim.warmup_steps", self.warmup_steps, 0)
-        for name in ("lr", "clip", "eps"):
+        for name in ("lr", "clip", "eps", "trust"):
             _positive(f"optim.{name}", getattr(self, name))
-        for name in ("beta1", "beta2", "ema_decay", "final_fraction"):
+        for name in ("beta1", "beta2", "ema_decay", "final_fraction", "momentum", "weight_decay"):
             _between(f"optim.{name}", getattr(self, name), 0.0, 1.0)
 
 
@@ -204,18 +214,6 @@ class TrainerConfig:
             _at_least(f"trainer.{name}", getattr(self, name), 1)
         for name in ("seed", "validate_recycles"):
             _at_least(f"trainer.{name}", getattr(self, name), 0)
-
-
-@dataclass
-class ParallelConfig:
-    """Group ``parallel``: how processes share the work.
-
-    Attributes:
-        dp: Processes that share each step's samples (data parallelism); must be the number that torchrun
-            started, or null to take that number.
-    """
-
-    dp: int | None = None
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The network of a run: built or loaded, with frozen parts, adapters and precision put on from outside."""
+"""The network of a run: built or loaded, with frozen parts, adapters, plan and precision put on from outside."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from torch import nn
 from fastfold.evoformer.checkpoint import read_weights
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel import Parallel, parallelize
 from fastfold.training.config import TrainConfig
 from fastfold.training.lora import add_lora, freeze
 from fastfold.training.precision import autocast_trunk
+from fastfold.training.world import World
 
 
-def build_network(config: TrainConfig, tree: Any, device: torch.device) -> AlphaFold:
-    """The network to train, on its device and in training mode.
+def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
+    """The network to train with its first weights, on the CPU.
 
     Args:
         config: The run's configuration.
         tree: Config tree of the network.
-        device: Where it goes.
 
     Raises:
         WeightsError: The weights to start from cannot be read or are of another network.
@@ -32,18 +33,36 @@ def build_network(config: TrainConfig, tree: Any, device: torch.device) -> Alpha
     if config.model.weights is not None:
         _, state = read_weights(config.model.weights, config=tree)
         model.load_state_dict(state)
-    model.to(device)
     if config.finetune.freeze:
         freeze(model, config.finetune.freeze)
     if config.finetune.lora_rank:
         add_lora(model, rank=config.finetune.lora_rank, alpha=config.finetune.lora_alpha)
+    return model
+
+
+def build_network(config: TrainConfig, tree: Any, world: World) -> Parallel:
+    """The network to train under the run's plan, on its device and in training mode.
+
+    Args:
+        config: The run's configuration.
+        tree: Config tree of the network.
+        world: The run's processes.
+
+    Raises:
+        WeightsError: The weights to start from cannot be read or are of another network.
+        ConfigError: A pattern of parameters to freeze matches none, or the plan does not go with the network.
+    """
+    model = plain_network(config, tree).to(world.device)
     model.set_checkpointing(config.memory.checkpointing)
+    # Before what wraps forward.
+    parallel = parallelize(model, world.mesh)
     torch.set_float32_matmul_precision(config.trainer.matmul)
     if config.trainer.precision == "bf16":
-        autocast_trunk(model, device.type)
+        autocast_trunk(model, world.device.type)
     if config.trainer.compile:
         for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
             for block in stack.blocks:
                 assert isinstance(block, nn.Module)
                 block.compile()
-    return model.train()
+    model.train()
+    return parallel

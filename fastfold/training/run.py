@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +11,16 @@ import numpy as np
 
 from fastfold._version import __version__
 from fastfold.atomic_files import prepare_output_directory, write_atomic
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.checkpoint import save_weights
-from fastfold.evoformer.model import AlphaFold
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.ema import ExponentialMovingAverage
 from fastfold.training.loggers import CsvLogger, JsonLinesLogger, Logger, LoggerGroup, TensorBoardLogger
 from fastfold.training.lora import merge_lora
-from fastfold.training.network import build_network
-from fastfold.training.order_log import OrderLog
+from fastfold.training.network import build_network, plain_network
+from fastfold.training.order_log import OrderLog, consumed_chains
 from fastfold.training.progress import TrainingProgress
 from fastfold.training.report import write_report
 from fastfold.training.samples import EntryReader, SampleSource, entry_reader, make_loader, open_source
@@ -46,13 +44,30 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
             that cannot be written, or a run that has to stop.
     """
     tree = network_config(config.model)
-    with start_world(config.trainer.device, config.parallel.dp) as world:
+    with start_world(config.trainer.device, config.parallel) as world:
+        _agree(config, world)
         source = open_source(
             config.data,
             config.trainer.validate_chains,
             complexes=bool(tree.model.global_config.multimer_mode),
         )
         return _Run(config, tree, source, world, loggers).train()
+
+
+def _nothing(step: int, draws: list[tuple[int, str]]) -> None:
+    """Another process of the same share has written down what is consumed."""
+
+
+def _agree(config: TrainConfig, world: World) -> None:
+    """Refuse configurations that differ between processes: they would wait for each other for ever."""
+    of_all = [to_yaml(each).splitlines() for each in world.gather(config)]
+    for other, lines in enumerate(of_all):
+        differing = [(a, b) for a, b in zip(of_all[0], lines, strict=False) if a != b]
+        if differing or len(lines) != len(of_all[0]):
+            first, its = (text.strip() for text in (differing or [("less", "more")])[0])
+            raise ConfigError(
+                f"the processes were started with different settings: {first} on rank 0, {its} on rank {other}"
+            )
 
 
 class _Run:
@@ -72,7 +87,8 @@ class _Run:
         self.config, self.tree, self.source, self.world = config, tree, source, world
         self.out = Path(config.trainer.out)
         prepare_output_directory(self.out)
-        self.model = build_network(config, tree, world.device)
+        self.parallel = build_network(config, tree, world)
+        self.model = self.parallel.module
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
         self.reader: EntryReader = entry_reader(config.data)
         self.progress = TrainingProgress(config.trainer.steps, quiet=not world.is_main)
@@ -81,14 +97,20 @@ class _Run:
     def train(self) -> bool:
         """Train, and write what a run leaves behind."""
         config, world = self.config, self.world
-        order = OrderLog(self.out, world.rank, world.size)
+        order = OrderLog(self.out, world.share, world.shares) if world.is_leader else None
         checkpoints = Checkpoints(
             self.out / "checkpoints", world, keep=config.trainer.keep_checkpoints, report=self._say
         )
-        replay = order.replay() if config.data.order == "ready" and config.trainer.resume != "never" else []
+        repeats = config.data.order == "ready" and config.trainer.resume != "never"
+        replay = order.replay() if order is not None and repeats and world.shares == world.size else []
         loader = make_loader(self.source, config.data, self.tree, config.trainer.seed, world, replay)
-        hooks = Hooks(log=self._log, consumed=order.write, validate=self._validate, report=self._say)
-        trainer = Trainer(self.model, self.tree, config, loader, world, checkpoints, self.ema, hooks)
+        hooks = Hooks(
+            log=self._log,
+            consumed=_nothing if order is None else order.write,
+            validate=self._validate,
+            report=self._say,
+        )
+        trainer = Trainer(self.parallel, self.tree, config, loader, world, checkpoints, self.ema, hooks)
         if world.is_main:
             write_atomic(self.out / "config.yaml", to_yaml(config))
         with loader, self.progress:
@@ -98,15 +120,22 @@ class _Run:
             self._say(self.source.train.summary())
             try:
                 trainer.run()
+            except BaseException:
+                # Other processes may be anywhere: nothing may wait for them, this one's error has to be heard.
+                self._write_quarantine([loader.quarantined])
+                if world.size == 1:
+                    checkpoints.close()
+                raise
             finally:
-                checkpoints.close()
-                order.close()
                 self.loggers.close()
-                self._write_quarantine(loader.quarantined)
+                if order is not None:
+                    order.close()
+            checkpoints.close()
+            self._write_quarantine(world.gather(loader.quarantined))
         if trainer.was_stopped:
             return False
+        self._export(trainer)
         if world.is_main:
-            self._export(trainer)
             self._say(f"report in {write_report(self.out)}")
         world.barrier()
         return True
@@ -139,7 +168,7 @@ class _Run:
         failed: list[str] = []
         self.model.eval()
         with self.ema.swapped_in():
-            for entry in entries[self.world.rank :: self.world.size]:
+            for entry in entries[self.world.share :: self.world.shares]:
                 try:
                     data = self.reader(entry)
                 except InputError as error:
@@ -148,7 +177,7 @@ class _Run:
                 own.append(
                     score_entry(self.model, entry.id, data, self.tree, self.config.trainer.validate_recycles)
                 )
-        gathered = self.world.gather((own, failed))
+        gathered = self.world.leaders(self.world.gather((own, failed)))
         scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)
         for reason in (reason for _, part in gathered for reason in part):
             self._say(f"left out of validation: {reason}")
@@ -197,9 +226,9 @@ class _Run:
 
     # ---- what a run leaves behind ----------------------------------------------------------------------
 
-    def _write_quarantine(self, own: list[tuple[str, str]]) -> None:
+    def _write_quarantine(self, parts: list[list[tuple[str, str]]]) -> None:
         everything = dict(self.source.unreadable)
-        for part in self.world.gather(own):
+        for part in parts:
             everything.update(part)
         if self.world.is_main and everything:
             path = self.out / "quarantine.tsv"
@@ -210,14 +239,19 @@ class _Run:
     def _export(self, trainer: Trainer) -> None:
         """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""
         with self.ema.swapped_in():
-            model: AlphaFold = copy.deepcopy(self.model) if self.config.finetune.lora_rank else self.model
-            merge_lora(model)
-            metadata = {
-                "trained_steps": str(trainer.progress.step),
-                "trained_samples": str(trainer.progress.samples),
-                "trained_chains": str(len(self.source.train.entries)),
-                "fastfold_version": __version__,
-            }
-            path = self.out / f"{self.config.model.name}.safetensors"
-            save_weights(path, model.state_dict(), self.tree, metadata=metadata)
+            state = {name: x.detach().cpu().clone() for name, x in self.parallel.state_dict().items()}
+        if not self.world.is_main:
+            return
+        if self.config.finetune.lora_rank:
+            model = plain_network(self.config, self.tree)
+            model.load_state_dict(state)
+            state = merge_lora(model).state_dict()
+        metadata = {
+            "trained_steps": str(trainer.progress.step),
+            "trained_samples": str(trainer.progress.samples),
+            "trained_chains": str(len(consumed_chains(self.out))),
+            "fastfold_version": __version__,
+        }
+        path = self.out / f"{self.config.model.name}.safetensors"
+        save_weights(path, state, self.tree, metadata=metadata)
         self._say(f"weights in {path}")

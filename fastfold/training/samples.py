@@ -213,8 +213,9 @@ def make_loader(
         source.order(config, seed),
         workers=config.workers,
         prefetch=config.prefetch,
-        deterministic=config.order == "draw",
-        rank=world.rank,
-        ranks=world.size,
+        # Processes that work on one sample together have to draw the same.
+        deterministic=config.order == "draw" or world.shares < world.size,
+        rank=world.share,
+        ranks=world.shares,
         replay=replay,
     )

@@ -20,7 +20,7 @@ from fastfold.data.loader import SampleLoader, merge_states
 from fastfold.data.training_sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
-from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel import Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics import lddt
 from fastfold.training.chain_exchange import exchange_chains
@@ -28,6 +28,7 @@ from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig
 from fastfold.training.ema import ExponentialMovingAverage
 from fastfold.training.gradients import SampleGradients
+from fastfold.training.optimizers import make_optimizer
 from fastfold.training.schedule import AlphaFoldSchedule
 from fastfold.training.world import World
 
@@ -91,7 +92,7 @@ class Trainer:
     """Trains one network on the samples of a loader.
 
     Args:
-        model: The network, on the world's device.
+        parallel: The network under the run's plan, on the world's device.
         tree: Its configuration tree.
         config: The run's configuration.
         loader: Samples of :func:`fastfold.data.training_sample.training_sample`, or for a multimer network of
@@ -104,7 +105,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: AlphaFold,
+        parallel: Parallel,
         tree: Any,
         config: TrainConfig,
         loader: SampleLoader,
@@ -114,7 +115,8 @@ class Trainer:
         hooks: Hooks,
     ) -> None:
         optim = config.optim
-        self.model, self.tree, self.config, self.loader = model, tree, config, loader
+        self.parallel, self.tree, self.config, self.loader = parallel, tree, config, loader
+        self.model = parallel.module
         self.world, self.checkpoints, self.ema, self.hooks = world, checkpoints, ema, hooks
         self.progress = Progress()
         self._schedule = AlphaFoldSchedule(
@@ -125,13 +127,10 @@ class Trainer:
             total_steps=optim.cosine_steps,
             final_fraction=optim.final_fraction,
         )
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._trained = named
-        self._optimizer = torch.optim.Adam(
-            named.values(), lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps
-        )
-        _initialise_adam(self._optimizer)
-        self._gradients = SampleGradients(named.values(), optim.clip)
+        self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
+        # So checkpoints always have the same tensors.
+        self._optimizer.initialise()
+        self._gradients = SampleGradients(parallel.gradients, optim.clip)
         self.signalled = False  # this process was told to stop
         self._stop = False  # some process was
 
@@ -171,12 +170,12 @@ class Trainer:
         return self._stop and self.progress.step < self.config.trainer.steps
 
     def _step(self) -> Numbers:
-        """One optimisation step over this process's share of the samples."""
+        """One optimisation step over the samples of this process's share."""
         step, batch = self.progress.step, self.config.optim.batch_size
         recycles = num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
         share = _Share(signalled=self.signalled)
         waited = self.loader.waited_s
-        for _ in range(self.world.rank, batch, self.world.size):
+        for _ in range(self.world.share, batch, self.world.shares):
             draw = next(self.loader)
             self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
@@ -192,6 +191,9 @@ class Trainer:
         self.progress.step += 1
         self.progress.samples += batch
         self._stop = any(share.signalled for share in shares)
+        names = list(dict.fromkeys(name for share in shares for name in share.bad))
+        # What processes that work on one sample have to say counts once.
+        shares = self.world.leaders(shares)
         total = {key: sum(share.means.get(key, 0.0) for share in shares) for key in share.means}
         total |= {
             "residues": float(sum(share.residues for share in shares)),
@@ -199,16 +201,15 @@ class Trainer:
             "recycles": float(recycles),
             "lr": self._schedule.lr(self.progress.step),
         }
-        names = [name for share in shares for name in share.bad]
         if names:
             self._skip(names)
         else:
             self.progress.bad_in_a_row = 0
-            total["mean_gradient_norm"] = self._gradients.finish(self.world, batch)
+            total["mean_gradient_norm"] = self._gradients.finish(batch)
             for group in self._optimizer.param_groups:
                 group["lr"] = total["lr"]
             self._optimizer.step()
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad()
             self.ema.update()
         return total
 
@@ -229,8 +230,9 @@ class Trainer:
         ca = result["structure_module"]["final_atom_positions"][..., rc.atom_order["CA"], :]
         batch = exchange_chains(ca, batch, copies)
         loss, parts = alphafold_loss(result, batch, self.tree)
-        # Longer crops weigh more (supplement, section 1.9).
-        (loss * math.sqrt(len(batch["aatype"]))).backward()
+        # Longer crops weigh more (supplement, section 1.9). Gradients are those of the sum of all processes' losses,
+        # of which those that work on this sample together each have one.
+        (loss * math.sqrt(len(batch["aatype"])) / self.world.mesh.plan.dap).backward()
         structure = parts["structure_module"]
         numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
         numbers |= {key: structure[key] for key in ("fape", "sidechain_fape")}
@@ -262,7 +264,7 @@ class Trainer:
 
     def save(self) -> None:
         """Start writing a checkpoint of everything that the next step depends on."""
-        loaders = self.world.gather(self.loader.state_dict())
+        loaders = self.world.leaders(self.world.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
         self.checkpoints.save(self.progress.step, self._tensors(), state)
 
@@ -278,25 +280,45 @@ class Trainer:
         path = self.checkpoints.find(resume)
         if path is None:
             return False
-        state = self.checkpoints.load(path, self._tensors())
+        tensors = self._tensors()
+        state = self.checkpoints.load(path, tensors)
+        self._take(tensors)
         progress = state["progress"]
         progress["bad_samples"] = [(int(step), name) for step, name in progress["bad_samples"]]
         self.progress = Progress(**progress)
         self.ema.load_counters(state["ema"])
         loaders = state["loaders"]
-        same = len(loaders) == self.world.size
-        self.loader.load_state_dict(loaders[self.world.rank] if same else merge_states(loaders))
+        same = len(loaders) == self.world.shares
+        self.loader.load_state_dict(loaders[self.world.share] if same else merge_states(loaders))
         self.hooks.report(f"continues from {path}, after step {self.progress.step}")
         return True
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Everything large that changes, by name: parameters, their average, Adam's moments."""
-        tensors = {f"model.{name}": x for name, x in self.model.state_dict().items()}
-        tensors |= {f"ema.{name}": x for name, x in self.ema.tensors().items()}
-        for name, parameter in self._trained.items():
-            for key, x in self._optimizer.state[parameter].items():
-                tensors[f"adam.{name}.{key}"] = x
+        """Everything large that changes, by name: parameters, their average, the optimizer's state (a collective).
+
+        They are those of a run on one process, whatever the plan.
+        """
+        tensors = {f"model.{name}": x for name, x in self.parallel.state_dict().items()}
+        tensors |= {f"ema.{name}": x for name, x in self.parallel.plain(self.ema.tensors()).items()}
+        for name, state in self._optimizer.state_dict().items():
+            tensors |= {f"{self.config.optim.name}.{name}.{key}": x for key, x in state.items()}
         return tensors
+
+    def _take(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undoes :meth:`_tensors`."""
+
+        def below(kind: str) -> dict[str, Tensor]:
+            return {name[len(kind) + 1 :]: x for name, x in tensors.items() if name.startswith(f"{kind}.")}
+
+        self.parallel.load_state_dict(below("model"))
+        average = self.ema.tensors()
+        for name, x in self.parallel.own(below("ema")).items():
+            average[name].copy_(x)
+        states: dict[str, dict[str, Tensor]] = {}
+        for path, x in below(self.config.optim.name).items():
+            name, _, key = path.rpartition(".")
+            states.setdefault(name, {})[key] = x
+        self._optimizer.load_state_dict(states)
 
 
 class _Sigterm:
@@ -340,14 +362,3 @@ def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> float:
             per_residue=False,
         )
     return float(score)
-
-
-def _initialise_adam(optimizer: torch.optim.Adam) -> None:
-    """Give Adam its state before the first step, so that checkpoints always have the same tensors."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            optimizer.state[p] = {
-                "step": torch.tensor(0.0),
-                "exp_avg": torch.zeros_like(p),
-                "exp_avg_sq": torch.zeros_like(p),
-            }

@@ -1,19 +1,20 @@
-"""The processes of a run, as an object: who am I, and sums and votes over all."""
+"""The processes of a run, as an object: who am I, which samples are mine, and messages to all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.parallel import ParallelMesh, ParallelPlan
+from fastfold.training.parallel_plan import ParallelConfig, plan_of
 
 T = TypeVar("T")
 
@@ -26,14 +27,14 @@ class World:
         rank: This process's number.
         size: How many there are.
         device: Where this process computes.
-        group: For collectives on ``device``; None when the process is alone.
+        mesh: The processes laid out by the run's plan.
         cpu_group: For small messages and checkpoints on the host; None when the process is alone.
     """
 
     rank: int
     size: int
     device: torch.device
-    group: dist.ProcessGroup | None = None
+    mesh: ParallelMesh = field(default_factory=lambda: ParallelMesh(ParallelPlan()))
     cpu_group: dist.ProcessGroup | None = None
 
     @property
@@ -41,14 +42,24 @@ class World:
         """Whether this process writes files and talks."""
         return self.rank == 0
 
-    def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Replace tensors on ``device`` by their sums over all processes."""
-        if self.group is None or not tensors:
-            return
-        flat = torch.cat([x.reshape(-1) for x in tensors])
-        dist.all_reduce(flat, group=self.group)
-        for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
-            x.copy_(part.view_as(x))
+    @property
+    def share(self) -> int:
+        """Which share of the samples this process has, from 0."""
+        return self.mesh.group("dp").rank
+
+    @property
+    def shares(self) -> int:
+        """How many shares there are; processes that work on one sample together have the same."""
+        return self.mesh.group("dp").size
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks for those that have its share."""
+        return self.mesh.group("dap").rank == 0
+
+    def leaders(self, of_all: list[T]) -> list[T]:
+        """Of what :meth:`gather` gave, that of one process for each share, in their order."""
+        return of_all[:: self.size // self.shares]
 
     def gather(self, value: T) -> list[T]:
         """One small object of every process, in rank order, on every process."""
@@ -65,22 +76,19 @@ class World:
 
 
 @contextmanager
-def start_world(device: str, processes: int | None = None) -> Iterator[World]:
+def start_world(device: str, parallel: ParallelConfig) -> Iterator[World]:
     """The world that torchrun describes in the environment, or this process alone; left in order at the end.
 
     Args:
         device: ``auto``, ``cpu`` or ``cuda``; with several processes each takes the GPU of its local rank.
-        processes: The number that must have been started, or None.
+        parallel: Group ``parallel``.
 
     Raises:
-        ConfigError: Another number of processes was started, or the device does not exist.
+        ConfigError: The plan needs another number of processes, is impossible, or differs between them; or the device
+            does not exist.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    if processes is not None and processes != size:
-        raise ConfigError(
-            f"parallel.dp={processes}, but {size} processes were started; "
-            f"run torchrun --nproc-per-node {processes} -m fastfold train ..."
-        )
+    plan = plan_of(parallel, size)
     where = _device(device)
     if size == 1:
         yield World(0, 1, where)
@@ -89,11 +97,10 @@ def start_world(device: str, processes: int | None = None) -> Iterator[World]:
         torch.cuda.set_device(where)
     backend = "nccl" if where.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(minutes=30))
-    try:
-        cpu_group = dist.new_group(backend="gloo")
-        yield World(dist.get_rank(), size, where, dist.group.WORLD, cpu_group)
-    finally:
-        dist.destroy_process_group()
+    mesh = ParallelMesh(plan, where.type)
+    yield World(dist.get_rank(), size, where, mesh, dist.new_group(backend="gloo"))
+    # Not after an error: the others may be waiting, and notice when this process ends.
+    dist.destroy_process_group()
 
 
 def _device(name: str) -> torch.device:
