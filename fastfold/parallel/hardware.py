@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.measured_rates import LINKS, read_measured
 
 
 @dataclass(frozen=True)
@@ -186,17 +185,13 @@ class Rates:
         return self.sheet.memory * self.assumptions.memory_share
 
 
-_MEASURABLE = ("bandwidth", "link", "network")
-
-
 def rates(name: str, assumptions: Assumptions | None = None, measured: Path | None = None) -> Rates:
     """Achieved rates of a GPU: measured where there are measurements, else shares of the data sheet.
 
     Args:
         name: One of :data:`ACCELERATORS`.
         assumptions: The shares; the defaults if None.
-        measured: JSON object with ``gpu`` (this name) and any of ``matrix_rates`` (FLOP/s achieved in the operators,
-            by dtype), ``bandwidth``, ``link`` and ``network`` (bytes/s achieved). None for none.
+        measured: See :func:`fastfold.parallel.measured_rates.read_measured`; None for none.
 
     Raises:
         ConfigError: No such GPU, or the measurements cannot be read or are of another one.
@@ -210,37 +205,13 @@ def rates(name: str, assumptions: Assumptions | None = None, measured: Path | No
         "link": sheet.link * assumptions.link_share,
         "network": sheet.network * assumptions.link_share,
     }
-    for key, share in zip(
-        _MEASURABLE, (assumptions.bandwidth_share, *2 * (assumptions.link_share,)), strict=True
-    ):
+    for key, share in zip(LINKS, (assumptions.bandwidth_share, *2 * (assumptions.link_share,)), strict=True):
         origin[key] = f"{table}, {share:.0%} assumed"
     if measured is not None:
-        found = _read_measured(measured, sheet.name)
+        found = read_measured(measured, sheet.name)
         for dtype, rate in found.get("matrix_rates", {}).items():
             matrix[dtype], origin[f"matrix_rates.{dtype}"] = rate, f"measured ({measured.name})"
-        for key in _MEASURABLE:
+        for key in LINKS:
             if key in found:
                 values[key], origin[key] = found[key], f"measured ({measured.name})"
     return Rates(matrix, values["bandwidth"], values["link"], values["network"], sheet, assumptions, origin)
-
-
-def _read_measured(path: Path, name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: measured rates cannot be read: {error}") from None
-    known = {"gpu", "matrix_rates", *_MEASURABLE}
-    if not isinstance(found, dict) or set(found) - known:
-        raise ConfigError(f"{path}: measured rates are a JSON object with {', '.join(sorted(known))}")
-    if found.get("gpu") != name:
-        raise ConfigError(f"{path}: measured on {found.get('gpu')!r}, but the plan is for {name!r}")
-    numbers = [found[key] for key in _MEASURABLE if key in found]
-    table = found.get("matrix_rates", {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: matrix_rates is an object of FLOP/s by dtype")
-    if set(table) - {"bfloat16", "float32"}:
-        raise ConfigError(f"{path}: matrix_rates has {', '.join(table)}; known are bfloat16 and float32")
-    for number in (*numbers, *table.values()):
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < float("inf"):
-            raise ConfigError(f"{path}: {number!r} is no rate; rates are numbers above 0")
-    return found

@@ -14,7 +14,6 @@ from functools import cache
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastfold.parallel import collectives
 from fastfold.parallel.groups import Communication
@@ -77,17 +76,26 @@ class _Exchanged:
 
 
 @cache
-def _exchanged(zero: int, layout: ParallelPlan, elements: int) -> _Exchanged:
-    """Run the real exchanges of a ZeRO stage on parameters without data; ``layout`` has no pipeline."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with counting_mesh(layout) as mesh, mode, mesh.record() as log:
+def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
+    """Run the real exchanges of a ZeRO stage on parameters without data.
+
+    Bytes are proportional to the number of parameters, so one number of them stands for all.
+
+    Args:
+        zero: The stage.
+        layout: Without a pipeline.
+
+    Returns:
+        What rank 0 sends, and the number of parameters.
+    """
+    elements = 1024 * replicas(layout)
+    with counting_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
         if zero == 3:
             group = mesh.group("replicas")
-            shard = -(-elements // group.size)  # FSDP makes all shards equally long
             with torch.no_grad():
-                collectives.gather(torch.empty(shard), 0, group)
-                collectives.reduce_scatter(torch.empty(shard * group.size), 0, group)
-            return _Exchanged(tuple(log.entries), ())
+                collectives.gather(torch.empty(1024), 0, group)
+                collectives.reduce_scatter(torch.empty(elements), 0, group)
+            return _Exchanged(tuple(log.entries), ()), elements
         parameters = {"all": nn.Parameter(torch.empty(elements))}
         kind = (Replicated, ShardedStates, ShardedGradients)[zero]
         gradients = kind(parameters, mesh, {})
@@ -95,7 +103,7 @@ def _exchanged(zero: int, layout: ParallelPlan, elements: int) -> _Exchanged:
         of_sample = tuple(log.entries)
         gradients.finish(found)
         gradients.publish()
-        return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :])
+        return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
 
 
 def synchronisation_seconds(
@@ -112,10 +120,15 @@ def synchronisation_seconds(
     """
     if replicas(plan) == 1:
         return 0.0
-    found = _exchanged(plan.zero, replace(plan, pp=1, zero=0), parameters)
-    of_sample = exchanges_seconds(found.every_sample, plan, rates)
+    found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
+    of_sample, of_step = (
+        [
+            exchange_seconds(replace(entry, sent=entry.sent * parameters / traced), plan, rates)
+            for entry in entries
+        ]
+        for entries in (found.every_sample, found.every_step)
+    )
     if plan.zero == 3:
         # The parameters are gathered for every pass, the gradients reduce-scattered once.
-        gather, *reduction = (exchange_seconds(entry, plan, rates) for entry in found.every_sample)
-        of_sample = (workload.passes + 2) * gather + sum(reduction)
-    return count * of_sample + exchanges_seconds(found.every_step, plan, rates)
+        of_sample[0] *= workload.passes + 2
+    return count * sum(of_sample) + sum(of_step)

@@ -302,7 +302,7 @@ def test_measured_rates_stand_in_for_tabulated_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"gpu": "h100"}', "measured on 'h100', but the plan is for 'h200'"),
+        ('{"gpu": "h100"}', "these are not the rates of 'h200'"),
         ('{"gpu": "h200", "matrix": 3}', "measured rates are a JSON object with"),
         ('{"gpu": "h200", "bandwidth": "fast"}', "'fast' is no rate"),
         ('{"gpu": "h200", "bandwidth": -1}', "-1 is no rate"),
@@ -314,6 +314,29 @@ def test_measurements_that_cannot_be_meant_are_refused(tmp_path: Path, text: str
     file = tmp_path / "rates.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
+        rates("h200", measured=file)
+
+
+KERNELS = """operator,shape,implementation,tflops,of_product,gbs,of_copy
+attention,a,fastfold,300,0.5,900,0.2
+attention,b,fastfold,400,0.6,900,0.2
+attention,c,fastfold,500,0.7,900,0.2
+attention,c,eager,50,0.1,100,0.05
+layer_norm,a,fastfold,1,0.01,3600,0.9
+transition,a,fastfold,nan,nan,nan,nan
+"""
+
+
+def test_the_kernel_benchmark_calibrates_the_compute_side(tmp_path: Path) -> None:
+    file = tmp_path / "kernels_nvidia_h200_bfloat16.csv"
+    file.write_text(KERNELS)
+    found = rates("h200", measured=file)
+    assert (found.matrix["bfloat16"], found.bandwidth) == (400e12, 3600e9)
+    assert "tabulated" in found.origin["link"]
+    with pytest.raises(ConfigError, match="not a table of 'h100'"):
+        rates("h100", measured=file)
+    file.write_text(KERNELS.replace("fastfold,300", "fastfold,fast"))
+    with pytest.raises(ConfigError, match="csv:2: not a line of the kernels' benchmark"):
         rates("h200", measured=file)
 
 

@@ -29,7 +29,7 @@ def fastfold_elements(ranks: int, residues: int, sequences: int) -> float:
 
 
 def block_communication(
-    plan: ParallelPlan, *, residues: int, sequences: int, rank: int = 0
+    plan: ParallelPlan, *, residues: int, sequences: int, rank: int = 0, backward: bool = True
 ) -> tuple[CommunicationLog, CommunicationLog]:
     """Collectives of one Evoformer block of the official widths, float32, batch size 1.
 
@@ -38,6 +38,7 @@ def block_communication(
         residues: N.
         sequences: Rows of the MSA.
         rank: Whose; rank 0 has the longest shards.
+        backward: Whether to run the backward pass.
 
     Returns:
         Those of the forward pass and those of the backward pass.
@@ -56,9 +57,10 @@ def block_communication(
             )
             with mesh.record() as forward:
                 found: tuple[Tensor, Tensor] = block(msa, pair, *(torch.empty(shape) for shape in lengths))
-            with mesh.record() as backward:
-                (found[0].sum() + found[1].sum()).backward()
-    return forward, backward
+            with mesh.record() as log:
+                if backward:
+                    (found[0].sum() + found[1].sum()).backward()
+    return forward, log
 
 
 def _shards(

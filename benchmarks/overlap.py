@@ -1,0 +1,203 @@
+"""How much communication an asynchronous schedule hides: real collectives on gloo, with an artificial network's delays.
+
+:class:`ArtificialNetwork` wraps the functions that start collectives. Each message takes the link for its bytes over
+the bandwidth and arrives a latency later; whoever waits for it before that is blocked. Nothing of the program changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.parallel import exchange
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.exchange import Pending
+from fastfold.parallel.groups import Group
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+
+
+@dataclass
+class Message:
+    """One collective on the artificial network; seconds of its clock.
+
+    Attributes:
+        op: The function that started it, without ``start_``.
+        sent: Bytes.
+        started: When it was started.
+        takes: Its time on the network.
+        arrives: When it is there.
+        blocked: How long it was waited for.
+    """
+
+    op: str
+    sent: float
+    started: float
+    takes: float
+    arrives: float
+    blocked: float = 0.0
+
+
+@dataclass
+class ArtificialNetwork:
+    """Delays for every message.
+
+    Attributes:
+        latency: Seconds from the last byte sent to its arrival.
+        bandwidth: Bytes/s of the link, which messages take one after another.
+        wall: Whether time is that of the clock on the wall, and who is blocked sleeps. Otherwise it is the computing
+            time of the thread, to which blocked time is added without sleeping: the same on a busy machine.
+        immediate: Wait for every message where it is started, as a program without asynchronous collectives does.
+        messages: What was sent.
+    """
+
+    latency: float = 0.0
+    bandwidth: float = float("inf")
+    wall: bool = False
+    immediate: bool = False
+    messages: list[Message] = field(default_factory=list)
+    _added: float = 0.0
+    _free: float = 0.0
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.perf_counter() if self.wall else time.thread_time() + self._added
+
+    @property
+    def busy(self) -> float:
+        """Seconds that all messages take."""
+        return sum(message.takes for message in self.messages)
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of that time in which nobody waits."""
+        return 1 - sum(message.blocked for message in self.messages) / self.busy
+
+    @contextmanager
+    def connected(self) -> Iterator[ArtificialNetwork]:
+        """Every collective of this process goes over this network."""
+        names = [name for name in vars(exchange) if name.startswith("start_")]
+        originals = {name: getattr(exchange, name) for name in names}
+        try:
+            for name, start in originals.items():
+                setattr(exchange, name, self._delayed(name.removeprefix("start_"), start))
+            yield self
+        finally:
+            for name, start in originals.items():
+                setattr(exchange, name, start)
+
+    def _delayed(self, op: str, start: Callable[..., Pending]) -> Callable[..., Pending]:
+        def delayed(*arguments: Any, **named: Any) -> Pending:
+            group = next(x for x in (*arguments, *named.values()) if isinstance(x, Group))
+            with group.reporter.record() as log:
+                pending = start(*arguments, **named)
+            if not log.entries:  # it started others, which were delayed, or none
+                return pending
+            started = self.now()
+            self._free = max(self._free, started) + log.sent / self.bandwidth
+            takes = log.sent / self.bandwidth + self.latency
+            message = Message(op, log.sent, started, takes, self._free + self.latency)
+            self.messages.append(message)
+            if self.immediate:
+                self._wait(message)
+            return _Delayed(pending, lambda: self._wait(message))
+
+        return delayed
+
+    def _wait(self, message: Message) -> None:
+        left = message.arrives - self.now()
+        if left <= 0:
+            return
+        message.blocked += left
+        if self.wall:
+            time.sleep(left)
+        else:
+            self._added += left
+
+
+class _Delayed(Pending):
+    """A collective whose result is not there before its message."""
+
+    def __init__(self, pending: Pending, wait: Callable[[], None]) -> None:
+        super().__init__(pending.finish, pending.work)
+        self._arrive = wait
+
+    def wait(self) -> Tensor:
+        self._arrive()
+        return super().wait()
+
+
+def block_step(ranks: int, residues: int, sequences: int) -> Callable[[], None]:
+    """Forward and backward pass of one Evoformer block, sharded over the processes of the default group."""
+    torch.manual_seed(0)
+    mesh = ParallelMesh(ParallelPlan(dap=ranks))
+    trunk = model_config("model_1").model.embeddings_and_evoformer
+    block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel, zero_init=False)
+    axial_parallel(block, mesh)
+    shards = AxialShards(mesh.group("dap"))
+    msa = shards.take(torch.randn(sequences, residues, trunk.msa_channel), 0)
+    pair = shards.take(torch.randn(residues, residues, trunk.pair_channel), 1)
+    masks = torch.ones(sequences, residues), torch.ones(residues, residues)
+
+    def step() -> None:
+        leaves = msa.detach().requires_grad_(), pair.detach().requires_grad_()
+        outputs = block(*leaves, *masks)
+        torch.autograd.backward(outputs, [torch.ones_like(x) for x in outputs])
+
+    return step
+
+
+def measure_overlap(
+    ranks: int, residues: int, sequences: int, ratios: tuple[float, ...], latency: float
+) -> dict[str, Any]:
+    """Hidden share on one rank, for networks on which communication takes so many times as long as computation.
+
+    Args:
+        ranks: Processes of the default group.
+        residues: N.
+        sequences: Rows of the MSA.
+        ratios: Communication over computation.
+        latency: Seconds.
+    """
+    step = block_step(ranks, residues, sequences)
+    step()  # buffers and threads
+    with ArtificialNetwork().connected() as free:
+        began = free.now()
+        step()
+        computing = free.now() - began
+    sent = sum(message.sent for message in free.messages)
+    found = []
+    for ratio in ratios:
+        shared = max(ratio * computing - latency * len(free.messages), 1e-9)
+        row: dict[str, Any] = {"ratio": ratio}
+        for name, immediate in (("asynchronous", False), ("immediate", True)):
+            network = ArtificialNetwork(latency, sent / shared, immediate=immediate)
+            with network.connected():
+                began = network.now()
+                step()
+                row[f"{name}_seconds"] = network.now() - began
+            row[f"{name}_hidden"] = network.hidden_share
+        found.append(row)
+    by_op: dict[str, float] = {}
+    for message in free.messages:
+        by_op[message.op] = by_op.get(message.op, 0.0) + message.sent
+    return {
+        "ranks": ranks,
+        "residues": residues,
+        "sequences": sequences,
+        "computing_seconds": computing,
+        "messages": len(free.messages),
+        "megabytes": sent / 1e6,
+        "megabytes_by_op": {op: value / 1e6 for op, value in by_op.items()},
+        "latency_seconds": latency,
+        "networks": found,
+    }

@@ -1,0 +1,277 @@
+"""Parallelism in numbers: bytes that a block sends, communication that is hidden, and scaling to 512 GPUs.
+
+Usage: python benchmarks/parallel.py [--quick] [--gpu h200] [--measured FILE] [--markdown OUT] [--json OUT]
+
+1. Bytes per rank of one Evoformer block at 1 to 512 ranks, counted by running its collectives' shapes on PyTorch's
+   fake process group, for dynamic axial parallelism and for the 2D grid, beside FastFold's formula.
+2. The share of communication that the asynchronous schedule hides, on two gloo processes with an artificial network.
+3. Strong scaling of AlphaFold's initial training to 512 GPUs by the cost model, with its assumptions.
+
+Only 2 measures time, in computing time of the thread, so that a busy machine gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fastfold.environment import prepare_environment
+
+prepare_environment()  # as the command line does, before PyTorch is loaded
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.overlap import measure_overlap  # noqa: E402
+from fastfold.atomic_files import write_atomic  # noqa: E402
+from fastfold.parallel.alphafold.block_volume import block_communication, fastfold_elements  # noqa: E402
+from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
+from fastfold.parallel.cost_model import Cost  # noqa: E402
+from fastfold.parallel.hardware import rates  # noqa: E402
+from fastfold.parallel.plan import ParallelPlan  # noqa: E402
+from fastfold.parallel.plan_table import assumptions_text, seconds_text  # noqa: E402
+from fastfold.parallel.search import best_plans  # noqa: E402
+from fastfold.parallel.workload import standard_layouts  # noqa: E402
+
+RANKS = (1, 2, 4, 8, 64, 512)
+RESIDUES, SEQUENCES = (256, 384, 2048), (128, 512)
+GPUS = (1, 8, 64, 128, 256, 512)
+RATIOS = (0.1, 0.25, 0.5, 1.0)
+
+
+def grid_plan(ranks: int) -> ParallelPlan | None:
+    """The grid of so many ranks that is nearest to a square; None for 1 and 2, of which there is none."""
+    found = [plan for plan in standard_layouts(dap=ranks, grid=True)(ranks) if plan.dap_mode == "grid"]
+    return found[0] if found else None
+
+
+def communication(quick: bool) -> list[dict[str, Any]]:
+    """Bytes that a rank sends in the forward pass of a block, and on few ranks in the backward pass.
+
+    Those of rank 0, whose shards are the longest; of axial parallelism also the mean over all ranks.
+    """
+    rows = []
+    for residues in RESIDUES[: 1 if quick else None]:
+        for sequences in SEQUENCES[: 1 if quick else None]:
+            for ranks in RANKS[: 4 if quick else None]:
+                row: dict[str, Any] = {"residues": residues, "sequences": sequences, "ranks": ranks}
+                row["fastfold"] = 4 * fastfold_elements(ranks, residues, sequences)
+                for name, plan in (("dap", ParallelPlan(dap=ranks)), ("grid", grid_plan(ranks))):
+                    if plan is not None:
+                        size = {"residues": residues, "sequences": sequences, "backward": ranks <= 8}
+                        forward, backward = block_communication(plan, **size)
+                        row[name] = forward.sent
+                        if ranks <= 8:
+                            row[f"{name}_backward"] = backward.sent
+                row["dap_mean"] = mean_over_ranks(ranks, residues, sequences, row["dap"])
+                rows.append(row)
+    return rows
+
+
+def mean_over_ranks(ranks: int, residues: int, sequences: int, first: float) -> float:
+    """Mean over the ranks of axial parallelism, of which those with shards of the same lengths send the same.
+
+    Args:
+        ranks: How many.
+        residues: N.
+        sequences: Rows of the MSA.
+        first: What rank 0 sends.
+    """
+    # Shards are one shorter from these ranks on.
+    starts = sorted({0, residues % ranks, sequences % ranks})
+    total = 0.0
+    for start, end in zip(starts, [*starts[1:], ranks], strict=True):
+        sent = first
+        if start:
+            size = {"residues": residues, "sequences": sequences, "rank": start, "backward": False}
+            sent = block_communication(ParallelPlan(dap=ranks), **size)[0].sent
+        total += (end - start) * sent
+    return total / ranks
+
+
+def communication_table(rows: list[dict[str, Any]]) -> str:
+    """In MB, float32."""
+    lines = [
+        "| residues | MSA | ranks | FastFold | DAP, mean | DAP, rank 0 | grid, rank 0 | better / FastFold |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        better = min(row["dap_mean"], row.get("grid", row["dap_mean"]))
+        share = f"{better / row['fastfold']:.2f}" if row["fastfold"] else "-"
+        cells = [
+            f"{row[name] / 1e6:.1f}" if name in row else "-"
+            for name in ("fastfold", "dap_mean", "dap", "grid")
+        ]
+        lines.append(
+            f"| {row['residues']} | {row['sequences']} | {row['ranks']} | {' | '.join(cells)} | {share} |"
+        )
+    return "\n".join(lines)
+
+
+def _overlap_rank(rank: int, store: str, folder: str, quick: bool) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(store, 2))
+    size = (64, 32) if quick else (128, 64)
+    found = measure_overlap(2, *size, RATIOS, latency=20e-6)
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+def overlap(quick: bool) -> dict[str, Any]:
+    """What two gloo processes see; rank 0's numbers."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (str(Path(folder) / "store"), folder, quick)
+        torch.multiprocessing.spawn(_overlap_rank, arguments, nprocs=2)
+        found: dict[str, Any] = json.loads(Path(folder, "0.json").read_text())
+    return found
+
+
+def overlap_table(found: dict[str, Any]) -> str:
+    """A line for each network."""
+    lines = ["| communication / computation | hidden | step, asynchronous / immediate |", "|---|---|---|"]
+    for network in found["networks"]:
+        speed = network["asynchronous_seconds"] / network["immediate_seconds"]
+        lines.append(f"| {network['ratio']:g} | {network['asynchronous_hidden']:.0%} | {speed:.2f} |")
+    return "\n".join(lines)
+
+
+def scaling(gpu: str, measured: Path | None, quick: bool) -> tuple[list[dict[str, Any]], str]:
+    """The best plan for each number of GPUs, and the assumptions."""
+    speeds = rates(gpu, measured=measured)
+    workload = alphafold_workload("model_1")
+    rows: list[dict[str, Any]] = []
+    for gpus in GPUS[: 2 if quick else None]:
+        best = best_plans(workload, gpus=gpus, gpu=speeds, count=1)[0]
+        rows.append(_scaling_row(gpus, best))
+    first = rows[0]
+    for row in rows:
+        row["speedup"] = first["seconds"] / row["seconds"]
+        row["efficiency"] = row["speedup"] * first["gpus"] / row["gpus"]
+    text = (
+        f"{workload.name}: {workload.description}; without the loss.\n\n```\n{assumptions_text(speeds)}\n```"
+    )
+    return rows, text
+
+
+def _scaling_row(gpus: int, cost: Cost) -> dict[str, Any]:
+    plan = cost.plan
+    return {
+        "gpus": gpus,
+        "plan": f"{plan}, zero {plan.zero}" + ("" if cost.checkpointing else ", activations kept"),
+        "seconds": cost.seconds,
+        "computing": cost.compute,
+        "communicating": cost.communication + cost.synchronisation,
+        "waiting": cost.waiting,
+        "memory_gib": cost.total_memory / 1024**3,
+        "petaflops": cost.flops / cost.seconds / 1e15,
+    }
+
+
+def scaling_table(rows: list[dict[str, Any]]) -> str:
+    """A line for each number of GPUs."""
+    lines = [
+        "| GPUs | plan | step | communication | memory per GPU | PFLOP/s | speed-up | efficiency |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['gpus']} | {row['plan']} | {seconds_text(row['seconds'])} | "
+            f"{row['communicating'] / row['seconds']:.1%} | {row['memory_gib']:.1f} GiB | {row['petaflops']:.2f} | "
+            f"{row['speedup']:.0f} | {row['efficiency']:.0%} |"
+        )
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """Where the numbers are from."""
+    name = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return f"{os.cpu_count()} cores, {name}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def measure(quick: bool, gpu: str, measured: Path | None) -> dict[str, Any]:
+    """All numbers."""
+    scaled, assumptions = scaling(gpu, measured, quick)
+    return {
+        "machine": machine(),
+        "communication": communication(quick),
+        "overlap": overlap(quick),
+        "scaling": scaled,
+        "assumptions": assumptions,
+    }
+
+
+def report(numbers: dict[str, Any]) -> str:
+    """The numbers of :func:`measure` as Markdown."""
+    hidden = numbers["overlap"]
+    return f"""# Parallelism
+
+Machine: {numbers["machine"]}. No number here was measured on a GPU.
+
+## Communication of one Evoformer block
+
+MB that a rank sends in the forward pass, float32, widths 256 and 128, counted on the fake process group; the backward
+pass was counted up to 8 ranks and sends the same. FastFold's formula is (N - 1) / N · [272 r² + 32 s r + 512 (s r + r²)
+/ N] elements. Rank 0 has the longest shards: where the ranks do not divide an axis (512 ranks for 256 residues, say) it
+sends more than the mean, which is what the formula gives. The grid is as square as the number of ranks lets it be; on
+one and two ranks there is none.
+
+{communication_table(numbers["communication"])}
+
+## Overlap
+
+{hidden["ranks"]} gloo processes with one thread each, one Evoformer block at {hidden["residues"]} residues and
+{hidden["sequences"]} sequences under axial parallelism, forward and backward: {hidden["computing_seconds"]:.2f} s of
+computation, {hidden["messages"]} collectives with {hidden["megabytes"]:.1f} MB. The network between them is artificial:
+messages take its link one after another and arrive {hidden["latency_seconds"] * 1e6:.0f} µs later. Its bandwidth is
+chosen so that communication takes as long as the first column says; hidden is the share of that in which nobody
+waits for a message. Time is computing time of the thread. Where every collective is waited for at once, nothing is
+hidden.
+
+{overlap_table(hidden)}
+
+## Strong scaling of initial training, by the cost model
+
+{scaling_table(numbers["scaling"])}
+
+{numbers["assumptions"]}
+"""
+
+
+def main() -> None:
+    """Print the report, and write it where asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
+    parser.add_argument("--gpu", default="h200", help="of the scaling table")
+    parser.add_argument("--measured", type=Path, help="JSON of measured rates (fastfold plan --measured)")
+    parser.add_argument("--markdown", type=Path, help="write the report to this file")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    numbers = measure(options.quick, options.gpu, options.measured)
+    text = report(numbers)
+    print(text)
+    if options.markdown:
+        write_atomic(options.markdown, text)
+    if options.json:
+        write_atomic(options.json, json.dumps(numbers, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
