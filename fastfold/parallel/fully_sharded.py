@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from fastfold.parallel import exchange
 from fastfold.parallel.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.shard_norms import ShardNorms
+from fastfold.parallel.shard_norms import ShardNorms, local
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
 
@@ -100,12 +100,12 @@ class FullySharded:
         found = []
         for parameter in self.parameters.values():
             gradient, parameter.grad = parameter.grad, None
-            found.append(_local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
+            found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
         return found
 
     def zeros(self) -> list[Tensor]:
         """What :meth:`take_sample` gives for a gradient of zeros."""
-        return [torch.zeros_like(_local(parameter)) for parameter in self.parameters.values()]
+        return [torch.zeros_like(local(parameter)) for parameter in self.parameters.values()]
 
     def gradient_square(self) -> Tensor:
         """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
@@ -124,7 +124,7 @@ class FullySharded:
         """Put the gradient back into ``grad``."""
         for parameter, gradient in zip(self.parameters.values(), buffers, strict=True):
             if isinstance(parameter, DTensor):
-                gradient = DTensor.from_local(
+                gradient = DTensor.fromlocal(
                     gradient,
                     parameter.device_mesh,
                     parameter.placements,
@@ -132,7 +132,3 @@ class FullySharded:
                     stride=parameter.stride(),
                 )
             parameter.grad = gradient
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -63,7 +63,7 @@ def parallelize(
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
     makers = _makers(model, asked, layers)
-    _check(model, asked, makers, stages, sequence)
+    _check(model, asked, stages, sequence)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type)
     _same_weights(model, mesh, bucket_elements)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
@@ -123,7 +123,6 @@ def _makers(model: nn.Module, plan: ParallelPlan, layers: Mapping[str, Maker] | 
 def _check(
     model: nn.Module,
     plan: ParallelPlan,
-    makers: Mapping[str, Maker],
     stages: Split | None,
     sequence: Sequencing | None,
 ) -> None:
