@@ -11,7 +11,7 @@ the ranks (:func:`mean_gradients`, or the mean that DDP and FSDP take over data 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fastfold.errors import ConfigError
 from fastfold.parallel import exchange
-from fastfold.parallel.collectives import all_to_all_async, gather_async
+from fastfold.parallel.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.groups import Group, shard_sizes
 from fastfold.parallel.handle import Handle
 
@@ -72,6 +73,51 @@ class AxialShards:
         """:func:`contract` over this group, the result cut by this rule."""
         length = left.shape[-2] if dim == -2 else right.shape[-2]
         return contract(left, right, dim, self.group, self.sizes(length), block_elements=block_elements)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """This rank's consecutive rows of something, and the others.
+
+    Attributes:
+        group: The ranks.
+        sizes: How many rows each has.
+    """
+
+    group: Group
+    sizes: Sequence[int]
+
+    @property
+    def own(self) -> slice:
+        """The rows that are here."""
+        start = sum(self.sizes[: self.group.rank])
+        return slice(start, start + self.sizes[self.group.rank])
+
+    def join(self, x: Tensor, dim: int = -2) -> Tensor:
+        """All rows of a tensor of which ``x`` holds these along ``dim``."""
+        return gather(x, dim, self.group, self.sizes)
+
+
+def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) -> None:
+    """Refuse ranks that were given different things, before a collective hangs or their results mix.
+
+    Args:
+        numbers: Names of what has to be the same on all ranks, and this rank's numbers.
+        group: The ranks.
+        device: Where the group communicates.
+
+    Raises:
+        ConfigError: Something differs; every rank raises.
+    """
+    if group.size == 1 or group.backend == "fake":
+        return
+    own = torch.tensor([list(numbers.values())], dtype=torch.int64, device=device)
+    found = exchange.start_gather(own, 0, group, [1] * group.size).wait()
+    for name, column in zip(numbers, found.unbind(1), strict=True):
+        if bool((column != column[0]).any()):
+            raise ConfigError(
+                f"the ranks of one {group.name} group work on one thing, but their {name} differs: {column.tolist()}"
+            )
 
 
 class _Contraction(Function):

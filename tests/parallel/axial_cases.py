@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -143,10 +144,14 @@ def difference(found: Tensor, expected: Tensor, whole: Tensor | None = None, lea
     return (found - expected).abs().max().item() / scale if found.numel() else 0.0
 
 
+@lru_cache
+def _network(name: str) -> nn.Module:
+    return random_model(oracle_config(name), dtype=torch.float64)
+
+
 def plain_module(case: Case) -> nn.Module:
     """The case's module with the same random parameters on every rank, in training mode with dropout."""
-    model = random_model(oracle_config(case.network), dtype=torch.float64)
-    return model.get_submodule(case.path).train()
+    return copy.deepcopy(_network(case.network).get_submodule(case.path)).train()
 
 
 def inputs_of(case: Case, batch: tuple[int, ...]) -> list[Tensor]:

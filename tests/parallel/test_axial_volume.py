@@ -52,7 +52,12 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
 
 @pytest.mark.parametrize(
     ("ranks", "residues", "sequences"),
-    [(2, 256, 128), (8, 384, 512), (64, 2048, 512), pytest.param(512, 2048, 512, marks=pytest.mark.slow)],
+    [
+        (2, 256, 128),
+        (8, 384, 512),
+        pytest.param(64, 2048, 512, marks=pytest.mark.slow),
+        pytest.param(512, 2048, 512, marks=pytest.mark.slow),
+    ],
 )
 def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
     """Of r² each: 8 + 4 + 4 biases and 2 x 128 products; 32 s r of projections; the rest are switches.

@@ -28,13 +28,14 @@ def distogram_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[st
     # Half-open bins like the official program's: an edge belongs to the bin under it.
     bins = torch.bucketize(squared, head["bin_edges"].to(squared.dtype).square())
     pair_mask = mask[..., :, None] * mask[..., None, :]
-    loss = masked_mean(pair_mask, cross_entropy(head["logits"], bins), 2, eps=1e-6)
+    loss = masked_mean(pair_mask, cross_entropy(head["logits"], bins, head.get("rows")), 2, eps=1e-6)
     return {"loss": loss, "true_dist": (squared + 1e-6).sqrt()}
 
 
 def masked_msa_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
     """Cross entropy ``[*]`` of the residue types at masked MSA positions (section 1.9.9)."""
-    errors = cross_entropy(result["masked_msa"]["logits"], batch["true_msa"])
+    head = result["masked_msa"]
+    errors = cross_entropy(head["logits"], batch["true_msa"], head.get("rows"))
     return {"loss": masked_mean(batch["bert_mask"], errors, 2, eps=1e-8)}
 
 
@@ -70,5 +71,5 @@ def predicted_aligned_error_loss(
     bins = torch.bucketize(errors, head["breaks"].to(errors.dtype).square())
     mask = batch["backbone_affine_mask"]
     pair_mask = mask[..., :, None] * mask[..., None, :]
-    loss = masked_mean(pair_mask, cross_entropy(head["logits"], bins), 2, eps=1e-8)
+    loss = masked_mean(pair_mask, cross_entropy(head["logits"], bins, head.get("rows")), 2, eps=1e-8)
     return {"loss": loss * within_resolution(batch["resolution"], config)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,8 +32,24 @@ def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> T
     return (mask * value).sum(axes) / (mask.sum(axes) + eps)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy ``[*]`` of ``logits [*, classes]`` with class indices ``target [*]``."""
+class RowPart(Protocol):
+    """Which rows of something are here, and how to get the others: what a layout leaves beside its logits."""
+
+    @property
+    def own(self) -> slice:
+        """The rows that are here."""
+
+    def join(self, x: Tensor, dim: int = -2) -> Tensor:
+        """All rows of a tensor of which ``x`` holds these along ``dim``."""
+
+
+def cross_entropy(logits: Tensor, target: Tensor, part: RowPart | None = None) -> Tensor:
+    """Cross entropy ``[*]`` of ``logits [*, classes]`` with class indices ``target [*]``.
+
+    Where ``logits`` are a part of the rows, they are compared where they are, and the errors alone are joined.
+    """
+    if part is not None:
+        return part.join(cross_entropy(logits, target[..., part.own, :]))
     return -torch.log_softmax(logits, -1).gather(-1, target.long().unsqueeze(-1)).squeeze(-1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, OnCycle
-from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.axial import AxialShards, Rows, check_alike
 from fastfold.parallel.collectives import broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
 
@@ -52,8 +53,10 @@ class AxialAlphaFold(AlphaFold):
     """The network on shards: sequences of the MSAs and rows of the pair, everything of one axis whole.
 
     Every rank is given the same features and, for dropout, the same state of its random number generator. The
-    result is that of the single network, but ``representations`` holds this rank's rows of ``msa`` and ``pair``.
-    Logits that are computed when they are asked for have to be asked for on all ranks alike.
+    result is that of the single network, with these exceptions. ``representations`` holds this rank's rows of
+    ``msa`` and ``pair``. When gradients are recorded, so do the logits of the heads for pairs and the masked MSA, with
+    ``rows`` beside them, by which the losses join their errors. Logits that are computed when they are asked for
+    have to be asked for on all ranks alike.
     """
 
     shards: AxialShards
@@ -68,21 +71,28 @@ class AxialAlphaFold(AlphaFold):
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
         result = super().forward(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
-        for name in ("distogram", "predicted_aligned_error"):
-            if name in result:
-                result[name] = result[name] | {"logits": self._whole_rows(result[name]["logits"])}
-        if "masked_msa" in result:
-            # The shards of the MSA's own rows follow from those of a longer axis, with the templates' rows.
-            logits, group = result["masked_msa"]["logits"], self.shards.group
-            sizes = exchange_sizes(logits.shape[-3], group, logits.device)
-            result["masked_msa"] = result["masked_msa"] | {"logits": gather(logits, -3, group, sizes)}
+        group = self.shards.group
+        for name in ("distogram", "predicted_aligned_error", "masked_msa"):
+            if name not in result:
+                continue
+            logits = result[name]["logits"]
+            if name == "masked_msa":
+                # The shards of the MSA's own rows follow from those of a longer axis, with the templates' rows.
+                sizes = exchange_sizes(logits.shape[-3], group, logits.device)
+            else:
+                sizes = self.shards.sizes(logits.shape[-2])
+            rows = Rows(group, sizes)
+            if torch.is_grad_enabled():
+                result[name] = result[name] | {"rows": rows}
+            elif isinstance(logits, LazyRows):
+                result[name] = result[name] | {"logits": self._whole_rows(logits)}
+            else:
+                result[name] = result[name] | {"logits": rows.join(logits, -3)}
         return result
 
-    def _whole_rows(self, logits: Tensor | LazyRows) -> Tensor | LazyRows:
-        """All rows ``[*, N, N, bins]`` from this rank's."""
+    def _whole_rows(self, logits: LazyRows) -> LazyRows:
+        """All rows ``[*, N, N, bins]`` from this rank's, computed and joined when they are asked for."""
         residues = logits.shape[-2]
-        if not isinstance(logits, LazyRows):
-            return self.shards.gather(logits, -3, residues)
         sizes = self.shards.sizes(residues)
         starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
 
@@ -108,6 +118,7 @@ class AxialAlphaFold(AlphaFold):
         shards, torsions = self.shards, self.template_torsion_embedder
         sequences, residues = features["msa_feat"].shape[-3:-1]
         templates = 0 if torsions is None else features["template_aatype"].shape[-2]
+        self._check_alike(sequences, residues, features["extra_msa"].shape[-2])
         # The MSA's rows are cut together with those of the templates that follow them.
         own, own_rows = shards.own(sequences + templates), shards.own(residues)
         first, last = min(own.start, sequences), min(own.stop, sequences)
@@ -138,6 +149,16 @@ class AxialAlphaFold(AlphaFold):
         first_row = self._first_row(msa)
         found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
         return found | {"msa": msa[..., : last - first, :, :]} if self._wants("masked_msa") else found
+
+    def _check_alike(self, sequences: int, residues: int, extra: int) -> None:
+        device = self.single_projection.weight.device
+        numbers = {"number of residues": residues, "number of sequences": sequences}
+        numbers |= {"number of extra sequences": extra}
+        if self.training:
+            on_gpu = device.type == "cuda"
+            state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+            numbers |= {"random number generator's state": zlib.crc32(state.numpy().tobytes())}
+        check_alike(numbers, self.shards.group, device)
 
     def _first_row(self, msa: Tensor) -> Tensor:
         """First row ``[*, N, c_m]`` of the MSA, which rank 0 has, on every rank."""

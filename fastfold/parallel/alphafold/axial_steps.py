@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastfold.evoformer.execution import add_update
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
@@ -82,21 +83,27 @@ class AxialTriangleMultiplication(TriangleMultiplication):
             pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
             pair_mask: The same shard of the mask, without channels.
         """
-        x = self.norm_in(pair)
-        sides = self.projection(x) * torch.sigmoid(self.gate(x)) * pair_mask.unsqueeze(-1).to(x.dtype)
+
+        def project(rows: Tensor, index: slice) -> Tensor:
+            x = self.norm_in(rows)
+            mask = pair_mask[..., index, :].unsqueeze(-1).to(x.dtype)
+            return self.projection(x) * torch.sigmoid(self.gate(x)) * mask
+
+        sides = self.policy.map(pair, project, dim=-3, channels=4)
         left, right = sides.movedim(-1, -3).chunk(2, dim=-3)  # [*, c, ., .]
         del sides
         if self.outgoing:
             product = self.shards.contract(left, right, -1)
         else:
             product = self.shards.contract(right.mT, left.mT, -2)
-        update = self.output(self.norm_out(product.movedim(-3, -1))) * torch.sigmoid(self.output_gate(x))
-        dropout = self._dropout(pair)
-        if dropout is not None:
-            update = update * dropout
-        if self.policy.inplace and not torch.is_grad_enabled():
-            return pair.add_(update)
-        return pair + update
+        del left, right
+
+        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+            update = self.output(self.norm_out(product[..., index, :].movedim(-3, -1)))
+            update = update * torch.sigmoid(self.output_gate(self.norm_in(rows)))
+            return add_update(rows, update if dropout is None else update * dropout, out)
+
+        return self.policy.residual(pair, branch, dim=-3, dropout=self._dropout(pair))
 
     def _dropout(self, pair: Tensor) -> Tensor | None:
         """This rank's part of the factors for the whole pair, which every rank draws alike."""
