@@ -20,6 +20,8 @@ from fastfold.inference.prediction import Prediction
 
 Precision = Literal["fp32", "bf16"]
 OnCycle = Callable[[int, dict[str, Any]], None]
+RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
+"""Something with the arguments and results of :func:`run_network`."""
 
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32): a fold of 384 residues with full-depth alignments takes 2.2 GiB instead of 4.2 GiB, in less time.
@@ -81,6 +83,7 @@ def fold(
     seed: int,
     num_recycles: int | None = None,
     on_cycle: OnCycle | None = None,
+    run: RunNetwork | None = None,
 ) -> Prediction:
     """Run the network on a target's features: :data:`FOLDING_POLICY`, no dropout, no gradients.
 
@@ -93,6 +96,7 @@ def fold(
         seed: What ``sampler`` draws from, for the record.
         num_recycles: Extra passes; by default the configuration's.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+        run: Runs the network; :func:`run_network` by default.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -101,16 +105,8 @@ def fold(
     def features(cycle: int, member: int) -> Mapping[str, Tensor]:
         return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
 
-    data = model.config.get("data")
-    num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
-    set_policy(model, FOLDING_POLICY)
-    training = model.training
-    try:
-        with torch.inference_mode():
-            result = model.eval()(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
-            arrays = _confidences(result, model.multimer and len(chains) > 1)
-    finally:
-        model.train(training)
+    is_complex = model.multimer and len(chains) > 1
+    result, arrays = (run or run_network)(model, features, num_recycles, on_cycle, is_complex)
     structure = result["structure_module"]
     arrays["atom_positions"] = structure["final_atom_positions"]
     order = _input_order(sampler)
@@ -137,6 +133,34 @@ def fold(
         ptm=float(values["ptm"]) if "ptm" in values else None,
         iptm=float(values["iptm"]) if "iptm" in values else None,
     )
+
+
+def run_network(
+    model: AlphaFold,
+    features: Callable[[int, int], Mapping[str, Tensor]],
+    num_recycles: int | None,
+    on_cycle: OnCycle | None,
+    is_complex: bool,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
+
+    Args:
+        model: The network.
+        features: Gives those of a cycle and an ensemble member.
+        num_recycles: Extra passes; by default the configuration's.
+        on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+        is_complex: Whether there are interfaces to score.
+    """
+    data = model.config.get("data")
+    num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
+    set_policy(model, FOLDING_POLICY)
+    training = model.training
+    try:
+        with torch.inference_mode():
+            result = model.eval()(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
+            return result, _confidences(result, is_complex)
+    finally:
+        model.train(training)
 
 
 def _confidences(result: dict[str, Any], is_complex: bool) -> dict[str, Tensor]:

@@ -25,6 +25,7 @@ from fastfold.inference.prediction import Prediction
 from fastfold.inference.progress import Progress
 from fastfold.inference.reference import compare_target, find_reference
 from fastfold.inference.results import Alignments, run_record, write_target
+from fastfold.inference.team import Team, TeamFailed, start_team
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def run(
     reference: Path | None = None,
     device: str = "auto",
     settings: Settings | None = None,
+    parallel: str | None = None,
 ) -> Summary:
     """Fold all targets, each by every network that suits it, best prediction first.
 
@@ -85,12 +87,44 @@ def run(
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         device: ``auto``, ``cpu`` or ``cuda``.
         settings: See :class:`Settings`.
+        parallel: ``dap=<number>``: so many processes fold each target together; see
+            :mod:`fastfold.inference.team`. On all but the first the summary is empty.
 
     Raises:
         FastFoldError: Nothing can be folded at all: unusable weights, folders, or device.
     """
+    with start_team(parallel, choose_device(device)) as team:
+        if team is None:
+            return _run(
+                inputs, output, weights, msa_dir, complex_, reference, choose_device(device), settings
+            )
+        if not team.leads:
+            team.serve()
+            return Summary((), (), ())
+        try:
+            summary = _run(inputs, output, weights, msa_dir, complex_, reference, team.device, settings, team)
+        except TeamFailed:
+            raise  # the others do not listen
+        except Exception:
+            team.stop()
+            raise
+        team.stop()
+        return summary
+
+
+def _run(
+    inputs: Sequence[Path],
+    output: Path,
+    weights: Sequence[Path],
+    msa_dir: Path | None,
+    complex_: bool,
+    reference: Path | None,
+    where: torch.device,
+    settings: Settings | None,
+    team: Team | None = None,
+) -> Summary:
+    """:func:`run` on the process that reads and writes."""
     settings = settings or Settings()
-    where = choose_device(device)
     if msa_dir is not None and not msa_dir.is_dir():
         raise InputError("no such folder; give the one that holds the alignments", path=msa_dir)
     if reference is not None:
@@ -104,7 +138,7 @@ def run(
     skipped: list[str] = []
     costs = [_cost(target, suitable(networks, target), settings) for target in targets]
     with Progress(sum(costs)) as progress:
-        runner = _Runner(networks, output, msa_dir, where, settings, progress)
+        runner = _Runner(networks, output, msa_dir, where, settings, progress, team)
         if not weights:
             progress.line(about_mini(networks[0]))
         for error in errors:
@@ -115,6 +149,8 @@ def run(
                 done = runner.fold(target, label, cost)
                 if reference is not None:
                     runner.compare(target, label, reference)
+            except TeamFailed:
+                raise
             except Exception as error:  # also a bug that one target brings to light: the others go on
                 failed.append((target.name, reason(error, target)))
                 progress.skip(cost)
@@ -136,6 +172,7 @@ class _Runner:
     device: torch.device
     settings: Settings
     progress: Progress
+    team: Team | None = None
 
     def fold(self, target: Target, label: str, cost: float) -> bool:
         """Fold and write one target; False if it was finished before."""
@@ -194,6 +231,8 @@ class _Runner:
         )
 
     def _check_fits(self, target: Target, networks: Sequence[Network], alignment_rows: int) -> None:
+        if self.team is not None:
+            return  # the estimate is that of one process
         for network in networks:
             check_fits(
                 network.info.config,
@@ -230,6 +269,7 @@ class _Runner:
                 seed=self.settings.seed,
                 num_recycles=recycles,
                 on_cycle=on_cycle,
+                run=None if self.team is None else self.team.run,
             )
         finally:
             network.rest()
