@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
@@ -26,6 +26,8 @@ class ParallelConfig:
         dap: Processes that share one sample, whose MSA and pair they shard.
         dap_mode: ``axial`` (along one axis) or ``grid`` (the pair in blocks).
         dap_rows: Rows of that grid; 0 for a square one.
+        auto: Take the fastest plan by the cost model of ``fastfold plan`` instead of the axes above.
+        gpu: With ``auto``: which GPU to plan for, or null for the one that is there.
     """
 
     dp: int | None = None
@@ -38,6 +40,8 @@ class ParallelConfig:
     dap: int = 1
     dap_mode: str = "axial"
     dap_rows: int = 0
+    auto: bool = False
+    gpu: str | None = None
 
 
 def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
@@ -50,9 +54,8 @@ def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
     Raises:
         ConfigError: The plan is impossible, needs another number of processes, or is not one for training.
     """
-    values = asdict(parallel)
-    dp = values.pop("dp")
-    plan = ParallelPlan(**values)
+    values = {axis.name: getattr(parallel, axis.name) for axis in fields(ParallelPlan) if axis.name != "dp"}
+    dp, plan = parallel.dp, ParallelPlan(**values)
     for name in ("tp", "sp"):
         if getattr(plan, name) > 1:
             raise ConfigError(
