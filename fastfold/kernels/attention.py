@@ -61,6 +61,8 @@ def _attention(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """Output ``[*, R, Nq, H, D]``, and what the Triton backend keeps for the backward pass (else an empty tensor)."""
+    if _is_nothing(q, k):
+        return q.new_zeros(q.shape), _sums(q, backend).zero_()
     out = q.new_empty(q.shape)
     if backend == "triton":
         from fastfold.kernels.attention_forward_triton import attend_triton, batched, triton_operands
@@ -84,11 +86,20 @@ def _(
     scale: float,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    out = q.new_empty(q.shape)
+    return q.new_empty(q.shape), _sums(q, backend)
+
+
+def _sums(q: Tensor, backend: str) -> Tensor:
+    """Room for what the Triton backend keeps; an empty tensor for PyTorch."""
     if backend != "triton":
-        return out, _nothing(q)
+        return _nothing(q)
     *lead, rows, queries, heads, _ = q.shape
-    return out, q.new_empty(math.prod(lead), heads, rows, queries, dtype=torch.float32)
+    return q.new_empty(math.prod(lead), heads, rows, queries, dtype=torch.float32)
+
+
+def _is_nothing(q: Tensor, k: Tensor) -> bool:
+    """Whether there is no query, or nothing for it to attend to; without keys the sum over them is zero."""
+    return q.numel() == 0 or k.numel() == 0
 
 
 @torch.library.custom_op(
@@ -113,6 +124,12 @@ def _attention_backward(
     need_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k, v, bias and gate without gaps; empty tensors for those that there are none of."""
+    if _is_nothing(q, k):
+        wanted = (q, k, v, bias if need_bias else None, gate)
+        zero_q, zero_k, zero_v, zero_bias, zero_gate = (
+            _nothing(q) if x is None else x.new_zeros(x.shape) for x in wanted
+        )
+        return zero_q, zero_k, zero_v, zero_bias, zero_gate
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
     grad_gate = None if gate is None else gate.new_empty(gate.shape)
     grad_bias = None
@@ -240,7 +257,8 @@ def attention(
         v: Values ``[*, R, Nk, H, D]``.
         bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``.
         mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0; in
-            a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias.
+            a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias. Without keys
+            (Nk = 0) the output is zero.
         gate: Logits ``[*, R, Nq, H, D]`` of the gate that multiplies the output.
         scale: Factor of the scores, by default ``D ** -0.5``.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.backend.choose_backend`. Heads of

@@ -60,7 +60,7 @@ def _blocks(backend: str) -> Any:
 
 
 def _rows(x: Tensor, step: int) -> list[slice]:
-    return [slice(r, r + step) for r in range(0, len(x), step)]
+    return [slice(r, r + step) for r in range(0, len(x) if x.numel() else 0, step)]
 
 
 def _at(x: Tensor | None, index: tuple[int | slice, ...]) -> Tensor | None:

@@ -55,7 +55,7 @@ def arrange(parameters: Sequence[Any], dtype: torch.dtype) -> Weights:
 
 def row_step(x: Tensor) -> int:
     """Rows of a block of ``x [R, N, c]``, for the projections."""
-    return max(1, _POSITIONS // x.shape[1])
+    return max(1, _POSITIONS // max(1, x.shape[1]))
 
 
 def project(normed: Tensor, weights: Weights, heads: int, scratch: Scratch) -> tuple[Tensor, ...]:

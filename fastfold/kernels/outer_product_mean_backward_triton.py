@@ -204,7 +204,10 @@ def outer_product_mean_weights_kernel(
 def _side(
     grad_left: Tensor, right: Tensor, masks: tuple[Tensor, Tensor], weight: Tensor, norm: Tensor, grad: Tensor
 ) -> None:
-    """Fill the gradient of the left side of one batch element; ``weight [c_z, c, c]`` in the order (left, right)."""
+    """Fill the gradient of the left side of one batch element; ``weight [c_z, c, c]`` in the order (left, right).
+
+    Products of float32 are exact even where PyTorch's setting allows tf32, with which the kernel would spill registers.
+    """
     (sequences, rows, c), columns, c_z = grad_left.shape, right.shape[1], len(weight)
     config = configuration("outer_product_mean_side", right, c_z)
     blocks = config.blocks
@@ -215,7 +218,7 @@ def _side(
     outer_product_mean_side_kernel[grid](
         right, *masks, weight, norm, grad, grad_left, sequences, rows, columns, *right.stride(),
         *masks[0].stride(), *masks[1].stride(), *norm.stride(), *grad.stride(), *grad_left.stride(),
-        C=c, CZ=c_z, PRECISION=precision(right), **config.launch,
+        C=c, CZ=c_z, PRECISION="ieee", **config.launch,
     )  # fmt: skip
 
 

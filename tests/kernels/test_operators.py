@@ -33,7 +33,8 @@ class Case:
 
 def _mask(*shape: int) -> Tensor:
     mask = (torch.rand(*shape) > 0.3).double()
-    mask.reshape(-1, shape[-1])[0] = 0.0  # a row that is masked completely
+    if mask.numel():
+        mask.reshape(-1, shape[-1])[0] = 0.0  # a row that is masked completely
     return mask
 
 
@@ -45,7 +46,7 @@ def _randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def _case(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
+def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
     torch.manual_seed(n + len(batch))
     if name == "layer_norm":
         inputs: dict[str, Any] = {"x": _randn(*batch, n, 12), "weight": _randn(12), "bias": _randn(12)}
@@ -141,7 +142,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 def test_output_and_gradients_equal_the_definition(
     name: str, n: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    case = _case(name, n)
+    case = case_of(name, n)
     # The inputs are rounded for both: what is compared is the arithmetic.
     exact = _gradients(case.definition, case, torch.float64, dtype)
     found = _gradients(case.operator, case, dtype)
@@ -155,7 +156,7 @@ def test_output_and_gradients_equal_the_definition(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_leading_dimensions_and_strides_do_not_matter(name: str) -> None:
-    case = _case(name, 7, batch=(2, 3))
+    case = case_of(name, 7, batch=(2, 3))
     strided = {
         k: v.transpose(-1, -2).contiguous().transpose(-1, -2) if isinstance(v, Tensor) and v.dim() > 1 else v
         for k, v in case.inputs.items()
@@ -167,7 +168,7 @@ def test_leading_dimensions_and_strides_do_not_matter(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(RESIDUAL))
 def test_residual_dropout_and_out(name: str) -> None:
-    case = _case(name, 9)
+    case = case_of(name, 9)
     x = case.inputs[RESIDUAL[name]]
     update = case.definition(**case.inputs)
     torch.testing.assert_close(case.operator(**case.inputs, residual=x), x + update, rtol=1e-11, atol=1e-11)
@@ -192,13 +193,13 @@ def test_residual_dropout_and_out(name: str) -> None:
 )
 def test_leaving_out_an_argument_shows(name: str, key: str) -> None:
     """The comparison with the definition would notice a bias, mask or gate that is dropped."""
-    case = _case(name, 17)
+    case = case_of(name, 17)
     changed = case.operator(**(case.inputs | {key: None}))
     assert _error(changed, case.definition(**case.inputs)) > 0.05
 
 
 def test_a_row_without_keys_gives_the_mean_of_its_values() -> None:
-    case = _case("attention", 17)
+    case = case_of("attention", 17)
     inputs = case.inputs | {"gate": None}
     out = kernels.attention(**inputs)
     torch.testing.assert_close(out[0], inputs["v"][0].mean(0).expand_as(out[0]))
@@ -207,7 +208,7 @@ def test_a_row_without_keys_gives_the_mean_of_its_values() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_operators_work_under_activation_checkpointing(name: str, reentrant: bool) -> None:
-    case = _case(name, 9)
+    case = case_of(name, 9)
     keys = [k for k, v in case.inputs.items() if isinstance(v, Tensor)]
     rest = {k: v for k, v in case.inputs.items() if k not in keys}
 

@@ -145,12 +145,21 @@ def test_alignments_beyond_two_to_the_31_elements(
     force_blocks(monkeypatch, BI=8, BJ=8)
     inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 3, 2).items()}
     expected = outer_product_mean_definition(**{k: x.double() for k, x in inputs.items()})
-    path = tmp_path / "columns"
-    rows = inputs["left"].transpose(0, axis).flatten(1)
-    inputs["left"] = far_apart(rows, path).unflatten(1, (3, 4)).transpose(0, axis)
-    out = _on("triton")(**inputs)
-    path.unlink()
-    assert relative_error(out, expected) < 5e-3
+    near = dict(inputs)
+    for name in ("left", "right"):
+        x = inputs[name].transpose(0, axis)
+        rows = far_apart(x.flatten(1), tmp_path / name)
+        inputs[name] = rows.unflatten(1, x.shape[1:]).transpose(0, axis)
+    assert relative_error(_on("triton")(**inputs), expected) < 5e-3
+    pairs = torch.randn(expected.shape, dtype=torch.float64).bfloat16().transpose(0, axis)
+    grad = far_apart(pairs.flatten(1), tmp_path / "grad").unflatten(1, pairs.shape[1:]).transpose(0, axis)
+    rest = (1e-3, [True] * 4, "triton")
+    backward = torch.ops.fastfold.outer_product_mean_backward
+    close = backward(grad.contiguous(), *near.values(), *rest)
+    for found, value in zip(backward(grad, *inputs.values(), *rest), close, strict=True):
+        assert torch.equal(found, value)
+    for name in ("left", "right", "grad"):
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -143,12 +143,18 @@ def test_wider_rows_take_the_torch_path() -> None:
 def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64)
     inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 12).items()}
-    path = tmp_path / "rows"
-    x = far_apart(inputs["x"], path)
+    x = far_apart(inputs["x"], tmp_path / "rows")
     out = torch.empty(3, 12, dtype=torch.bfloat16)
     kernels.transition(**(inputs | {"x": x}), out=out, backend="triton")
-    path.unlink()
     assert relative_error(out, transition_definition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
+    grad = far_apart(torch.randn(x.shape), tmp_path / "gradient")
+    rest = ([inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
+    backward = torch.ops.fastfold.transition_backward
+    near = backward(grad.contiguous(), inputs["x"], *rest)
+    for found, value in zip(backward(grad, x, *rest), near, strict=True):
+        assert torch.equal(found, value)
+    for name in ("rows", "gradient"):
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

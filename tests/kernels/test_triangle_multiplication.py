@@ -186,13 +186,21 @@ def test_pairs_beyond_two_to_the_31_elements(
     force_blocks(monkeypatch, BM=16, BH=64)
     inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3).items()}
     expected = _definition(True)(**{k: x.double() for k, x in inputs.items()})
-    path = tmp_path / "pairs"
     rows = inputs["z"].transpose(0, axis).flatten(1)
-    inputs["z"] = far_apart(rows, path).unflatten(1, (3, 12)).transpose(0, axis)
+    inputs["z"] = far_apart(rows, tmp_path / "pairs").unflatten(1, (3, 12)).transpose(0, axis)
     out = torch.empty(3, 3, 12, dtype=torch.bfloat16)
     _on("triton", outgoing=True)(**inputs, out=out)
-    path.unlink()
     assert relative_error(out, expected) < 5e-3
+    z, mask, *parameters = inputs.values()
+    far = far_apart(torch.randn(rows.shape), tmp_path / "gradient")
+    grad = far.unflatten(1, (3, 12)).transpose(0, axis)
+    rest = (None, parameters, True, True, [True] * 13, "triton")
+    backward = torch.ops.fastfold.triangle_multiplication_backward
+    near = backward(grad.contiguous(), z.contiguous(), mask, *rest)
+    for found, value in zip(backward(grad, z, mask, *rest), near, strict=True):
+        assert torch.equal(found, value)
+    for name in ("pairs", "gradient"):
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
