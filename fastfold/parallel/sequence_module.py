@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cache
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class SequenceParallel:
         method: ``ring`` or ``ulysses``.
 
     Raises:
-        ConfigError: There is no such method, or the module has no submodule of these classes.
+        ConfigError: There is no such method, the module has no submodule of these classes, or was made parallel before.
     """
 
     def __init__(
@@ -55,8 +55,11 @@ class SequenceParallel:
         layers = [child for child in module.modules() if isinstance(child, attention)]
         if not layers:
             raise ConfigError(f"{type(module).__name__} has no submodule of {attention}")
+        if any(hasattr(layer, "sequence") for layer in layers):
+            raise ConfigError("sequence parallelism: the module is parallel already; apply it once")
         for layer in layers:
-            layer.forward = self._replaced(layer.forward)
+            layer.__class__ = _form(type(layer))
+            layer.sequence = self
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
 
@@ -86,13 +89,24 @@ class SequenceParallel:
             )
         return self.sizes
 
-    def _replaced(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(forward)
-        def replaced(*args: Any, **kwargs: Any) -> Any:
-            with _Attention(self.method, self.group, self._sizes()):
-                return forward(*args, **kwargs)
+    def attention(self) -> _Attention:
+        """A context in which PyTorch's attention is that of this rank's part."""
+        return _Attention(self.method, self.group, self._sizes())
 
-        return replaced
+    def __deepcopy__(self, memo: dict[int, object]) -> SequenceParallel:
+        # A copy of the module (an average of weights, say) works on the same sequences.
+        return self
+
+
+@cache
+def _form(layer: type[nn.Module]) -> type[nn.Module]:
+    """A form of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self.sequence.attention():
+            return layer.forward(self, *args, **kwargs)
+
+    return type(f"Sequence{layer.__name__}", (layer,), {"forward": forward})
 
 
 class _Attention(TorchFunctionMode):

@@ -245,6 +245,8 @@ def test_what_cannot_be_attended_to_is_refused() -> None:
     layer = SequenceParallel(nn.Linear(2, 2), Group(None), attention=nn.Linear)
     with pytest.raises(ConfigError, match="call shard first"):
         layer(torch.zeros(2))
+    with pytest.raises(ConfigError, match="parallel already"):
+        SequenceParallel(layer.module, Group(None), attention=nn.Linear)
 
 
 def _too_few_heads() -> str:
@@ -312,6 +314,12 @@ def _trains(plan: ParallelPlan, method: str) -> float:
         logits = sharded(sharded.shard(tokens[rows]))
         _loss(logits, sharded.shard(following[rows])).backward()
         check(logits.detach(), sharded.shard(expected.detach()[rows], 1), "output")
+        # A copy, as for an average of weights, computes with its own parameters on the same parts.
+        averaged = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in averaged.parameters():
+                parameter.zero_()
+            assert averaged(sharded.shard(tokens[rows])).abs().max() == 0
         wanted = dict(plain.named_parameters())
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastfold.evoformer.attention import Attention, columns
 from fastfold.evoformer.dropout import SharedDropout
+from fastfold.evoformer.execution import add_update
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.primitives import LayerNorm
@@ -61,6 +62,8 @@ class GridLayout:
 def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> dict[str, float]:
     """Elements that a rank sends in both passes of attention within the rows of ``[A, L, c]``, by the way it is done.
 
+    That of a rank that keeps nothing of its block of the bias when it is turned, as those on a diagonal do.
+
     Args:
         shape: Of the whole tensor, cut over the grid's rows and columns.
         heads: Heads of the bias; 0 if there is none.
@@ -70,10 +73,13 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
     ranks, others = grid.whole.size, grid.columns - 1
     block = rows * length * channels / ranks
     bias = heads * length * length
-    turns = 2 * bias / ranks * (ranks - 1) / ranks
+    # The bias is turned, and fetched and its gradient summed down the columns; block by block it is fetched twice.
+    fetched = bias / grid.columns * (grid.rows - 1) / grid.rows
+    turned = 2 * bias / ranks + (3 if grid.rows == grid.columns else 2) * fetched
+    masks = others * rows * length / ranks
     return {
         # Keys and values forward, and again backward, where their gradients go one step further.
-        "ring": (6 * others + 2) * block + turns + 2 * bias / grid.columns * (grid.rows - 1) / grid.rows,
+        "ring": (6 * others + 2 * (others > 0)) * block + turned + masks,
         "switch": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
     }
 
@@ -261,9 +267,13 @@ class GridTriangleMultiplication(TriangleMultiplication):
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Updated block of the pair under the whole ``pair_mask [*, N, N]``."""
         grid, length = self.layout.grid, pair_mask.shape[-1]
-        x = self.norm_in(pair)
-        mask = grid.take(pair_mask, (-2, -1)).unsqueeze(-1).to(x.dtype)
-        sides = self.projection(x) * torch.sigmoid(self.gate(x)) * mask
+        mask = grid.take(pair_mask, (-2, -1)).unsqueeze(-1)
+
+        def project(rows: Tensor, index: slice) -> Tensor:
+            x = self.norm_in(rows)
+            return self.projection(x) * torch.sigmoid(self.gate(x)) * mask[..., index, :, :].to(x.dtype)
+
+        sides = self.policy.map(pair, project, dim=-3, channels=4)
         left, right = sides.movedim(-1, -3).chunk(2, dim=-3)  # [*, c, rows, columns]
         del sides
         if self.outgoing:
@@ -271,10 +281,12 @@ class GridTriangleMultiplication(TriangleMultiplication):
         else:
             # The official program contracts left[k, j] with right[k, i].
             product = contract_columns(right, left, length, grid, self.layout.contraction)
-        update = self.output(self.norm_out(product.movedim(-3, -1))) * torch.sigmoid(self.output_gate(x))
+        del left, right
+
+        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+            update = self.output(self.norm_out(product[..., index, :].movedim(-3, -1)))
+            update = update * torch.sigmoid(self.output_gate(self.norm_in(rows)))
+            return add_update(rows, update if dropout is None else update * dropout, out)
+
         factors = _factors(self.dropout, pair, (length, length), grid)
-        if factors is not None:
-            update = update * factors
-        if self.policy.inplace and not torch.is_grad_enabled():
-            return pair.add_(update)
-        return pair + update
+        return self.policy.residual(pair, branch, dim=-3, dropout=factors)
