@@ -1,0 +1,173 @@
+"""``fastfold train`` under plans: the numbers of one process, and a rank that fails ends the run with its own error."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+from fastfold.data.loader import SampleLoader
+from fastfold.training.compose import compose_config, network_config
+from fastfold.training.samples import make_loader, open_source
+from tests.training.conftest import TINY
+from tests.training.test_train import SHORT, environment, here, losses, run, weights
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "processes"),
+    [
+        ("dap=2", "dp=2", 2),
+        pytest.param("dap=2", "dap=2", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_axial_ranks_and_sharded_states_compute_what_one_process_computes(
+    data_folder: Path, tmp_path: Path, first: str, then: str, processes: int
+) -> None:
+    """LARS, whose steps depend on norms of whole layers; what one plan saved another resumes."""
+    one, many = tmp_path / "one", tmp_path / "many"
+    lars = ["optim=lars", "optim.weight_decay=0.01", "optim.warmup_steps=2"]
+    assert here(data_folder, one, *lars, "trainer.steps=6")
+    run(data_folder, many, *lars, f"parallel.{first}", "parallel.zero=1", "trainer.steps=4", processes=2)
+    said = run(data_folder, many, *lars, f"parallel.{then}", "parallel.zero=2", processes=processes)
+    assert "after step 4" in said
+    np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
+    expected, found = weights(one), weights(many)
+    assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
+    # The other way round, in this process.
+    assert here(data_folder, many, *lars, "trainer.steps=7")
+    assert here(data_folder, one, *lars, "trainer.steps=7")
+    np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["zero=3", "dap_mode=grid"])
+def test_sharded_parameters_and_the_grid_train_too(data_folder: Path, tmp_path: Path, plan: str) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert here(data_folder, one, "trainer.steps=4")
+    run(data_folder, many, f"parallel.{plan}", "parallel.dap=4", "trainer.steps=4", processes=4)
+    np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
+    expected, found = weights(one), weights(many)
+    assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
+
+
+FAILING = """
+import os, sys
+import fastfold.training.trainer as trainer
+from fastfold.cli import main
+
+rank, how = int(os.environ["RANK"]), sys.argv[1]
+overrides = [part.replace("{rank}", str(rank)) for part in sys.argv[2:]]
+if rank == 1 and how in ("raises", "dies"):
+    sample, calls = trainer.Trainer._sample, []
+
+    def failing(self, *args):
+        calls.append(None)
+        if len(calls) < 3:
+            return sample(self, *args)
+        print("failing now", file=sys.stderr, flush=True)
+        if how == "dies":
+            os._exit(7)
+        raise KeyError("the reason of rank 1")
+
+    trainer.Trainer._sample = failing
+sys.exit(main(["train", *overrides]))
+"""
+
+
+def _failing(data: Path, folder: Path, how: str, *overrides: str) -> tuple[int, str, float]:
+    """Exit code, what was printed, and the seconds from the failure to the end of the job."""
+    script = folder / "failing.py"
+    script.write_text(FAILING)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [
+            *launcher,
+            str(script),
+            how,
+            *SHORT,
+            f"data.directory={data}",
+            f"trainer.out={folder / 'run'}",
+            *overrides,
+        ],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    printed, failed = [], None
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed.append(line)
+        if failed is None and "failing now" in line:
+            failed = time.monotonic()
+    code = process.wait()
+    return code, "".join(printed), 0.0 if failed is None else time.monotonic() - failed
+
+
+@pytest.mark.parametrize(
+    ("how", "story"),
+    [
+        ("raises", "the reason of rank 1"),
+        pytest.param("dies", r"exitcode\s*: 7", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("plan", ["dp=2", pytest.param("dap=2", marks=pytest.mark.slow)])
+def test_a_rank_that_fails_ends_the_job_with_its_own_error_within_a_minute(
+    data_folder: Path, tmp_path: Path, how: str, story: str, plan: str
+) -> None:
+    code, printed, seconds = _failing(
+        data_folder, tmp_path, how, f"parallel.{plan}", "parallel.zero=1", "trainer.steps=1000"
+    )
+    assert code != 0
+    assert re.search(story, printed), printed
+    assert "failing now" in printed
+    assert seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("differing", "story"),
+    [
+        ("parallel.zero={rank}", "the ranks were started with different plans: zero is"),
+        pytest.param(
+            "optim.batch_size=2{rank}", "different settings: batch_size: 20", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_ranks_that_were_started_differently_are_refused(
+    data_folder: Path, tmp_path: Path, differing: str, story: str
+) -> None:
+    code, printed, _ = _failing(data_folder, tmp_path, "refused", differing)
+    assert code != 0
+    assert story in printed
+
+
+def test_processes_that_share_a_sample_draw_the_same_ones(data_folder: Path) -> None:
+    """Whatever becomes ready first."""
+
+    class Shared:
+        share, shares, size = 0, 1, 2
+
+    config = compose_config([*TINY, f"data.directory={data_folder}", "trainer.out=run", "data.order=ready"])
+    source = open_source(config.data, 1)
+    tree = network_config(config.model)
+    with make_loader(source, config.data, tree, 0, Shared(), []) as loader:  # type: ignore[arg-type]
+        assert isinstance(loader, SampleLoader)
+        assert [next(loader).number for _ in range(6)] == list(range(6))
+
+
+def test_the_checkpoint_of_a_run_holds_plain_names(data_folder: Path, tmp_path: Path) -> None:
+    """So that any plan, and earlier versions, read it."""
+    assert here(data_folder, tmp_path / "run", "trainer.steps=2")
+    folder = next((tmp_path / "run" / "checkpoints").iterdir())
+    names = set(HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata)
+    model = {f"model.{name}" for name in weights(tmp_path / "run")}
+    assert model <= names
+    assert {name.replace("model.", "ema.", 1) for name in model} <= names
+    for key in ("step", "exp_avg", "exp_avg_sq"):
+        assert {f"{name.replace('model.', 'adam.', 1)}.{key}" for name in model} <= names
