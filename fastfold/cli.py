@@ -166,6 +166,12 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
     )
+    infer.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
+        "blocks follow from it",
+    )
     infer.add_argument("--no-plots", action="store_true", help="write no pictures")
     infer.add_argument(
         "--parallel",
@@ -231,6 +237,7 @@ def _infer(options: argparse.Namespace) -> int:
         raise ConfigError("no FASTA file given; fastfold infer --help explains the command")
 
     from fastfold.inference.runner import Settings, run
+    from fastfold.memory import parse_bytes
 
     settings = Settings(
         num_recycles=options.num_recycles,
@@ -249,6 +256,7 @@ def _infer(options: argparse.Namespace) -> int:
             device=options.device,
             settings=settings,
             parallel=options.parallel,
+            memory_budget=parse_bytes(options.memory_budget) if options.memory_budget else None,
         )
     if int(os.environ.get("RANK", "0")) > 0:  # the first process speaks for all
         return 0

@@ -18,6 +18,10 @@ settings that choose them.
 
 Time is operations over rates and bytes over links: the operations and the messages are those of the real program,
 traced without data; the rates are the data sheet's (shares of them are assumed, and printed) or measured ones.
+
+How to fold within a memory budget: predicted peak, sizes of the blocks, expected slow-down, longest target that fits.
+
+  fastfold plan --residues 3000 --memory-budget 24GiB --model model_1 --msa 512
 """
 
 
@@ -25,8 +29,9 @@ def add_plan_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     parser = commands.add_parser(
         "plan",
-        help="plan a training step on many GPUs",
-        usage="fastfold plan --gpus N --gpu NAME [--model NAME] [--residues N] [--msa N] [options]",
+        help="plan a training step on many GPUs, or a fold within a memory budget",
+        usage="fastfold plan --gpus N --gpu NAME [options]\n       fastfold plan --residues N --memory-budget SIZE "
+        "[options]",
         description=PLAN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,6 +58,21 @@ def add_plan_command(commands: Any) -> None:
         metavar="FILE",
         help="JSON of measured rates, to use in place of the data sheet's",
     )
+    folding = parser.add_argument_group("folding on one device")
+    folding.add_argument(
+        "--memory-budget", metavar="SIZE", help="memory that a fold may take, 24GiB for example"
+    )
+    folding.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
+    )
+    folding.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="of the machine, for a GPU's (default: most of what is free here)",
+    )
+    folding.add_argument(
+        "--templates", type=int, metavar="N", help="templates (default: as many as it takes)"
+    )
     parser.set_defaults(run=run_plan)
 
 
@@ -62,6 +82,11 @@ def run_plan(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: What was asked for is not enough, unknown or impossible.
     """
+    if options.memory_budget is not None:
+        from fastfold.inference.plan_report import report_fold_plan
+
+        print(report_fold_plan(options))
+        return 0
     if options.gpus is None or options.gpu is None:
         missing = (
             "--gpus and --gpu"

@@ -128,9 +128,14 @@ class TemplateEmbedder(Executed):
         if not shown:
             return pair
         hidden = (template_mask[..., shown] == 0)[..., None, None, None, :]
-        weights = torch.softmax(torch.stack(logits, -1).masked_fill(hidden, -1e9), -1)
-        any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
+
+        def softmax(rows: Tensor, _: slice) -> Tensor:
+            return torch.softmax(rows.masked_fill(hidden, -1e9), -1)
+
+        weights = torch.stack(logits, -1)
         del logits
+        weights = self.policy.map(weights, softmax, dim=-4, consume=True)
+        any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
         for place, t in enumerate(shown):
             template = held.pop(t) if t in held else embed(t)
             bias = self.attention.output.bias if place == 0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,10 +15,15 @@ from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.fold_plan import FoldPlan
 from fastfold.inference.folding import Precision, choose_device, fold, set_precision
+from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import network_name, weights_path
 from fastfold.inference.prediction import Prediction
+from fastfold.memory import parse_bytes
+
+_log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, or an alignment that was read before."""
@@ -57,6 +63,7 @@ def predict(
     num_recycles: int | None = None,
     seed: int = 0,
     name: str = "query",
+    memory_budget: str | int | None = None,
 ) -> Prediction:
     """Fold a sequence.
 
@@ -70,6 +77,8 @@ def predict(
         num_recycles: Extra passes; by default the network's own number.
         seed: Seed of everything random: the same seed gives the same prediction.
         name: Name for files and scores.
+        memory_budget: What the fold may take, ``24GiB`` for example; by default what the device has free. The sizes
+            of all blocks follow from it.
 
     Returns:
         The prediction, plain values; :meth:`~fastfold.inference.prediction.Prediction.save` writes it.
@@ -85,24 +94,37 @@ def predict(
     alignments = _alignments(target, msa)
     network = model if isinstance(model, AlphaFold) else load_model(model)
     weight = next(network.evoformer.parameters())
+    rows = sum(len(one.sequences) for unpaired, _ in alignments for one in unpaired)
+    given = [templates] if isinstance(templates, Mapping) else templates
+    shown = max((len(one["template_aatype"]) for one in given or () if one is not None), default=0)
+    budget = None if memory_budget is None else parse_bytes(memory_budget)
     check_fits(
         network.config,
         target.num_residues,
         weight.device,
         element_size=weight.element_size(),
         name=target.name,
-        alignment_rows=sum(len(one.sequences) for unpaired, _ in alignments for one in unpaired),
+        alignment_rows=rows,
+        templates=shown,
+        budget=budget,
     )
-    given = [templates] if isinstance(templates, Mapping) else templates
     sampler = featurize(target.chains, alignments, network.config, seed=seed, templates=given)
-    return fold(
-        network,
-        sampler,
-        target.chains,
-        name=target.name,
-        model_name=network.name,
-        seed=seed,
-        num_recycles=num_recycles,
+
+    def by(plan: FoldPlan) -> Prediction:
+        return fold(
+            network,
+            sampler,
+            target.chains,
+            name=target.name,
+            model_name=network.name,
+            seed=seed,
+            num_recycles=num_recycles,
+            plan=plan,
+        )
+
+    size = target.num_residues
+    return fold_model(
+        by, network, size, budget, name=target.name, say=_log.warning, rows=rows, templates=shown
     )
 
 

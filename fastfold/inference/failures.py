@@ -16,7 +16,7 @@ def reason(error: Exception, target: Target) -> str:
     if isinstance(error, FastFoldError):
         named = getattr(error, "record", None) == target.name or str(error).startswith(f"{target.name} ")
         return str(error) if named else f"{target.name}: {error}"
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         return (
             f"{target.name}: the memory was not enough for {target.num_residues} residues; use --precision bf16, "
             "close other programs, or take a device with more memory"
@@ -38,7 +38,8 @@ def debugging() -> bool:
     return os.environ.get("FASTFOLD_DEBUG", "0") not in ("", "0")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that the memory of a device or of the machine was not enough."""
     # PyTorch has a type of its own for an accelerator, which is not imported for this, and none for the CPU.
     return (
         isinstance(error, MemoryError)

@@ -14,18 +14,15 @@ from fastfold.data.features import FeatureSampler
 from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
-from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan
 from fastfold.inference.prediction import Prediction
 
 Precision = Literal["fp32", "bf16"]
 OnCycle = Callable[[int, dict[str, Any]], None]
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
-
-# Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
-# (float32): a fold of 384 residues with full-depth alignments takes 2.2 GiB instead of 4.2 GiB, in less time.
-FOLDING_POLICY = ExecutionPolicy(block_elements=1 << 22, inplace=True)
 
 
 def choose_device(name: str) -> torch.device:
@@ -84,8 +81,9 @@ def fold(
     num_recycles: int | None = None,
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
+    plan: FoldPlan | None = None,
 ) -> Prediction:
-    """Run the network on a target's features: :data:`FOLDING_POLICY`, no dropout, no gradients.
+    """Run the network on a target's features: in place, without dropout and gradients.
 
     Args:
         model: The network, on its device and in its precision.
@@ -97,6 +95,7 @@ def fold(
         num_recycles: Extra passes; by default the configuration's.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
+        plan: How to run it, for :func:`run_network`; by default with :data:`FOLDING_POLICY`.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -106,7 +105,8 @@ def fold(
         return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
 
     is_complex = model.multimer and len(chains) > 1
-    result, arrays = (run or run_network)(model, features, num_recycles, on_cycle, is_complex)
+    rest = () if plan is None else (plan,)
+    result, arrays = (run or run_network)(model, features, num_recycles, on_cycle, is_complex, *rest)
     structure = result["structure_module"]
     arrays["atom_positions"] = structure["final_atom_positions"]
     order = _input_order(sampler)
@@ -141,6 +141,7 @@ def run_network(
     num_recycles: int | None,
     on_cycle: OnCycle | None,
     is_complex: bool,
+    plan: FoldPlan | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
@@ -150,10 +151,14 @@ def run_network(
         num_recycles: Extra passes; by default the configuration's.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         is_complex: Whether there are interfaces to score.
+        plan: How to run it; by default with :data:`FOLDING_POLICY`.
     """
     data = model.config.get("data")
     num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
-    set_policy(model, FOLDING_POLICY)
+    if plan is None or not plan.blocks:
+        set_policy(model, FOLDING_POLICY)
+    else:
+        set_policy(model, plan.policy, plan.blocks)
     training = model.training
     try:
         with torch.inference_mode():

@@ -3,73 +3,43 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fastfold.errors import InputError
-from fastfold.evoformer.config import is_multimer
-
-_GIB = 1024**3
-
-# PyTorch's own buffers and the heap, and the blocks in which the operators work (16 MiB of float32, eight at once).
-_FIXED = 128 << 20
-_BLOCKS, _BLOCK_BYTES = 8, 16 << 20
-# Bytes per row and residue: of the raw alignment, of a cluster's features, and of an extra row's features.
-_RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 230
+from fastfold.inference.fold_plan import GIB, FoldPlan, Planner
+from fastfold.memory import BudgetError
 
 
 def estimated_bytes(
-    config: Any, residues: int, *, element_size: int, alignment_rows: int | None = None
+    config: Any,
+    residues: int,
+    *,
+    element_size: int,
+    alignment_rows: int | None = None,
+    templates: int | None = None,
+    device: str = "cpu",
 ) -> int:
-    """Peak memory of one fold in bytes, parameters and the alignments themselves left out.
-
-    Each term counts the tensors that live at once in one of the steps that can be the largest. Fitted to the peak
-    resident memory of folds by networks with one block of each stack (``python -m tests.inference.measure_fold``,
-    1 recycle, 2 cores): the estimate was 1.04 to 1.29 times what was measured.
+    """Bytes without which one fold is impossible: the peak of its smallest plan, without the parameters.
 
     Args:
         config: Official configuration tree.
         residues: Length of the target, all chains together.
         element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
         alignment_rows: Rows of all alignments; None for as many as the network takes.
+        templates: Shown to the network; None for as many as it takes.
+        device: ``cpu`` or ``cuda``.
     """
-    c = config.model.embeddings_and_evoformer
-    if is_multimer(config):
-        most_clusters, most_extra = c.num_msa, c.num_extra_msa
-        template_channels = c.template.num_channels
-    else:
-        most_clusters, most_extra = config.data.eval.max_msa_clusters, config.data.common.max_extra_msa
-        template_channels = c.template.template_pair_stack.triangle_attention_ending_node.value_dim
-    rows = most_clusters + most_extra if alignment_rows is None else max(1, alignment_rows)
-    clusters = min(rows, most_clusters)
-    extra = min(rows - clusters, most_extra)
-    templates = c.template.max_templates if c.template.enabled else 0
-    heads = config.model.heads
-    exact_copy = 0 if element_size == 4 else 4  # of what a step needs in float32
+    planner = Planner(config, element_size, device, host_memory=host_memory_bytes(device))
+    return planner.smallest(residues, rows=alignment_rows, templates=templates)
 
-    # The running pair representation and that of the last cycle, beside everything.
-    pair = 2 * element_size * c.pair_channel
-    # The monomer network keeps all templates and then stacks them; the multimer network adds them up one by one.
-    template_copies = min(templates, 1) * (5 if is_multimer(config) else 2 * templates + 1)
-    embed_templates = element_size * template_channels * template_copies
-    triangle = 3 * element_size * c.pair_channel
-    structure = (4 + exact_copy) * c.pair_channel + 4 * 7 * heads.structure_module.num_head
-    logits = (4 + exact_copy) * (2 * heads.distogram.num_bins + heads.predicted_aligned_error.num_bins)
-    squared = residues * residues * max(embed_templates, triangle, structure, logits)
 
-    outer = c.evoformer.outer_product_mean.num_outer_channel
-    # Extra rows, their normalised form, and the two projections of the outer product.
-    per_extra = 2 * element_size * (c.extra_msa_channel + outer) + 2 * exact_copy * outer + _EXTRA_FEATURES
-    per_cluster = element_size * c.msa_channel + _CLUSTER_FEATURES
-    return int(
-        _FIXED
-        + _BLOCKS * min(_BLOCK_BYTES, 4 * residues * residues * c.pair_channel)
-        + residues * residues * pair
-        + residues * (clusters * per_cluster + rows * _RAW)
-        + max(squared, residues * extra * per_extra)
-    )
+def host_memory_bytes(device: str) -> int:
+    """Bytes of the host's memory for what leaves a device: most of what is free; 0 where the device is the host."""
+    return 0 if device == "cpu" else available_bytes(torch.device("cpu")) * 4 // 5
 
 
 def available_bytes(device: torch.device) -> int:
@@ -113,18 +83,50 @@ def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
 
 
 def longest_that_fits(
-    config: Any, budget: int, *, element_size: int, alignment_rows: int | None = None
+    config: Any,
+    budget: int,
+    *,
+    element_size: int,
+    alignment_rows: int | None = None,
+    templates: int | None = None,
+    device: str = "cpu",
 ) -> int:
-    """Largest number of residues whose estimate stays within ``budget`` bytes."""
-    low, high = 0, 1 << 20
-    while low < high:
-        middle = (low + high + 1) // 2
-        needed = estimated_bytes(config, middle, element_size=element_size, alignment_rows=alignment_rows)
-        if needed <= budget:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Largest number of residues whose smallest plan stays within ``budget`` bytes."""
+    planner = Planner(config, element_size, device, host_memory=host_memory_bytes(device))
+    return planner.longest(budget, rows=alignment_rows, templates=templates)
+
+
+def plan_target(
+    planner: Planner,
+    residues: int,
+    budget: int,
+    *,
+    name: str,
+    rows: int | None = None,
+    templates: int | None = None,
+) -> FoldPlan:
+    """The plan of a target.
+
+    Args:
+        planner: For its network and device.
+        residues: Its length, all chains together.
+        budget: Bytes.
+        name: Its name.
+        rows: Rows of all alignments; None for as many as the network takes.
+        templates: Shown to the network; None for as many as it takes.
+
+    Raises:
+        InputError: The smallest plan needs more; says how much, and what would fit.
+    """
+    try:
+        return planner.plan(residues, budget, rows=rows, templates=templates)
+    except BudgetError as error:
+        fits = planner.longest(budget, rows=rows, templates=templates)
+        raise InputError(
+            f"a memory budget of {budget / GIB:,.2f} GiB is too small for {residues:,} residues; the smallest that "
+            f"works is {error.smallest / GIB:,.2f} GiB, and about {fits:,} residues would fit",
+            record=name,
+        ) from error
 
 
 def check_fits(
@@ -135,8 +137,10 @@ def check_fits(
     element_size: int,
     name: str,
     alignment_rows: int | None = None,
+    templates: int | None = None,
+    budget: int | None = None,
 ) -> None:
-    """Refuse a target that cannot fit.
+    """Refuse a target that cannot fit, in whatever pieces.
 
     Args:
         config: Official configuration tree.
@@ -145,23 +149,29 @@ def check_fits(
         element_size: Bytes per element of the trunk.
         name: Name of the target.
         alignment_rows: Rows of all alignments; None for as many as the network takes.
+        templates: Shown to the network; None for as many as it takes.
+        budget: Bytes that may be taken; None for what the device has free.
 
     Raises:
-        InputError: The estimate is over what the device has free; says what it would need and what fits.
+        InputError: The smallest plan needs more; says how much, and what fits.
     """
+    planner = Planner(config, element_size, device.type, host_memory=host_memory_bytes(device.type))
+    if budget is not None:
+        plan_target(planner, residues, budget, name=name, rows=alignment_rows, templates=templates)
 
     def needed(element_size: int) -> int:
-        return estimated_bytes(config, residues, element_size=element_size, alignment_rows=alignment_rows)
+        smaller = replace(planner, element_size=element_size)
+        return smaller.smallest(residues, rows=alignment_rows, templates=templates)
 
     free = available_bytes(device)
     if needed(element_size) <= free:
         return
-    fits = longest_that_fits(config, free, element_size=element_size, alignment_rows=alignment_rows)
+    fits = planner.longest(free, rows=alignment_rows, templates=templates)
     remedies = ["take a device with more memory", "fold shorter pieces"]
     if element_size > 2 and needed(2) <= free:
         remedies.insert(0, "use --precision bf16")
     raise InputError(
-        f"{residues:,} residues would need about {needed(element_size) / _GIB:,.0f} GiB of memory; {device.type} has "
-        f"{free / _GIB:,.1f} GiB free, enough for about {fits:,} residues; " + ", or ".join(remedies),
+        f"{residues:,} residues would need about {needed(element_size) / GIB:,.0f} GiB of memory; {device.type} has "
+        f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; " + ", or ".join(remedies),
         record=name,
     )

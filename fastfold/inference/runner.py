@@ -18,7 +18,9 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.failures import debugging, reason
 from fastfold.inference.files import CompletionMarker
+from fastfold.inference.fold_plan import FoldPlan
 from fastfold.inference.folding import Precision, choose_device, fold
+from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import MINI, Network, about_mini, open_networks, suitable
 from fastfold.inference.prediction import Prediction
@@ -71,6 +73,7 @@ def run(
     device: str = "auto",
     settings: Settings | None = None,
     parallel: str | None = None,
+    memory_budget: int | None = None,
 ) -> Summary:
     """Fold all targets, each by every network that suits it, best prediction first.
 
@@ -89,15 +92,16 @@ def run(
         settings: See :class:`Settings`.
         parallel: ``dap=<number>``: so many processes fold each target together; see
             :mod:`fastfold.inference.team`. On all but the first the summary is empty.
+        memory_budget: Bytes that a fold may take; None for what the device has free.
 
     Raises:
         FastFoldError: Nothing can be folded at all: unusable weights, folders, or device.
     """
     with start_team(parallel, choose_device(device)) as team:
         if team is None:
-            return _run(
-                inputs, output, weights, msa_dir, complex_, reference, choose_device(device), settings
-            )
+            where = choose_device(device)
+            rest = (complex_, reference, where, settings, None, memory_budget)
+            return _run(inputs, output, weights, msa_dir, *rest)
         if not team.leads:
             team.serve()
             return Summary((), (), ())
@@ -122,6 +126,7 @@ def _run(
     where: torch.device,
     settings: Settings | None,
     team: Team | None = None,
+    memory_budget: int | None = None,
 ) -> Summary:
     """:func:`run` on the process that reads and writes."""
     settings = settings or Settings()
@@ -138,7 +143,7 @@ def _run(
     skipped: list[str] = []
     costs = [_cost(target, suitable(networks, target), settings) for target in targets]
     with Progress(sum(costs)) as progress:
-        runner = _Runner(networks, output, msa_dir, where, settings, progress, team)
+        runner = _Runner(networks, output, msa_dir, where, settings, progress, team, memory_budget)
         if not weights:
             progress.line(about_mini(networks[0]))
         for error in errors:
@@ -173,6 +178,7 @@ class _Runner:
     settings: Settings
     progress: Progress
     team: Team | None = None
+    memory_budget: int | None = None
 
     def fold(self, target: Target, label: str, cost: float) -> bool:
         """Fold and write one target; False if it was finished before."""
@@ -241,6 +247,8 @@ class _Runner:
                 element_size=2 if self.settings.precision == "bf16" else 4,
                 name=target.name,
                 alignment_rows=alignment_rows,
+                templates=0,
+                budget=self.memory_budget,
             )
 
     def _predict(
@@ -252,6 +260,7 @@ class _Runner:
         sampler = featurize(target.chains, alignments, model.config, seed=self.settings.seed)
         recycles = _recycles(network, self.settings)
         passes = 0
+        rows = sum(len(msa.sequences) for pair in alignments for group in pair for msa in group)
 
         def on_cycle(cycle: int, found: dict[str, Any]) -> None:
             nonlocal passes
@@ -259,8 +268,11 @@ class _Runner:
             status = f"recycle {cycle}/{recycles} pLDDT {found['mean_plddt']:.1f}"
             self.progress.step(work, status, cost / (recycles + 1))
 
-        try:
-            prediction = fold(
+        def by(plan: FoldPlan | None) -> Prediction:
+            nonlocal passes
+            self.progress.skip(-cost * passes / (recycles + 1))  # of an attempt that ran out of memory
+            passes = 0
+            return fold(
                 model,
                 sampler,
                 target.chains,
@@ -270,7 +282,23 @@ class _Runner:
                 num_recycles=recycles,
                 on_cycle=on_cycle,
                 run=None if self.team is None else self.team.run,
+                plan=plan,
             )
+
+        try:
+            if self.team is not None:
+                prediction = by(None)
+            else:
+                prediction = fold_model(
+                    by,
+                    model,
+                    target.num_residues,
+                    self.memory_budget,
+                    name=target.name,
+                    say=self.progress.line,
+                    rows=rows,
+                    templates=0,
+                )
         finally:
             network.rest()
         self.progress.skip(cost * (1 - passes / (recycles + 1)))

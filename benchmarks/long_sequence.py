@@ -1,0 +1,262 @@
+"""Peak memory and time of long sequences on one device.
+
+Usage: python benchmarks/long_sequence.py --residues N [N ...] [--blocks B] [--msa S] [--dtype fp32|bf16]
+       [--part stack|network] [--memory-budget SIZE] [--no-host] [--device auto] [--json OUT]
+
+``stack`` is the Evoformer stack on random inputs; its peak is counted above them. ``network`` is the whole network,
+four templates, structure module and heads included, with B blocks in each stack; its peak is everything. Memory is
+the peak of the resident set above the baseline on a CPU (Linux), and of PyTorch's allocator on a GPU. U is the pair
+tensor, N² · c_z · bytes per element. With several N the growth exponents of time and memory are fitted. Sizes of
+blocks and the
+host's part follow from the budget, as in ``fastfold infer``; ``--plain`` runs without any of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastfold.environment import prepare_environment
+
+prepare_environment()  # as the command line does, before PyTorch is loaded
+
+import torch  # noqa: E402
+
+from fastfold.evoformer.config import model_config  # noqa: E402
+from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock  # noqa: E402
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
+from fastfold.evoformer.model import AlphaFold  # noqa: E402
+from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes  # noqa: E402
+from fastfold.inference.folding import choose_device, set_precision  # noqa: E402
+from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes  # noqa: E402
+from fastfold.memory import parse_bytes  # noqa: E402
+
+C_Z = 128
+
+
+def features(residues: int, rows: int) -> dict[str, torch.Tensor]:
+    """Random features of a monomer with so many rows in both alignments and four templates."""
+    n, s, t = residues, rows, 4
+    ones, aatype = torch.ones, torch.randint(0, 20, (n,))
+    positions = 10 * torch.randn(t, n, 37, 3)
+    return {
+        "aatype": aatype,
+        "seq_mask": ones(n),
+        "residue_index": torch.arange(n),
+        "target_feat": torch.randn(n, 22),
+        "msa_feat": torch.randn(s, n, 49),
+        "msa_mask": ones(s, n),
+        "extra_msa": torch.randint(0, 22, (s, n)),
+        "extra_has_deletion": torch.zeros(s, n),
+        "extra_deletion_value": torch.zeros(s, n),
+        "extra_msa_mask": ones(s, n),
+        "template_mask": ones(t),
+        "template_aatype": aatype.expand(t, n).clone(),
+        "template_all_atom_positions": positions,
+        "template_all_atom_masks": ones(t, n, 37),
+        "template_pseudo_beta": positions[:, :, 4].clone(),
+        "template_pseudo_beta_mask": ones(t, n),
+    }
+
+
+def config_of(blocks: int) -> Any:
+    """``model_1_ptm`` with so many blocks in each stack."""
+    config = model_config("model_1_ptm")
+    trunk = config.model.embeddings_and_evoformer
+    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = blocks
+    trunk.template.template_pair_stack.num_block = min(blocks, 2)
+    config.model.global_config.zero_init = False
+    return config
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """One length, in a fresh process."""
+    torch.manual_seed(0)
+    n, device = options.residues[0], choose_device(options.device)
+    dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
+    config = config_of(options.blocks)
+    unit = n * n * C_Z * dtype.itemsize
+    planned, module = _prepare(options, config, device, dtype)
+    run = _stack_run if options.part == "stack" else _network_run
+    run(module, 16, options.msa, device, dtype)  # loads code and starts threads
+    found = run(module, n, options.msa, device, dtype)
+    found |= {
+        "residues": n,
+        "unit_bytes": unit,
+        "peak_u": found["peak_bytes"] / unit,
+        "seconds_per_block": found["seconds"] / options.blocks,
+        "predicted_u": None if planned is None else planned.peak / unit,
+        "chunks": None if planned is None else {name: words for name, words, _ in planned.table()},
+    }
+    return found
+
+
+def _prepare(
+    options: argparse.Namespace, config: Any, device: torch.device, dtype: torch.dtype
+) -> tuple[FoldPlan | None, torch.nn.Module]:
+    """The module with its policy, and the plan."""
+    trunk = config.model.embeddings_and_evoformer
+    module: torch.nn.Module
+    if options.part == "stack":
+        blocks = [EvoformerBlock(trunk.evoformer, 256, C_Z, zero_init=False) for _ in range(options.blocks)]
+        module = BlockStack(list(blocks)).to(dtype)
+    else:
+        module = set_precision(AlphaFold(config), options.dtype)
+    module = module.to(device).eval()
+    if options.plain:
+        set_policy(module, ExecutionPolicy())
+        return None, module
+    budget = parse_bytes(options.memory_budget) if options.memory_budget else available_bytes(device)
+    planner = Planner(
+        config,
+        dtype.itemsize,
+        device.type,
+        host_memory=0 if options.no_host else host_memory_bytes(device.type),
+        parameters=parameter_bytes(module),
+    )
+    templates = 0 if options.part == "stack" else None
+    plan = planner.plan(options.residues[0], budget, rows=2 * options.msa, templates=templates)
+    set_policy(module, plan.policy, plan.blocks)
+    return plan, module
+
+
+def _stack_run(
+    module: torch.nn.Module, n: int, rows: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    kind: dict[str, Any] = {"device": device, "dtype": dtype}
+    inputs = (
+        torch.randn(rows, n, 256, **kind),
+        torch.randn(n, n, C_Z, **kind),
+        torch.ones(rows, n, **kind),
+        torch.ones(n, n, **kind),
+    )
+    return _watched(lambda: module(*inputs), device)
+
+
+def _network_run(
+    module: torch.nn.Module, n: int, rows: int, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
+
+    def fold() -> None:
+        result = module(lambda *_: features(n, rows), num_recycles=0)
+        plddt(result["predicted_lddt"]["logits"])
+        head = result["predicted_aligned_error"]
+        predicted_aligned_error(head["logits"], head["breaks"])
+        predicted_tm_score(head["logits"], head["breaks"])
+
+    return _watched(fold, device)
+
+
+def _watched(function: Any, device: torch.device) -> dict[str, Any]:
+    """Seconds, and peak in bytes above what is there now."""
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    else:
+        before = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+    start = time.perf_counter()
+    used = time.process_time()
+    with torch.inference_mode():
+        function()
+    if cuda:
+        torch.cuda.synchronize(device)
+    seconds, processor = time.perf_counter() - start, time.process_time() - used
+    peak = torch.cuda.max_memory_allocated(device) if cuda else _status("VmHWM")
+    return {"seconds": seconds, "processor_seconds": processor, "peak_bytes": peak - before}
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"this system's /proc/self/status has no {field}")
+
+
+def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
+    """Slope of the line through the logarithms: how the values grow with the length."""
+    x, y = [math.log(n) for n in lengths], [math.log(v) for v in values]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return above / sum((a - mean_x) ** 2 for a in x)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers come from."""
+    name = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": name,
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "torch": torch.__version__,
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    """Measure, print, and write JSON if asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--residues", type=int, nargs="+", required=True)
+    parser.add_argument("--blocks", type=int, default=2, help="blocks of each stack (default 2)")
+    parser.add_argument("--msa", type=int, default=32, help="rows of the MSA (default 32)")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--part", choices=("stack", "network"), default="stack")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="default: what the device has free")
+    parser.add_argument("--no-host", action="store_true", help="nothing may leave a GPU")
+    parser.add_argument("--plain", action="store_true", help="not in place, no blocks: for comparison")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options)))
+        return
+    found = []
+    for n in options.residues:
+        arguments = sys.argv[1:]
+        command = [sys.executable, __file__, *arguments, "--residues", str(n), "--one"]
+        run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found.append(json.loads(run.stdout))
+        one = found[-1]
+        predicted = (
+            "" if one["predicted_u"] is None else f" (planned at most {one['predicted_u']:.2f} U in all)"
+        )
+        print(
+            f"{options.part} N {n:>6} {options.dtype}: peak {one['peak_bytes'] / 2**20:,.0f} MiB = "
+            f"{one['peak_u']:.2f} U"
+            f"{predicted}, {one['seconds_per_block']:.1f} s per block, "
+            f"{one['processor_seconds'] / options.blocks:.1f} s of processor time",
+            flush=True,
+        )
+    exponents = {}
+    if len(found) > 1:
+        for key in ("peak_bytes", "seconds", "processor_seconds"):
+            exponents[key] = exponent(options.residues, [one[key] for one in found])
+            print(f"{key} grow as N^{exponents[key]:.2f}")
+    if options.json:
+        settings = {key: str(value) for key, value in vars(options).items() if key not in ("json", "one")}
+        everything = {"machine": machine(), "settings": settings, "found": found, "exponents": exponents}
+        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What every step of a fold holds in memory, and in which ways it can be run.
+
+Each function counts the tensors that live at once in one step, as the code of :mod:`fastfold.evoformer` makes them.
+``U``, the size of the pair tensor, is what all the rest is small against in a long target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastfold.evoformer.config import is_multimer
+from fastfold.inference.operator_cost import Costs, StepTimes
+from fastfold.kernels.triangle_contraction import contraction_bytes
+from fastfold.memory.chunking import Operator, Way
+
+# PyTorch's own buffers, the heap, and the buffers of the operators' own blocks, of 4 MiB of float32 or less.
+_FIXED_CPU = 64 << 20
+# On a GPU also the driver's context; a block of attention has 2^17 positions with 1,024 channels in all.
+_FIXED_CUDA, _CUDA_BLOCK = 768 << 20, 2**27
+# Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
+_RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
+# Bytes per pair of residues in a block: distances, bins and one-hot rows on the way to an embedding; scores of points.
+_EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
+
+LARGEST_BLOCK = 1 << 22
+"""Elements of the largest blocks that rows are cut into: larger ones gain nothing."""
+TEMPLATE_BLOCK = 1 << 20
+"""Elements of the blocks in which templates are embedded."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Sizes of one fold.
+
+    Attributes:
+        residues: N, all chains together.
+        element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
+        clusters: Rows of the MSA.
+        extra: Rows of the extra MSA.
+        templates: Templates that are shown to the network.
+        rows: Rows of all alignments.
+        parameters: Bytes of the parameters.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    residues: int
+    element_size: int
+    clusters: int
+    extra: int
+    templates: int
+    rows: int
+    parameters: int
+    device: str
+
+
+def fold_sizes(
+    config: Any,
+    residues: int,
+    *,
+    element_size: int,
+    alignment_rows: int | None = None,
+    templates: int | None = None,
+    parameters: int = 0,
+    device: str = "cpu",
+) -> Fold:
+    """Sizes of a fold by a network; None for as many rows and templates as it takes."""
+    c = config.model.embeddings_and_evoformer
+    if is_multimer(config):
+        most_clusters, most_extra = c.num_msa, c.num_extra_msa
+    else:
+        most_clusters, most_extra = config.data.eval.max_msa_clusters, config.data.common.max_extra_msa
+    most_templates = c.template.max_templates if c.template.enabled else 0
+    if templates is None or is_multimer(config):
+        # The multimer network embeds empty templates too.
+        templates = most_templates
+    rows = most_clusters + most_extra if alignment_rows is None else max(1, alignment_rows)
+    clusters = min(rows, most_clusters)
+    extra = min(max(1, rows - clusters), most_extra)
+    return Fold(
+        residues, element_size, clusters, extra, min(templates, most_templates), rows, parameters, device
+    )
+
+
+def pair_bytes(config: Any, fold: Fold) -> int:
+    """U: bytes of the pair tensor."""
+    channels: int = config.model.embeddings_and_evoformer.pair_channel
+    return fold.residues**2 * channels * fold.element_size
+
+
+def row_elements(config: Any, fold: Fold) -> dict[str, int]:
+    """Elements that one row has in each step that is cut in rows."""
+    c = config.model.embeddings_and_evoformer
+    n = fold.residues
+    names = ("embedding", "outer product mean", "triangle attention", "structure module")
+    columns = max(fold.extra * c.extra_msa_channel, (fold.clusters + fold.templates) * c.msa_channel)
+    bins = config.model.heads.predicted_aligned_error.num_bins
+    return dict.fromkeys(names, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
+
+
+def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, bool]) -> list[Operator]:
+    """Every step of a fold that can be the largest, with the ways to run it.
+
+    Args:
+        config: Official configuration tree.
+        fold: Sizes.
+        costs: What the ways cost.
+        contraction: One of :func:`contractions`.
+    """
+    c = config.model.embeddings_and_evoformer
+    n, e, pairs = fold.residues, fold.element_size, fold.residues**2
+    unit, mask = pair_bytes(config, fold), pairs * e
+    fixed = _FIXED_CPU + fold.rows * n * _RAW
+    if fold.device == "cuda":
+        fixed = _FIXED_CUDA + _CUDA_BLOCK * e
+    msa_rows = fold.clusters + fold.templates
+    msa = msa_rows * n * c.msa_channel * e
+    extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra * n * c.extra_msa_channel * e
+    always = fixed + fold.parameters + unit + mask
+    steps, row = costs.of(config, fold), row_elements(config, fold)
+
+    def cut(name: str, resident: int, per_element: float, constant: int = 0) -> Operator:
+        """A step whose rows are cut: blocks take so many bytes for each of their elements."""
+        sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
+        ways = tuple(
+            Way(
+                size,
+                constant + int(per_element * size * row[name]),
+                steps.work[name] + steps.per_block[name] * -(-n // size),
+            )
+            for size in dict.fromkeys(sizes)
+        )
+        return Operator(name, resident, ways, "rows")
+
+    embedding = max(5 * e + _EMBEDDING / c.pair_channel, 14)
+    found = [
+        cut(
+            "embedding",
+            always + msa + fold.clusters * n * _CLUSTER_FEATURES + extra_features,
+            embedding,
+        )
+    ]
+    heads = c.evoformer.msa_row_attention_with_pair_bias.num_head
+    in_stack = always + msa + extra
+    found.append(cut("MSA attention", in_stack, 4 * e, heads * pairs * e))
+    outer = c.evoformer.outer_product_mean.num_outer_channel
+    sides = 3 * max(fold.extra, msa_rows) * n * outer * e
+    found.append(cut("outer product mean", in_stack, 3 * e, sides))
+    heads = c.evoformer.triangle_attention_starting_node.num_head
+    found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
+    found.append(_multiplication(config, fold, steps, in_stack, contraction))
+    if fold.templates:
+        found.append(_templates(config, fold, steps, always + msa + extra_features, contraction))
+    structure = config.model.heads.structure_module
+    per_pair = 4 * (3 * c.pair_channel + 6 * structure.num_head) + _POINTS
+    trunk_done = always - mask + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
+    found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
+    found.append(cut("heads", trunk_done, 4 * 3, 2 * 4 * pairs))
+    return found
+
+
+def contractions(config: Any, *, host: bool) -> list[tuple[int, bool]]:
+    """Channels at a time, and whether the product waits on the host: what a triangle multiplication can be given."""
+    evoformer = config.model.embeddings_and_evoformer.evoformer
+    c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
+    groups = dict.fromkeys(max(1, group) for group in (c // 4, c // 8, c // 16, c // 32, 2, 1))
+    return [(channels, streamed) for streamed in ([False, True] if host else [False]) for channels in groups]
+
+
+def _multiplication(
+    config: Any, fold: Fold, steps: StepTimes, resident: int, contraction: tuple[int, bool]
+) -> Operator:
+    """Triangle multiplication in groups of channels, with the product here or on the host."""
+    evoformer = config.model.embeddings_and_evoformer.evoformer
+    n, e, (channels, streamed) = fold.residues, fold.element_size, contraction
+    c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
+    working = contraction_bytes(n, c, e, channels=min(c, channels), streamed=streamed) + n * n
+    seconds = steps.multiplication(-(-c // channels)) + (steps.streaming if streamed else 0)
+    way = Way(channels, working, seconds, host=n * n * c * e if streamed else 0)
+    return Operator("triangle multiplication", resident, (way,), "channels")
+
+
+def _templates(
+    config: Any, fold: Fold, steps: StepTimes, resident: int, contraction: tuple[int, bool]
+) -> Operator:
+    """Templates: all embedded ones held (size 1), or each embedded twice (size 0)."""
+    template = config.model.embeddings_and_evoformer.template
+    n, e, pairs, count = fold.residues, fold.element_size, fold.residues**2, fold.templates
+    multimer = is_multimer(config)
+    stack = template.template_pair_stack
+    c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
+    one = pairs * c * e
+    block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
+    # A template and what its triangle multiplication takes, beside the sum of those before, or their scores.
+    channels, streamed = min(c, contraction[0]), contraction[1]
+    embed = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
+    if multimer:
+        return Operator("templates", resident, (Way(1, one + embed, steps.templates),), "kept")
+    scores = 4 * count * template.attention.num_head * pairs
+    held = (count - 1) * one + max(embed + scores, one + 2 * scores + block)
+    ways = [Way(1, held, steps.templates)]
+    if count > 1:
+        ways.append(Way(0, max(embed + scores, 2 * scores + block), 2 * steps.templates))
+    return Operator("templates", resident, tuple(ways), "kept")
