@@ -3,7 +3,8 @@
 Usage: python benchmarks/ahead_of_time.py [--match TEXT ...] [--out FOLDER]
 
 Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100) with the assembler in Triton's wheel; no GPU is
-needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results. Exits with 1 if a kernel spills.
+needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results; with --match the rows of other kernels
+stay as they are. Exits with 1 if a kernel spills.
 """
 
 from __future__ import annotations
@@ -21,19 +22,34 @@ from fastfold.kernels.ahead_of_time import ARCHITECTURES, all_specimens, build
 HEADER = ["kernel", "architecture", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]
 
 
-def measure(match: list[str]) -> list[list[str | int]]:
-    """A row of the table for each specimen whose name contains one of ``match``, and each architecture."""
-    rows: list[list[str | int]] = []
+def measure(match: list[str], before: dict[tuple[str, str], list[str]]) -> list[list[str]]:
+    """A row of the table for each specimen and architecture.
+
+    Args:
+        match: What is built: specimens whose name contains one of these texts.
+        before: Rows of a former table, by name and architecture, for all others.
+    """
+    rows = []
     for specimen in all_specimens():
-        if any(text in specimen.name for text in match):
-            for architecture in ARCHITECTURES:
-                needs = build(specimen, architecture)
-                how = [specimen.num_warps, specimen.num_stages]
-                rows.append(
-                    [specimen.name, f"sm_{architecture}", *how, needs.registers, needs.shared, needs.spills]
-                )
+        wanted = any(text in specimen.name for text in match)
+        for architecture in (f"sm_{number}" for number in ARCHITECTURES):
+            if wanted:
+                needs = build(specimen, int(architecture.removeprefix("sm_")))
+                how = (specimen.num_warps, specimen.num_stages)
+                numbers = (*how, needs.registers, needs.shared, needs.spills)
+                rows.append([specimen.name, architecture, *map(str, numbers)])
                 print(*rows[-1], sep="  ", flush=True)
+            elif (specimen.name, architecture) in before:
+                rows.append(before[specimen.name, architecture])
     return rows
+
+
+def former_rows(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Rows of a table by name and architecture; none if there is no table."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {(row[0], row[1]): row for row in list(csv.reader(file))[1:]}
 
 
 def main() -> int:
@@ -44,7 +60,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    rows = measure(options.match)
+    rows = measure(options.match, former_rows(options.out / "ahead_of_time.csv"))
     options.out.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
@@ -55,7 +71,7 @@ def main() -> int:
     ]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in [HEADER, ["---"] * len(HEADER), *rows]]
     write_atomic(options.out / "ahead_of_time.md", "\n".join(lines) + "\n")
-    return int(any(row[-1] for row in rows))
+    return int(any(row[-1] != "0" for row in rows))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import math
 from dataclasses import asdict, dataclass, fields
@@ -66,6 +67,9 @@ def write_report(folder: Path, name: str, heading: list[str], rows: list[Row]) -
     written = [folder / f"{name}.csv", folder / f"{name}.md"]
     write_atomic(written[0], table.getvalue())
     write_atomic(written[1], "\n".join([*heading, "", *_markdown(rows)]) + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        print("no plots: matplotlib is not installed")
+        return written
     for operator in dict.fromkeys(row.operator for row in rows):
         found = [row for row in rows if row.operator == operator and not math.isnan(row.milliseconds)]
         if found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from typing import Literal
@@ -32,6 +31,7 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
         x: What the operator works on.
         backend: ``auto`` (Triton for float32, bfloat16 and float16 on CUDA and ROCm, PyTorch for everything else),
             ``triton`` or ``torch``; by default what the environment variable ``FASTFOLD_KERNELS`` says, or ``auto``.
+            On ROCm nothing has been tested: the kernels run with the configurations of unknown chips.
 
     Raises:
         ConfigError: There is no such backend, or Triton was asked for and cannot run here.
@@ -52,9 +52,7 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     return "torch"
 
 
-@functools.cache
-def _triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+_TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def _no_triton(x: Tensor) -> str | None:
@@ -63,4 +61,4 @@ def _no_triton(x: Tensor) -> str | None:
         return f"they know no {x.dtype}".replace("torch.", "")
     if not (x.is_cuda or interpreted()):
         return f"the tensor is on {x.device.type}, and they need a GPU"
-    return None if _triton_installed() else "the package triton is not installed"
+    return None if _TRITON_INSTALLED else "the package triton is not installed"

@@ -71,6 +71,8 @@ def without_autocast(function: Callable[..., Any]) -> Any:
     @functools.wraps(function)
     def wrapped(*args: Any) -> Any:
         device = next(x.device.type for x in args if isinstance(x, Tensor))
+        if device == "meta":  # shapes alone, for which there is no autocast
+            return function(*args)
         with torch.autocast(device, enabled=False):
             return function(*args)
 

@@ -132,7 +132,7 @@ def backward(
     weights = _arrange(parameters, exact)
     totals = _arrange([torch.zeros_like(p, dtype=exact) for p in parameters], exact)
     grad_z = torch.empty_like(z, dtype=exact)
-    for i in itertools.product(*map(range, z.shape[:-3])):
+    for i in itertools.product(*map(range, z.shape[:-3] if z.numel() else (0,))):
         factors = None if dropout is None else dropout[i]
         _backward(grad_z[i], grad[i], z[i], mask[i], factors, weights, totals, outgoing, add_grad)
     return [grad_z, *_rearrange(totals)]

@@ -63,7 +63,7 @@ def test_what_triton_cannot_do_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ConfigError, match="the tensor is on cpu"):
         choose_backend(torch.zeros(1), "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(backends, "_triton_installed", lambda: False)
+    monkeypatch.setattr(backends, "_TRITON_INSTALLED", False)
     with pytest.raises(ConfigError, match="triton is not installed"):
         choose_backend(torch.zeros(1), "triton")
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from fastfold.evoformer.config import model_config
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -113,6 +115,14 @@ def test_eager_operators_are_the_same_operators(load: Any) -> None:
             torch.testing.assert_close(
                 other.function(**inputs), expected, rtol=1e-4, atol=1e-4, msg=other.name
             )
+
+
+def test_the_block_is_the_official_one(load: Any) -> None:
+    """Its few numbers stand in the benchmark, which must run where no configurations are installed."""
+    official = model_config("model_1").model.embeddings_and_evoformer.evoformer
+    for step, numbers in load("kernel_block").block_config().items():
+        for name, value in numbers.items():
+            assert official[step][name] == value, (step, name)
 
 
 @pytest.mark.parametrize("operator", ["layer_norm", "triangle_multiplication", "outer_product_mean"])

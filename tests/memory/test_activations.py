@@ -107,7 +107,7 @@ def test_what_is_at_home_is_given_back():
         run.loss_step(step, length=LENGTH)
         assert run.manager.store.home.used == at_home
         assert run.manager.device.other == 0
-    assert SMALLEST < at_home
+    assert at_home > SMALLEST
 
 
 def test_longer_inputs_are_measured_anew():

@@ -1,0 +1,312 @@
+"""A mask, a bias or a guard of a tail that is dropped from a kernel does not go unnoticed.
+
+Every mutant is the source of a module of kernels with one line changed, in place of that module. What notices is the
+comparison with the definition that the other tests make, on inputs with NaN beside them in memory: what a kernel reads
+beyond its input it cannot make disappear.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.backend import interpreted
+from fastfold.kernels.softmax import softmax_definition
+from tests.kernels.forced_blocks import WHOLE, force_blocks
+from tests.kernels.test_operators import NAMES, Case, case_of
+from tests.kernels.triton_testing import DEVICE, check_against_definition
+
+BESIDE = 2**15
+"""Elements of NaN before and behind an input: more than any block that hangs over."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change of a kernel that the comparison of an operator with its definition has to notice."""
+
+    operator: str
+    module: str
+    old: str
+    new: str
+    what: str
+
+
+_ALL_ROWS = "mask=(o_m >= 0)[:, None] & "
+MUTANTS = [
+    Mutant(
+        "layer_norm",
+        "layer_norm_triton",
+        "tl.where(m_channel[None, :], b_x - b_mean[:, None], 0.0)",
+        "b_x - b_mean[:, None]",
+        "tail of channels",
+    ),
+    Mutant(
+        "layer_norm", "layer_norm_triton", "b_out += tl.load(p_bias", "b_out += 0.0 * tl.load(p_bias", "bias"
+    ),
+    Mutant(
+        "layer_norm",
+        "layer_norm_triton",
+        "b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_x,",
+        "b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_channel[None, :] & (o_row >= 0)[:, None],",
+        "tail of rows",
+    ),
+    Mutant(
+        "softmax",
+        "softmax_triton",
+        "tl.where((b_mask != 0)[None, :], b_logits, _MASKED_LOGIT)",
+        "b_logits",
+        "mask",
+    ),
+    Mutant(
+        "softmax",
+        "softmax_triton",
+        'tl.where(m_key[None, :], b_logits, -float("inf"))',
+        "b_logits",
+        "tail of keys",
+    ),
+    Mutant(
+        "softmax",
+        "softmax_triton",
+        "b_logits += tl.load(p_tile + o_key[None, :], mask=m_tile, other=0.0).to(tl.float32)",
+        "b_logits += 0.0",
+        "bias",
+    ),
+    Mutant(
+        "softmax",
+        "softmax_triton",
+        "tl.where((b_mask != 0)[None, :], b_grad, 0.0)",
+        "b_grad",
+        "mask, backward",
+    ),
+    Mutant(
+        "pair_bias",
+        "pair_bias_triton",
+        "b_z = tl.load(p_z + o_z[:, None] + o_channel[None, :], mask=m_z,",
+        "b_z = tl.load(p_z + o_z[:, None] + o_channel[None, :], mask=m_row[:, None] & (o_channel >= 0)[None, :],",
+        "tail of channels",
+    ),
+    Mutant(
+        "pair_bias",
+        "pair_bias_triton",
+        "b_norm_bias = tl.load(",
+        "b_norm_bias = 0.0 * tl.load(",
+        "bias of the norm",
+    ),
+    Mutant(
+        "transition", "transition_triton", "b_hidden += tl.load(b1", "b_hidden += 0.0 * tl.load(b1", "bias"
+    ),
+    Mutant(
+        "transition", "transition_triton", "b_out += tl.load(b2", "b_out += 0.0 * tl.load(b2", "second bias"
+    ),
+    Mutant(
+        "transition",
+        "transition_backward_triton",
+        "b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, mask=m_x,",
+        f"b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, {_ALL_ROWS}m_c[None, :],",
+        "tail of rows, backward",
+    ),
+    Mutant(
+        "transition",
+        "transition_backward_triton",
+        "tl.where(b_hidden > 0.0, b_grad_hidden, 0.0)",
+        "b_grad_hidden",
+        "step of the ReLU",
+    ),
+    Mutant(
+        "outer_product_mean",
+        "outer_product_mean_triton",
+        "b_x.to(tl.float32) * b_mask.to(tl.float32)",
+        "b_x.to(tl.float32)",
+        "mask",
+    ),
+    Mutant(
+        "outer_product_mean",
+        "outer_product_mean_triton",
+        "m_s = o_s < sequences",
+        "m_s = o_s >= 0",
+        "tail of rows",
+    ),
+    Mutant(
+        "outer_product_mean",
+        "outer_product_mean_triton",
+        "b_out += tl.load(bias",
+        "b_out += 0.0 * tl.load(bias",
+        "bias",
+    ),
+    Mutant(
+        "outer_product_mean",
+        "outer_product_mean_backward_triton",
+        "b_grad *= tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)",
+        "b_grad *= 1.0",
+        "mask, backward",
+    ),
+    Mutant(
+        "attention",
+        "attention_forward_triton",
+        'tl.where(b_keep[None, :], b_s, tl.where(m_k, MASKED, -float("inf"))[None, :])',
+        'tl.where(m_k[None, :], b_s, -float("inf"))',
+        "mask",
+    ),
+    Mutant(
+        "attention",
+        "attention_forward_triton",
+        'tl.where(m_k, MASKED, -float("inf"))',
+        "tl.where(m_k, MASKED, MASKED)",
+        "tail of keys",
+    ),
+    Mutant(
+        "attention",
+        "attention_forward_triton",
+        "b_s += b_bias.to(tl.float32) * LOG2E",
+        "b_s += 0.0 * b_bias.to(tl.float32)",
+        "bias",
+    ),
+    Mutant(
+        "attention",
+        "attention_forward_triton",
+        "b_out *= tl.sigmoid(tl.load(p_gate, mask=m_out, other=0.0).to(tl.float32))",
+        "b_out *= 1.0",
+        "gate",
+    ),
+    Mutant(
+        "attention",
+        "attention_gradient_kernels",
+        "b_ds = tl.where(b_keep, b_p * (b_dp - b_delta), 0.0)",
+        "b_ds = b_p * (b_dp - b_delta)",
+        "mask, backward",
+    ),
+    Mutant(
+        "attention",
+        "attention_gradient_kernels",
+        "m_q = o_q < queries - i_q",
+        "m_q = o_q >= 0",
+        "tail of queries, backward",
+    ),
+    Mutant(
+        "gated_attention", "gated_attention_triton", "None if keep is None else keep[None]", "None", "mask"
+    ),
+    Mutant(
+        "gated_attention", "gated_attention_triton", "None if bias is None else bias[None]", "None", "bias"
+    ),
+    Mutant(
+        "triangle_multiplication_outgoing",
+        "triangle_projection_kernels",
+        "b_side *= tl.sigmoid(b_gate) * b_mask[:, None]",
+        "b_side *= tl.sigmoid(b_gate)",
+        "mask",
+    ),
+    Mutant(
+        "triangle_multiplication_outgoing",
+        "triangle_projection_kernels",
+        "b_side += tl.load(proj_bias",
+        "b_side += 0.0 * tl.load(proj_bias",
+        "bias",
+    ),
+    Mutant(
+        "triangle_multiplication_incoming",
+        "triangle_output_kernels",
+        "b_out += tl.load(bias",
+        "b_out += 0.0 * tl.load(bias",
+        "last bias",
+    ),
+    Mutant(
+        "triangle_multiplication_incoming",
+        "triangle_projection_gradient_kernels",
+        ".to(tl.float32) * b_mask[:, None]",
+        ".to(tl.float32)",
+        "mask, backward",
+    ),
+    Mutant(
+        "triangle_multiplication_outgoing",
+        "triangle_projection_gradient_kernels",
+        "b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, mask=m_m[:, None] & ",
+        f"b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, {_ALL_ROWS}",
+        "tail of positions, backward",
+    ),
+]
+
+
+def _case(operator: str) -> Case:
+    if operator != "softmax":
+        return case_of(operator, 5)
+    torch.manual_seed(0)
+    mask = (torch.rand(3, 5) > 0.3).double()
+    mask[0] = 0
+    inputs = {"scores": torch.randn(3, 2, 5, 5), "bias": torch.randn(2, 5, 5), "mask": mask}
+    return Case(kernels.softmax, softmax_definition, inputs, frozenset({"mask"}))
+
+
+def _among_nan(x: Any) -> Any:
+    """The same numbers in float32, with NaN before and behind them in memory."""
+    if not isinstance(x, Tensor):
+        return x
+    memory = torch.full((x.numel() + 2 * BESIDE,), torch.nan, device=DEVICE)
+    return memory[BESIDE:-BESIDE].view(x.shape).copy_(x)
+
+
+def _compare(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=32, BH=64, BO=64, BI=8, BJ=8, BK=WHOLE)
+    case = _case(operator)
+    function = functools.partial(case.operator, backend="triton")
+    inputs = {k: _among_nan(x) for k, x in case.inputs.items()}
+    check_against_definition(function, case.definition, inputs, torch.float32, case.constants)
+
+
+def _replace(mutant: Mutant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the changed module wherever the original, or anything of it, is used."""
+    name = f"fastfold.kernels.{mutant.module}"
+    original = importlib.import_module(name)
+    assert original.__file__ is not None
+    source = Path(original.__file__).read_text(encoding="utf-8")
+    assert mutant.old in source, "the kernel has changed: change the mutant with it"
+    path = folder / f"{mutant.module}_mutant.py"
+    path.write_text(source.replace(mutant.old, mutant.new), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"{name}_mutant", path)
+    assert spec is not None
+    assert spec.loader is not None
+    changed = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(changed)
+    modules = [m for key, m in list(sys.modules.items()) if key.startswith("fastfold.kernels")]
+    for user in modules:
+        if user is not original:
+            _exchange(user, original, changed, monkeypatch)
+    monkeypatch.setitem(sys.modules, name, changed)
+
+
+def _exchange(
+    user: ModuleType, original: ModuleType, changed: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for attribute, value in list(vars(user).items()):
+        if value is original:
+            monkeypatch.setattr(user, attribute, changed)
+        elif callable(value) and vars(original).get(attribute) is value and hasattr(changed, attribute):
+            monkeypatch.setattr(user, attribute, getattr(changed, attribute))
+
+
+@pytest.mark.skipif(not interpreted(), reason="mutants are for the interpreter: on a GPU they may hang it")
+@pytest.mark.parametrize("operator", [*NAMES, "softmax"])
+def test_what_lies_beside_the_inputs_is_not_read(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _compare(operator, monkeypatch)
+
+
+@pytest.mark.skipif(not interpreted(), reason="mutants are for the interpreter: on a GPU they may hang it")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.operator}: {m.what}")
+def test_a_mutant_is_noticed(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in {m.module for m in MUTANTS if m.operator == mutant.operator}:
+        importlib.import_module(f"fastfold.kernels.{module}")
+    importlib.import_module("fastfold.kernels.attention_backward_triton")
+    importlib.import_module("fastfold.kernels.triangle_multiplication_triton")
+    _replace(mutant, tmp_path, monkeypatch)
+    with pytest.raises(AssertionError):
+        _compare(mutant.operator, monkeypatch)
