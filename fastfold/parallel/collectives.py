@@ -51,10 +51,13 @@ def _own(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Tensor:
 
 
 def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu") -> list[int]:
-    """Every rank's ``length``, for shards that no rule cuts (batches of different sizes)."""
+    """Every rank's ``length``, for shards that no rule cuts (batches of different sizes).
+
+    On torch's fake process group, where no other rank is, all count as this one.
+    """
+    if group.size == 1 or group.backend == "fake":
+        return [length] * group.size
     own = torch.tensor([length], dtype=torch.int64, device=device)
-    if group.size == 1:
-        return [length]
     return [int(n) for n in exchange.start_gather(own, 0, group, [1] * group.size).wait().tolist()]
 
 

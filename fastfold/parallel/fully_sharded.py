@@ -124,7 +124,7 @@ class FullySharded:
         """Put the gradient back into ``grad``."""
         for parameter, gradient in zip(self.parameters.values(), buffers, strict=True):
             if isinstance(parameter, DTensor):
-                gradient = DTensor.fromlocal(
+                gradient = DTensor.from_local(
                     gradient,
                     parameter.device_mesh,
                     parameter.placements,

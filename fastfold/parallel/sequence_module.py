@@ -52,13 +52,14 @@ class SequenceParallel:
             raise ConfigError(f"sequence parallelism is one of {', '.join(METHODS)}, got {method!r}")
         self.module, self.group, self.method = module, group, method
         self.sizes: list[int] | None = None
-        layers = [child for child in module.modules() if isinstance(child, attention)]
+        layers: list[Any] = [child for child in module.modules() if isinstance(child, attention)]
         if not layers:
             raise ConfigError(f"{type(module).__name__} has no submodule of {attention}")
         if any(hasattr(layer, "sequence") for layer in layers):
             raise ConfigError("sequence parallelism: the module is parallel already; apply it once")
         for layer in layers:
-            layer.__class__ = _form(type(layer))
+            kind: Any = type(layer)
+            layer.__class__ = _form(kind)
             layer.sequence = self
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
@@ -99,7 +100,7 @@ class SequenceParallel:
 
 
 @cache
-def _form(layer: type[nn.Module]) -> type[nn.Module]:
+def _form(layer: Any) -> Any:
     """A form of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

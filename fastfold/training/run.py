@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fastfold._version import __version__
 from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.checkpoint import save_weights
+from fastfold.evoformer.model import AlphaFold
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
@@ -44,8 +45,15 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
             that cannot be written, or a run that has to stop.
     """
     tree = network_config(config.model)
+    chosen = None
+    if config.parallel.auto:
+        from fastfold.training.auto_parallel import choose_plan  # brings in much that no other run needs
+
+        config, chosen = choose_plan(config, tree)
     with start_world(config.trainer.device, config.parallel) as world:
         _agree(config, world)
+        if chosen is not None and world.is_main:
+            print(f"parallel=auto: {chosen}", flush=True)
         source = open_source(
             config.data,
             config.trainer.validate_chains,
@@ -88,7 +96,7 @@ class _Run:
         self.out = Path(config.trainer.out)
         prepare_output_directory(self.out)
         self.parallel = build_network(config, tree, world)
-        self.model = self.parallel.module
+        self.model = cast(AlphaFold, self.parallel.module)
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
         self.reader: EntryReader = entry_reader(config.data)
         self.progress = TrainingProgress(config.trainer.steps, quiet=not world.is_main)

@@ -1,0 +1,69 @@
+"""Asynchronous collectives run beside computation: with an artificial network's delays they are not waited for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.overlap import ArtificialNetwork, measure_overlap
+from fastfold.parallel.collectives import all_to_all_async, gather_async
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.parallel.launch import launch
+
+LATENCY = 0.1
+
+
+def _around_computation() -> dict[str, Any]:
+    """Hidden shares, forward and backward, of two collectives with and without something to compute beside them."""
+    group = ParallelMesh(ParallelPlan(dap=2)).group("dap")
+
+    class Slow(torch.autograd.Function):
+        """Takes longer than the messages, either way."""
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            time.sleep(3 * LATENCY)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            time.sleep(3 * LATENCY)
+            return grad.clone()
+
+    def run(network: ArtificialNetwork, beside: bool) -> tuple[float, float]:
+        x = torch.ones(4, 4, requires_grad=True)
+        with network.connected():
+            first, second = gather_async(x, 0, group), all_to_all_async(x, 1, 0, group)
+            other = Slow.apply(x) if beside else x
+            total = first.wait().sum() + second.wait().sum() + other.sum()
+            forward = network.hidden_share
+            total.backward()
+        assert len(network.messages) == 4
+        return forward, network.hidden_share
+
+    found = {
+        "beside": run(ArtificialNetwork(LATENCY, wall=True), True),
+        "nothing beside": run(ArtificialNetwork(LATENCY, wall=True), False),
+        "immediate": run(ArtificialNetwork(LATENCY, wall=True, immediate=True), True),
+    }
+    return found
+
+
+def test_a_delay_is_hidden_by_computation_beside_it_and_by_nothing_else() -> None:
+    for found in launch(_around_computation, 2):
+        assert found["beside"][0] == pytest.approx(1.0)
+        assert found["immediate"] == pytest.approx((0.0, 0.0), abs=0.05)
+        # Two messages at once: the second's latency runs beside the first's.
+        assert found["nothing beside"][0] < 0.6
+
+
+def test_a_sharded_block_hides_some_of_its_communication() -> None:
+    found = launch(measure_overlap, 2, 2, 24, 12, (0.5,), 0.0)[0]
+    network = found["networks"][0]
+    # What is computed between the start of a message and the wait for it: the calls themselves.
+    assert network["immediate_hidden"] == pytest.approx(0.0, abs=0.05)
+    assert 0.1 < network["asynchronous_hidden"] <= 1.0
