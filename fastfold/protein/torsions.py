@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,11 +9,16 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import Rigid
 
+_TABLES: dict[tuple[str, torch.device], Tensor] = {}
 
-@cache
+
 def _table(name: str, device: torch.device) -> Tensor:
-    array = np.asarray(getattr(rc, name))
-    return torch.as_tensor(array, device=device)
+    if (name, device) in _TABLES:
+        return _TABLES[name, device]
+    table = torch.as_tensor(np.asarray(getattr(rc, name)), device=device)
+    if type(table) is Tensor:  # not one that only lives while something is traced
+        _TABLES[name, device] = table
+    return table
 
 
 def lookup(name: str, aatype: Tensor, like: Tensor | None = None) -> Tensor:

@@ -222,7 +222,7 @@ def configs(draw: st.DrawFn) -> ConfigDict:
         trunk.template.num_channels = channels
     else:
         attention = trunk.template.attention
-        attention.num_head, attention.gating = small(), draw(st.booleans())
+        attention.num_head = small()
         attention.key_dim = attention.value_dim = attention.num_head * small()
         trunk.template.embed_torsion_angles = draw(st.booleans())
     stack.num_block = small()

@@ -237,7 +237,7 @@ def test_running_out_of_memory_is_told_with_a_remedy(cli: CommandLine, monkeypat
     monkeypatch.setattr(runner, "fold", lambda *_, **__: torch.empty(1 << 52))
     done = cli.infer(cli.fasta({"T1": SEQUENCE}))
     assert done.code == 1
-    assert "error: T1: the memory was not enough for 10 residues; use --precision bf16" in done.err
+    assert "residues would fit: fold shorter pieces, use --precision bf16" in done.err
     assert "bug" not in done.err
 
 

@@ -19,6 +19,7 @@ from fastfold.data.complex_entry import ComplexData, ComplexMsas
 from fastfold.data.complex_sample import COPIES, complex_sample
 from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings
 from fastfold.evoformer.losses import alphafold_loss
+from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.pdb import to_pdb
 from fastfold.protein.protein import Protein
@@ -178,9 +179,8 @@ def test_the_labels_of_the_alignment_are_those_of_the_last_iteration(monkeypatch
         return alphafold_loss(result, batch, config)
 
     monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", recorded)
-    trainer: Any = SimpleNamespace(
-        world=SimpleNamespace(device=torch.device("cpu")), model=random_model(tree), tree=tree
-    )
+    world = SimpleNamespace(device=torch.device("cpu"), mesh=ParallelMesh(ParallelPlan()))
+    trainer: Any = SimpleNamespace(world=world, model=random_model(tree), tree=tree)
     Trainer._sample(trainer, found, 3)
     true = found[f"{FEATURES}true_msa"]
     assert not np.array_equal(true[1], true[3])
