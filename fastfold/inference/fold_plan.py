@@ -32,8 +32,6 @@ from fastfold.memory.chunking import (
     smallest_that_works,
 )
 
-GIB = 1024**3
-
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32); logits of pairs are made in blocks of rows when scores are computed from them.
 FOLDING_POLICY = ExecutionPolicy(

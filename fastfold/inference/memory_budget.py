@@ -12,9 +12,10 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.failures import is_out_of_memory
-from fastfold.inference.fold_plan import GIB, FoldPlan, Planner, parameter_bytes
+from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes, plan_target
 from fastfold.inference.operator_cost import measure_costs
+from fastfold.memory.sizes import GIB
 
 Result = TypeVar("Result")
 

@@ -10,31 +10,9 @@ from typing import Any
 import torch
 
 from fastfold.errors import InputError
-from fastfold.inference.fold_plan import GIB, FoldPlan, Planner
+from fastfold.inference.fold_plan import FoldPlan, Planner
 from fastfold.memory import BudgetError
-
-
-def estimated_bytes(
-    config: Any,
-    residues: int,
-    *,
-    element_size: int,
-    alignment_rows: int | None = None,
-    templates: int | None = None,
-    device: str = "cpu",
-) -> int:
-    """Bytes without which one fold is impossible: the peak of its smallest plan, without the parameters.
-
-    Args:
-        config: Official configuration tree.
-        residues: Length of the target, all chains together.
-        element_size: Bytes per element of the trunk (4 for float32, 2 for bfloat16).
-        alignment_rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
-        device: ``cpu`` or ``cuda``.
-    """
-    planner = Planner(config, element_size, device, host_memory=host_memory_bytes(device))
-    return planner.smallest(residues, rows=alignment_rows, templates=templates)
+from fastfold.memory.sizes import GIB
 
 
 def host_memory_bytes(device: str) -> int:
@@ -80,20 +58,6 @@ def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
     except (OSError, StopIteration, ValueError, KeyError):
         pass
     return left
-
-
-def longest_that_fits(
-    config: Any,
-    budget: int,
-    *,
-    element_size: int,
-    alignment_rows: int | None = None,
-    templates: int | None = None,
-    device: str = "cpu",
-) -> int:
-    """Largest number of residues whose smallest plan stays within ``budget`` bytes."""
-    planner = Planner(config, element_size, device, host_memory=host_memory_bytes(device))
-    return planner.longest(budget, rows=alignment_rows, templates=templates)
 
 
 def plan_target(

@@ -97,9 +97,9 @@ def run(
     Raises:
         FastFoldError: Nothing can be folded at all: unusable weights, folders, or device.
     """
-    with start_team(parallel, choose_device(device)) as team:
+    where = choose_device(device)
+    with start_team(parallel, where) as team:
         if team is None:
-            where = choose_device(device)
             rest = (complex_, reference, where, settings, None, memory_budget)
             return _run(inputs, output, weights, msa_dir, *rest)
         if not team.leads:

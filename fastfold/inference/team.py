@@ -128,20 +128,18 @@ class Team:
         trunk = next(model.evoformer.parameters()).dtype
         precision: Precision = "bf16" if trunk == torch.bfloat16 else "fp32"
         self._send("network", (model.config.to_dict(), precision))
-        self._weights(model)
-        axial_parallel(model, self.mesh)
-        self._networks.append(model)
+        self._add(model)
 
     def _take(self, config: dict[str, Any], precision: Precision) -> None:
-        model = set_precision(AlphaFold(ConfigDict(config)), precision).to(self.device).eval()
-        self._weights(model)
-        axial_parallel(model, self.mesh)
-        self._networks.append(model)
+        self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.device).eval())
 
-    def _weights(self, model: AlphaFold) -> None:
+    def _add(self, model: AlphaFold) -> None:
+        """Give a network the first process' weights and make it parallel."""
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
+        axial_parallel(model, self.mesh)
+        self._networks.append(model)
 
     def _send(self, message: str, content: Any) -> None:
         dist.broadcast_object_list([message, content], 0, group=self.messages)

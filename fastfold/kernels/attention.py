@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels.attention_torch import MASKED_LOGIT, Operands, attend, attend_backward, prepare
+from fastfold.kernels.attention_torch import Operands, attend, attend_backward, prepare
 from fastfold.kernels.backend import choose_backend
 from fastfold.kernels.blocks import Scratch, exact_dtype, without_autocast
+from fastfold.kernels.layout import batched, innermost
+from fastfold.kernels.softmax import MASKED_LOGIT
 
 
 def attention_definition(
@@ -65,7 +67,7 @@ def _attention(
         return q.new_zeros(q.shape), _sums(q, backend).zero_()
     out = q.new_empty(q.shape)
     if backend == "triton":
-        from fastfold.kernels.attention_forward_triton import attend_triton, batched, triton_operands
+        from fastfold.kernels.attention_forward_triton import attend_triton, triton_operands
 
         return out, attend_triton(batched(out), triton_operands(q, k, v, bias, mask, gate), scale)
     operands = Operands(q, k, v, *prepare(bias, mask, q.dtype), gate)
@@ -135,11 +137,11 @@ def _attention_backward(
     grad_bias = None
     if backend == "triton" and out is not None:
         from fastfold.kernels.attention_backward_triton import Gradients, attend_backward_triton
-        from fastfold.kernels.attention_forward_triton import batched, channels_innermost, triton_operands
+        from fastfold.kernels.attention_forward_triton import triton_operands
 
         gate_target = None if grad_gate is None else batched(grad_gate)
         grad_bias = attend_backward_triton(
-            batched(channels_innermost(grad)),
+            batched(innermost(grad)),
             triton_operands(q, k, v, bias, mask, gate),
             batched(out),
             lse,

@@ -17,17 +17,16 @@ from fastfold.kernels.attention_forward_triton import (
     CHANNELS,
     SIZES,
     TritonOperands,
-    channel_block,
     config,
     shipped,
     specimen,
-    strides,
 )
 from fastfold.kernels.attention_gradient_kernels import (
     attention_grad_bias_kernel,
     attention_grad_kv_kernel,
     attention_grad_q_kernel,
 )
+from fastfold.kernels.layout import padded, strides
 from fastfold.kernels.triton_arithmetic import cast, precision
 
 
@@ -135,7 +134,7 @@ def attend_backward_triton(
     q, k, v, bias, keep, gate = operands
     batch, rows, queries, heads, channels = q.shape
     keys = k.shape[2]
-    sizes = {"D": channels, "BD": channel_block(channels)}
+    sizes = {"D": channels, "BD": padded(channels)}
     delta = torch.empty_like(lse)
     chosen = config("attention_ungate", q)
     programs = triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch
@@ -215,5 +214,5 @@ def specimens() -> list[Specimen]:
         for name, kernel in kernels.items()
         for dtype in TRITON_TYPES.values()
         for channels in CHANNELS
-        for chosen in shipped(name, dtype, channel_block(channels))
+        for chosen in shipped(name, dtype, padded(channels))
     ]

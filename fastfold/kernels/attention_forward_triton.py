@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.layout import batched, innermost, padded, strides
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
 from fastfold.kernels.tuning import FALLBACK, LaunchConfig, configurations, launch_config
 
@@ -180,42 +181,22 @@ class TritonOperands(NamedTuple):
     gate: Tensor | None
 
 
-def batched(x: Tensor, axes: int = 4) -> Tensor:
-    """``x`` with its leading axes merged into one before the last ``axes``: a view wherever strides allow it."""
-    return x.reshape(-1, *x.shape[x.dim() - axes :])
-
-
-def channels_innermost(x: Tensor) -> Tensor:
-    """``x``, or a copy if its last axis has gaps."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
 def triton_operands(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> TritonOperands:
     """Arguments of the public function as the kernels read them."""
-    q, k, v = (batched(channels_innermost(x)) for x in (q, k, v))
+    q, k, v = (batched(innermost(x)) for x in (q, k, v))
     return TritonOperands(
         *(q, k, v),
         None if bias is None else batched(bias, 3),
         None if mask is None else batched((mask != 0).view(torch.uint8), 2),
-        None if gate is None else batched(channels_innermost(gate)),
+        None if gate is None else batched(innermost(gate)),
     )
-
-
-def strides(x: Tensor | None, count: int) -> tuple[int, ...]:
-    """The first strides of ``x``; zeros for what is missing."""
-    return (0,) * count if x is None else x.stride()[:count]
-
-
-def channel_block(channels: int) -> int:
-    """Power of two that channels are padded to; products need 16."""
-    return max(16, triton.next_power_of_2(channels))
 
 
 def config(kernel: str, q: Tensor) -> LaunchConfig:
     """Configuration for queries ``[B, R, Nq, H, D]``."""
-    key = f"{TRITON_TYPES[q.dtype]}_{channel_block(q.shape[-1])}"
+    key = f"{TRITON_TYPES[q.dtype]}_{padded(q.shape[-1])}"
     return launch_config(kernel, f"{key}_short" if q.shape[2] <= SHORT else key, q.device)
 
 
@@ -245,7 +226,7 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
             *(*strides(q, 4), *strides(k, 4), *strides(v, 4)),
             *(*strides(bias, 4), *strides(keep, 3), *strides(gate, 4), *strides(out, 4)),
             D=channels,
-            BD=channel_block(channels),
+            BD=padded(channels),
             HAS_BIAS=bias is not None,
             HAS_MASK=keep is not None,
             HAS_GATE=gate is not None,
@@ -289,7 +270,7 @@ def specimen(kernel: Any, dtype: str, channels: int, chosen: LaunchConfig) -> Sp
         for n in kernel.arg_names
         if not n.isupper()
     }
-    blocks = {"D": channels, "BD": channel_block(channels), **chosen.blocks}
+    blocks = {"D": channels, "BD": padded(channels), **chosen.blocks}
     switches = {"HAS_BIAS": True, "HAS_MASK": True, "HAS_GATE": True, "PRECISION": "ieee"}
     constants = {n: x for n, x in (blocks | switches).items() if n in kernel.arg_names}
     # As in a usual launch, except that bias_q is aligned only where the number of keys is.
@@ -317,5 +298,5 @@ def specimens() -> list[Specimen]:
         specimen(attention_forward_kernel, dtype, channels, chosen)
         for dtype in TRITON_TYPES.values()
         for channels in CHANNELS
-        for chosen in shipped("attention_forward", dtype, channel_block(channels))
+        for chosen in shipped("attention_forward", dtype, padded(channels))
     ]

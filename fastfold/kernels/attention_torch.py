@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold.kernels.blocks import BLOCK_ELEMENTS, Scratch
-
-# AlphaFold's stand-in for minus infinity: a row whose keys are all masked becomes the mean of its values.
-MASKED_LOGIT = -1e9
+from fastfold.kernels.softmax import MASKED_LOGIT
 
 
 class Operands(NamedTuple):

@@ -71,6 +71,14 @@ def project(normed: Tensor, weights: Weights, heads: int, scratch: Scratch) -> t
     return out.unflatten(-1, (-1, heads, width // heads)).unbind(2)
 
 
+def output(attended: Tensor, weights: Weights, scratch: Scratch) -> Tensor:
+    """Update ``[r, N, c]`` of the heads' outputs ``[r, N, H, D]``, in scratch memory."""
+    out = scratch("update", *attended.shape[:2], len(weights.output))
+    flat = attended.view(-1, weights.output.shape[1])
+    torch.addmm(weights.output_bias, flat, weights.output.t(), out=out.flatten(0, 1))
+    return out
+
+
 def forward_block(
     x: Tensor, bias: Tensor | None, masked: Tensor | None, weights: Weights, heads: int, scratch: Scratch
 ) -> Tensor:
@@ -80,14 +88,7 @@ def forward_block(
     attended = scratch("attended", *q.shape)
     operands = Operands(q, k, v, bias, masked, gate[0] if gate else None)
     attend(attended, operands, q.shape[-1] ** -0.5, scratch)
-    out = scratch("update", *x.shape[:2], len(weights.output))
-    torch.addmm(
-        weights.output_bias,
-        attended.view(-1, weights.output.shape[1]),
-        weights.output.t(),
-        out=out.flatten(0, 1),
-    )
-    return out
+    return output(attended, weights, scratch)
 
 
 def backward_block(

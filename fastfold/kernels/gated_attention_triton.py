@@ -9,7 +9,7 @@ from fastfold.kernels.ahead_of_time import Specimen
 from fastfold.kernels.attention_backward_triton import Gradients, attend_backward_triton
 from fastfold.kernels.attention_forward_triton import TritonOperands, attend_triton
 from fastfold.kernels.blocks import Scratch
-from fastfold.kernels.gated_attention_torch import EPS, Weights, project
+from fastfold.kernels.gated_attention_torch import EPS, Weights, output, project
 from fastfold.kernels.layer_norm import layer_norm
 
 # Positions of a block: enough for a whole GPU, and of a large tensor a small part. A quarter of a tensor between.
@@ -40,14 +40,7 @@ def forward_block(
     """Update of a block of rows ``x [r, N, c]``, in scratch memory."""
     normed = layer_norm(x, *weights.norm, EPS, backend="triton")
     attended, *_ = _attend(normed, bias, keep, weights, heads, scratch)
-    out = scratch("update", *x.shape[:2], len(weights.output))
-    torch.addmm(
-        weights.output_bias,
-        attended.view(-1, weights.output.shape[1]),
-        weights.output.t(),
-        out=out.flatten(0, 1),
-    )
-    return out
+    return output(attended, weights, scratch)
 
 
 def _attend(

@@ -16,9 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.layout import padded
 from fastfold.kernels.strided_rows import row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast
-from fastfold.kernels.tuning import bucket, launch_config
+from fastfold.kernels.tuning import launch_config
 
 PROGRAMS = 1024
 """Most programs of the backward pass, and so rows of the partial sums; the same on every GPU, as the results are."""
@@ -143,7 +144,7 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
     if x.numel() == 0:
         return out
     rows = rows_of(x)
-    config = launch_config("layer_norm_forward", str(bucket(x.shape[-1])), x.device)
+    config = launch_config("layer_norm_forward", str(padded(x.shape[-1])), x.device)
     layer_norm_forward_kernel[(triton.cdiv(rows.count, config.blocks["BT"]),)](
         rows.tensors[0],
         None if weight is None else weight.contiguous(),
@@ -157,7 +158,7 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
         AXES=rows.axes,
         HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None,
-        BC=bucket(x.shape[-1]),
+        BC=padded(x.shape[-1]),
         **config.launch,
     )
     return out
@@ -173,7 +174,7 @@ def layer_norm_backward(
         totals = [x.new_zeros(channels, dtype=torch.float32) if n else None for n in need[1:]]
         return grad_x, totals[0], totals[1]
     rows = rows_of(grad, x)
-    config = launch_config("layer_norm_backward", str(bucket(channels)), x.device)
+    config = launch_config("layer_norm_backward", str(padded(channels)), x.device)
     programs = min(PROGRAMS, triton.cdiv(rows.count, config.blocks["BT"]))
     partial = [x.new_empty(programs, channels, dtype=torch.float32) if n else None for n in need[1:]]
     layer_norm_backward_kernel[(programs,)](
@@ -192,7 +193,7 @@ def layer_norm_backward(
         NEED_X=need[0],
         NEED_WEIGHT=need[1],
         NEED_BIAS=need[2],
-        BC=bucket(channels),
+        BC=padded(channels),
         **config.launch,
     )
     grad_weight, grad_bias = (None if p is None else p.sum(0) for p in partial)

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.layout import padded
 from fastfold.kernels.triton_arithmetic import cast, dot
 from fastfold.kernels.tuning import FALLBACK, LaunchConfig, configurations, launch_config
 
@@ -27,11 +28,6 @@ PROGRAMS = 1024
 
 WEIGHT_PROGRAMS = 512
 """Programs at least, if there is work for so many, of kernels that sum the gradients of weights."""
-
-
-def padded(size: int) -> int:
-    """The power of two, from 16 on, into which channels are padded."""
-    return max(16, triton.next_power_of_2(size))
 
 
 def configuration(kernel: str, x: Tensor, channels: int) -> LaunchConfig:

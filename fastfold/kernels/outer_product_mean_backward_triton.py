@@ -14,8 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import Specimen
-from fastfold.kernels.normalised_rows import Kernel, configuration, padded, specimens_of, splits
-from fastfold.kernels.outer_product_mean_triton import OUTER_CHANNELS, masked_columns, norm_of, outer_products
+from fastfold.kernels.layout import padded
+from fastfold.kernels.normalised_rows import Kernel, configuration, specimens_of, splits
+from fastfold.kernels.outer_product_mean_torch import norm_of
+from fastfold.kernels.outer_product_mean_triton import OUTER_CHANNELS, masked_columns, outer_products
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
 
 

@@ -41,7 +41,7 @@ def forward(
     scratch = scratch.of(left)
     for i in itertools.product(*map(range, left.shape[:-3])):
         columns_l, columns_r = _columns(left[i], left_mask[i]), _columns(right[i], right_mask[i])
-        factor = _norm(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
+        factor = norm_of(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
         for tile in _tiles(factor.shape, c):
             b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
             b_update = torch.addmm(
@@ -75,7 +75,7 @@ def backward(
         columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
         columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
         grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
-        factor = _norm(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
+        factor = norm_of(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
         for tile in _tiles(factor.shape, c):
             b_left, b_right = columns_l[tile[0]], columns_r[tile[1]]
             b_grad = scratch("grad", len(b_left), len(b_right), len(weight))
@@ -105,7 +105,7 @@ def _columns(x: Tensor, mask: Tensor) -> Tensor:
     return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=x.new_empty(*x.shape[1:], len(x)))
 
 
-def _norm(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
+def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
     """``[I, J]``: the number of sequences that both columns have, plus ``eps``."""
     exact = exact_dtype(left_mask)
     return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)

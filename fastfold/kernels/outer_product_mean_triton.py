@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import Specimen
-from fastfold.kernels.normalised_rows import Kernel, configuration, padded, specimens_of
+from fastfold.kernels.layout import padded
+from fastfold.kernels.normalised_rows import Kernel, configuration, specimens_of
+from fastfold.kernels.outer_product_mean_torch import norm_of
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
 
 OUTER_CHANNELS = 32
@@ -136,11 +137,6 @@ def outer_product_mean_forward_kernel(
         b_out += tl.load(p_residual, mask=m_out, other=0.0).to(tl.float32)
     p_out = out + (o_i * out_i + o_j * out_j)[:, None] + o_z[None, :] * out_c
     tl.store(p_out, cast(b_out, out.dtype.element_ty), mask=m_out)
-
-
-def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
-    """``[I, J]`` in float32: the number of sequences that both columns have, plus ``eps``."""
-    return (left_mask.to(torch.float32).t() @ right_mask.to(torch.float32)).add_(eps)
 
 
 def forward(

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
 from fastfold.kernels.layer_norm_triton import statistics
+from fastfold.kernels.layout import padded
 from fastfold.kernels.strided_rows import row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
-from fastfold.kernels.tuning import bucket, launch_config
+from fastfold.kernels.tuning import launch_config
 
 PROGRAMS = 512
 """Most programs of the backward pass, and so terms of the second sum; the same on every GPU, as the results are."""
@@ -152,11 +153,11 @@ def pair_bias_backward_kernel(
 
 def _key(dtype: torch.dtype, channels: int) -> str:
     """Products of float32 hold their operands in registers, so they have entries of their own."""
-    return f"{dtype.itemsize * 8}bit_{bucket(channels)}"
+    return f"{dtype.itemsize * 8}bit_{padded(channels)}"
 
 
 def _blocks(heads: int, channels: int) -> dict[str, int]:
-    return {"BC": bucket(channels), "BH": bucket(heads)}
+    return {"BC": padded(channels), "BH": padded(heads)}
 
 
 def pair_bias_forward(

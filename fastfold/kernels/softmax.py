@@ -5,7 +5,6 @@ Attention itself never materialises its scores (:mod:`fastfold.kernels.attention
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,9 +12,11 @@ from torch import Tensor
 
 from fastfold.kernels.backend import choose_backend
 from fastfold.kernels.blocks import Scratch, exact_dtype, without_autocast
+from fastfold.kernels.layout import batched
 
 MASKED_LOGIT = -1e9
-"""AlphaFold's stand-in for minus infinity: a row whose keys are all masked has the same weight everywhere."""
+"""AlphaFold's stand-in for minus infinity: a row whose keys are all masked has the same weight everywhere,
+so attention makes it the mean of its values."""
 
 LONGEST_ROW = 4096
 """Keys of the longest row that Triton's kernels take."""
@@ -32,19 +33,13 @@ def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor 
     return logits.softmax(-1).to(scores.dtype)
 
 
-def _batched(x: Tensor, axes: int) -> Tensor:
-    """``x`` with all axes before the last ``axes`` as one."""
-    batch = x.shape[: x.dim() - axes]
-    return x.reshape(math.prod(batch), *x.shape[len(batch) :])
-
-
 @torch.library.custom_op("fastfold::softmax", mutates_args=())
 @without_autocast
 def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str | None) -> Tensor:
     out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
-    bias = None if bias is None else _batched(bias, 3)
-    mask = None if mask is None else _batched(mask, 2)
-    operands = _batched(out, 4), _batched(scores, 4), bias, mask
+    bias = None if bias is None else batched(bias, 3)
+    mask = None if mask is None else batched(mask, 2)
+    operands = batched(out, 4), batched(scores, 4), bias, mask
     if _runs_on_triton(scores, backend):
         from fastfold.kernels.softmax_triton import softmax_forward
 
@@ -81,9 +76,9 @@ def _softmax_backward(
     """Gradients for the scores and, summed over the rows in an exact dtype, the bias, where they are needed."""
     shape = (*out.shape[:-4], *out.shape[-3:])
     grad_scores = torch.empty(out.shape, dtype=out.dtype, device=out.device) if need_scores else None
-    flat_scores = None if grad_scores is None else _batched(grad_scores, 4)
-    mask = None if mask is None else _batched(mask, 2)
-    operands = _batched(grad, 4), _batched(out, 4), mask, flat_scores
+    flat_scores = None if grad_scores is None else batched(grad_scores, 4)
+    mask = None if mask is None else batched(mask, 2)
+    operands = batched(grad, 4), batched(out, 4), mask, flat_scores
     if _runs_on_triton(out, backend):
         from fastfold.kernels.softmax_triton import softmax_backward
 

@@ -16,9 +16,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.layout import innermost, padded, strides
 from fastfold.kernels.softmax import MASKED_LOGIT
 from fastfold.kernels.triton_arithmetic import cast
-from fastfold.kernels.tuning import bucket, launch_config
+from fastfold.kernels.tuning import launch_config
 
 PROGRAMS = 1024
 """Programs that the backward pass cuts the rows R for; the same on every GPU, as the results are."""
@@ -144,18 +145,9 @@ def softmax_backward_kernel(
         tl.store(p_grad_bias + o_bias[:, None] * keys + o_key[None, :], b_grad_bias, mask=m_tile)
 
 
-def _innermost(x: Tensor) -> Tensor:
-    """``x`` with neighbouring keys, copied only if they are not."""
-    return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
-
-
 def _readable(mask: Tensor | None) -> Tensor | None:
     """A mask in a dtype that Triton compares with 0."""
-    return None if mask is None else _innermost(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
-
-
-def _strides(x: Tensor | None, axes: int) -> tuple[int, ...]:
-    return (0,) * axes if x is None else x.stride()[:axes]
+    return None if mask is None else innermost(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
 
 
 def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | None) -> None:
@@ -163,9 +155,9 @@ def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tens
     if out.numel() == 0:
         return
     batch, rows, heads, queries, keys = scores.shape
-    scores, mask = _innermost(scores), _readable(mask)
-    bias = None if bias is None else _innermost(bias)
-    config = launch_config("softmax_forward", str(bucket(keys)), scores.device)
+    scores, mask = innermost(scores), _readable(mask)
+    bias = None if bias is None else innermost(bias)
+    config = launch_config("softmax_forward", str(padded(keys)), scores.device)
     softmax_forward_kernel[(batch * rows * heads * triton.cdiv(queries, config.blocks["BQ"]),)](
         scores,
         bias,
@@ -175,12 +167,12 @@ def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tens
         heads,
         queries,
         keys,
-        *_strides(scores, 4),
-        *_strides(bias, 3),
-        *_strides(mask, 2),
+        *strides(scores, 4),
+        *strides(bias, 3),
+        *strides(mask, 2),
         HAS_BIAS=bias is not None,
         HAS_MASK=mask is not None,
-        BK=bucket(keys),
+        BK=padded(keys),
         **config.launch,
     )
 
@@ -196,8 +188,8 @@ def softmax_backward(
     batch, rows, heads, queries, keys = out.shape
     if out.numel() == 0:
         return out.new_zeros(batch, heads, queries, keys, dtype=torch.float32) if need_bias else None
-    grad, out, mask = _innermost(grad), out.contiguous(), _readable(mask)
-    config = launch_config("softmax_backward", str(bucket(keys)), out.device)
+    grad, out, mask = innermost(grad), out.contiguous(), _readable(mask)
+    config = launch_config("softmax_backward", str(padded(keys)), out.device)
     programs = batch * heads * triton.cdiv(queries, config.blocks["BQ"])
     # Each chunk of rows leaves a partial sum of its own behind: no more of them than fill a GPU.
     chunk_rows = triton.cdiv(rows, max(1, PROGRAMS // programs)) if need_bias else 1
@@ -215,12 +207,12 @@ def softmax_backward(
         queries,
         keys,
         chunk_rows,
-        *_strides(grad, 4),
-        *_strides(mask, 2),
+        *strides(grad, 4),
+        *strides(mask, 2),
         HAS_MASK=mask is not None,
         NEED_SCORES=grad_scores is not None,
         NEED_BIAS=need_bias,
-        BK=bucket(keys),
+        BK=padded(keys),
         **config.launch,
     )
     return None if partial is None else partial.sum(0)

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import Specimen
 from fastfold.kernels.blocks import position_blocks
+from fastfold.kernels.layout import padded
 from fastfold.kernels.normalised_rows import (
     PROGRAMS,
     Kernel,
     configuration,
     normalised,
     normalised_backward,
-    padded,
     row_statistics,
     rows_product,
     specimens_of,

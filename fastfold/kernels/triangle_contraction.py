@@ -131,10 +131,10 @@ def _product(
         for index, rows in enumerate(blocks):
             if streamed is None:
                 assert product is not None
-                _contract(left, right, rows, outgoing, product[first : first + count])
+                contract(left, right, rows, outgoing, product[first : first + count])
             else:
                 part = streamed.part(count, index)
-                _contract(left, right, rows, outgoing, part)
+                contract(left, right, rows, outgoing, part)
                 streamed.send(part, first, index)
     if streamed is None:
         assert product is not None
@@ -145,9 +145,28 @@ def _product(
         yield from streamed.read((back[0], back[1]))
 
 
-def _contract(left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor) -> None:
+def contract(left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor) -> None:
     """Fill rows of the sums over all triangles, ``out [g, rows, N]``, from factors ``[g, N, N]``."""
     if outgoing:
         torch.bmm(left[:, rows], right.mT, out=out)
     else:
         torch.bmm(right[:, :, rows].mT, left, out=out)
+
+
+def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
+    """Put the gradients of factors ``[g, N, N]`` in their place, from that of their product.
+
+    Args:
+        grad: ``[g, N, N]``.
+        left: Overwritten by its gradient.
+        right: Likewise.
+        outgoing: Which of the two contractions.
+        buffer: Working memory ``[g, N, N]``.
+    """
+    if outgoing:
+        torch.bmm(grad, right, out=buffer)
+        torch.bmm(grad.mT, left, out=right)
+    else:
+        torch.bmm(right, grad, out=buffer)
+        torch.bmm(left, grad.mT, out=right)
+    left.copy_(buffer)

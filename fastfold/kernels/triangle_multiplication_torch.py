@@ -22,7 +22,7 @@ from fastfold.kernels.blocks import (
     position_blocks,
     without_autocast,
 )
-from fastfold.kernels.triangle_contraction import ContractionPlan, multiply
+from fastfold.kernels.triangle_contraction import ContractionPlan, contract, contract_backward, multiply
 
 _EPS = 1e-5
 
@@ -208,29 +208,6 @@ def _channels(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     )
 
 
-def _contract(left: Tensor, right: Tensor, outgoing: bool, out: Tensor) -> Tensor:
-    """Fill ``out [c, N²]`` with the sums over all triangles."""
-    for b_left, b_right, b_out in _channels(left, right, out):
-        if outgoing:
-            torch.bmm(b_left, b_right.mT, out=b_out)
-        else:
-            torch.bmm(b_right.mT, b_left, out=b_out)
-    return out
-
-
-def _contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, scratch: Scratch) -> None:
-    """Put the gradients of ``left`` and ``right`` in their place."""
-    for b_grad, b_left, b_right in _channels(grad, left, right):
-        b_grad_left = scratch("product", *b_left.shape)
-        if outgoing:
-            torch.bmm(b_grad, b_right, out=b_grad_left)
-            torch.bmm(b_grad.mT, b_left, out=b_right)
-        else:
-            torch.bmm(b_right, b_grad, out=b_grad_left)
-            torch.bmm(b_left, b_grad.mT, out=b_right)
-        b_left.copy_(b_grad_left)
-
-
 def _backward(
     grad_z: Tensor,
     grad: Tensor,
@@ -247,7 +224,9 @@ def _backward(
     scratch = Scratch().of(z, exact)
     sides = scratch("sides_of_all", len(weights.sides) // 2, z.shape[0] * z.shape[1])
     left, right = _project(sides, z, _unless_ones(mask), weights, scratch)
-    product = _contract(left, right, outgoing, torch.empty_like(left))
+    product = torch.empty_like(left)
+    for b_left, b_right, b_product in _channels(left, right, product):
+        contract(b_left, b_right, slice(0, len(z)), outgoing, b_product)
     # From the update back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
     for columns, (b_z, b_grad, b_grad_x) in _blocks(weights, z, grad, grad_z):
         b_grad = scratch.copy("grad", b_grad)
@@ -272,7 +251,8 @@ def _backward(
             b_grad_normed, b_product, statistics, *weights.norm_out, *totals.norm_out
         )
         product[:, columns] = b_grad_product.t()
-    _contract_backward(product, left, right, outgoing, scratch)
+    for b_product, b_left, b_right in _channels(product, left, right):
+        contract_backward(b_product, b_left, b_right, outgoing, scratch("product", *b_left.shape))
     del product
     for columns, (b_z, b_total, b_grad_x, *b_mask) in _blocks(weights, z, grad, grad_z, *_unless_ones(mask)):
         b_z = b_z.to(exact)

@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastfold.kernels.layout import padded
 from fastfold.kernels.normalised_rows import (
     PROGRAMS,
     Kernel,
     configuration,
     normalised,
     normalised_backward,
-    padded,
     row_statistics,
     rows_product,
     split_dot,

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastfold.kernels.layout import padded
 from fastfold.kernels.normalised_rows import (
     Kernel,
     configuration,
     normalised,
-    padded,
     row_statistics,
     rows_product,
 )

@@ -46,11 +46,6 @@ class LaunchConfig:
         }
 
 
-def bucket(size: int) -> int:
-    """The power of two, from 16 on, that a size is rounded up to as a key of the table."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
 def chip_class(device: torch.device) -> str:
     """Class of a GPU in the table: ``sm_80`` (A100), ``sm_90`` (H100, H200), ``sm_100`` (B200), ``rtx``, or ``any``."""
     if device.type != "cuda" or torch.version.hip is not None:

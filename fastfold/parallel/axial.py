@@ -22,12 +22,13 @@ from torch.autograd.function import once_differentiable
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import exchange
+from fastfold.parallel.buckets import Buckets
 from fastfold.parallel.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.groups import Group, shard_sizes
 from fastfold.parallel.handle import Handle
 
-# Elements of a bucket of gradients that are reduced at once, and fewest of a block of products that is sent at once.
-_BUCKET, _BLOCK = 2**24, 2**18
+# Fewest elements of a block of products that is sent at once.
+_BLOCK = 2**18
 
 
 @dataclass(frozen=True)
@@ -217,20 +218,9 @@ def mean_gradients(parameters: Iterable[Tensor], group: Group) -> None:
     """
     if group.size == 1:
         return
-    buckets: dict[tuple[torch.dtype, torch.device], list[list[Tensor]]] = {}
-    for parameter in parameters:
-        if parameter.grad is None:
-            continue
-        lists = buckets.setdefault((parameter.grad.dtype, parameter.grad.device), [[]])
-        if lists[-1] and sum(g.numel() for g in lists[-1]) + parameter.grad.numel() > _BUCKET:
-            lists.append([])
-        lists[-1].append(parameter.grad)
-    started = []
-    for lists in buckets.values():
-        for grads in lists:
-            flat = torch.cat([g.reshape(-1) for g in grads])
-            started.append((grads, exchange.start_all_reduce(flat, group)))
-    for grads, pending in started:
-        parts = pending.wait().div_(group.size).split([g.numel() for g in grads])
-        for grad, part in zip(grads, parts, strict=True):
-            grad.copy_(part.view_as(grad))
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    buckets = Buckets(found)
+    started = [(bucket, exchange.start_all_reduce(buckets.join(bucket, found), group)) for bucket in buckets]
+    for bucket, pending in started:
+        for number, total in buckets.split(bucket, pending.wait().div_(group.size)).items():
+            found[number].copy_(total)

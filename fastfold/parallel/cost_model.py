@@ -18,7 +18,6 @@ from fastfold.parallel.hardware import Rates
 from fastfold.parallel.link_costs import (
     exchange_seconds,
     exchanges_seconds,
-    replicas,
     synchronisation_seconds,
 )
 from fastfold.parallel.plan import ParallelPlan
@@ -196,7 +195,7 @@ def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
 
 def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int) -> float:
     """Parameter, gradient and moments are read, all but the gradient written again."""
-    own = parameters / replicas(plan) if plan.zero else parameters
+    own = parameters / plan.replicas if plan.zero else parameters
     sharded = 3 * _PARAMETER_BYTES + 2 * workload.sharded_bytes
     copied = 2 * workload.copied_bytes * parameters
     return (own * sharded + copied) / rates.bandwidth
@@ -205,7 +204,7 @@ def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, par
 def _memory(
     trace: Trace, workload: Workload, plan: ParallelPlan, parameters: int, checkpointing: bool, count: int
 ) -> dict[str, float]:
-    alike, sizes = replicas(plan), _PARAMETER_BYTES * parameters
+    alike, sizes = plan.replicas, _PARAMETER_BYTES * parameters
     layers = [trace.regions[name] for name, repeat in workload.stacks.items() if repeat.layers]
     # What one block at a time needs whole, however it is sharded.
     block = _PARAMETER_BYTES * max((region.parameters for region in layers), default=0)

@@ -69,6 +69,20 @@ def _exchange(
     return buffer, work
 
 
+def _start_join(
+    op: str, pieces: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int, group: Group
+) -> Pending:
+    """Send piece i to rank i, and concatenate along ``dim`` what the ranks send, of these shapes."""
+    numbers = [shape.numel() for shape in shapes]
+    buffer, work = _exchange(op, pieces, numbers, group)
+
+    def finish() -> Tensor:
+        parts = buffer.split(numbers)
+        return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim)
+
+    return Pending(finish, work)
+
+
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
     x = x.contiguous()
@@ -79,15 +93,8 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pen
         # One operation for all ranks' shards: hundreds of views would take longer than the communication.
         shards = flat.view(group.size, *x.shape)
         return Pending(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work)
-    shapes = [(*x.shape[:dim], size, *x.shape[dim + 1 :]) for size in sizes]
-    numbers = [torch.Size(shape).numel() for shape in shapes]
-    buffer, work = _exchange("all_gather", [x] * group.size, numbers, group)
-
-    def finish() -> Tensor:
-        parts = buffer.split(numbers)
-        return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim)
-
-    return Pending(finish, work)
+    shapes = [torch.Size((*x.shape[:dim], size, *x.shape[dim + 1 :])) for size in sizes]
+    return _start_join("all_gather", [x] * group.size, shapes, dim, group)
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
@@ -122,14 +129,7 @@ def start_all_to_all(
         shape[split_dim] = split_sizes[group.rank]
         shape[concat_dim] = size
         shapes.append(torch.Size(shape))
-    numbers = [shape.numel() for shape in shapes]
-    buffer, work = _exchange("all_to_all", pieces, numbers, group)
-
-    def finish() -> Tensor:
-        parts = buffer.split(numbers)
-        return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], concat_dim)
-
-    return Pending(finish, work)
+    return _start_join("all_to_all", pieces, shapes, concat_dim, group)
 
 
 def start_all_reduce(x: Tensor, group: Group) -> Pending:

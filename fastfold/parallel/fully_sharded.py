@@ -10,10 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fastfold.parallel import exchange
 from fastfold.parallel.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.shard_norms import ShardNorms, local
+from fastfold.parallel.shard_norms import ShardNorms, local, whole
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
 
@@ -66,7 +65,9 @@ class FullySharded:
                     part.set_force_sum_reduction_for_comms(True)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.names = list(self.parameters)
-        self._norms = ShardNorms({name: [*cuts.get(name, ()), self._group] for name in self.names})
+        self._norms = ShardNorms(
+            {name: [*cuts.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
+        )
 
     @property
     def optimised(self) -> dict[str, nn.Parameter]:
@@ -83,7 +84,7 @@ class FullySharded:
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Gather DTensors (a collective)."""
-        return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in values.items()}
+        return {name: whole(x) for name, x in values.items()}
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's shards, as DTensors."""
@@ -109,16 +110,11 @@ class FullySharded:
 
     def gradient_square(self) -> Tensor:
         """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
-        found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        return self._over_stages(self._norms.squares(found).sum())
+        return self._norms.total({name: p.grad for name, p in self.parameters.items()})
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """Squared norm of the gradient of all parameters (a collective)."""
-        return self._over_stages(self._norms.squares(dict(zip(self.names, buffers, strict=True))).sum())
-
-    def _over_stages(self, square: Tensor) -> Tensor:
-        pipeline = self.mesh.group("pp")
-        return square if pipeline.size == 1 else exchange.start_all_reduce(square, pipeline).wait()
+        return self._norms.total(dict(zip(self.names, buffers, strict=True)))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
         """Put the gradient back into ``grad``."""

@@ -137,11 +137,7 @@ class Lamb(LayerwiseOptimizer):
         )
 
     def _first_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        return {
-            "step": torch.tensor(0.0),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+        return _first_moments(parameter)
 
     def _update(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         state = self.state[parameter]
@@ -221,15 +217,20 @@ def initialise_state(optimizer: Optimizer) -> None:
     elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         for parameter in _parameters(optimizer):
             if not optimizer.state[parameter]:
-                optimizer.state[parameter] = {
-                    "step": torch.tensor(0.0),
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
+                optimizer.state[parameter] = _first_moments(parameter)
     elif not (isinstance(optimizer, torch.optim.SGD) and not optimizer.defaults["momentum"]):
         raise ConfigError(
             f"the first state of {type(optimizer).__name__} is not known; use Adam, Lamb or Lars"
         )
+
+
+def _first_moments(parameter: nn.Parameter) -> dict[str, Tensor]:
+    """What Adam keeps of a parameter, before its first step."""
+    return {
+        "step": torch.tensor(0.0),
+        "exp_avg": torch.zeros_like(parameter),
+        "exp_avg_sq": torch.zeros_like(parameter),
+    }
 
 
 def _parameters(optimizer: Optimizer) -> Iterable[nn.Parameter]:

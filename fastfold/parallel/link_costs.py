@@ -59,12 +59,8 @@ def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> 
 
 
 def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rates: Rates) -> float:
+    """Time of collectives that follow one another; see :func:`exchange_seconds`."""
     return sum(exchange_seconds(entry, plan, rates) for entry in entries)
-
-
-def replicas(plan: ParallelPlan) -> int:
-    """Ranks that hold the same parameters."""
-    return plan.dp * plan.sp * plan.dap
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
     Returns:
         What rank 0 sends, and the number of parameters.
     """
-    elements = 1024 * replicas(layout)
+    elements = 1024 * layout.replicas
     with counting_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
         if zero == 3:
             group = mesh.group("replicas")
@@ -118,7 +114,7 @@ def synchronisation_seconds(
         parameters: Of this rank, before ZeRO.
         count: Samples of this rank.
     """
-    if replicas(plan) == 1:
+    if plan.replicas == 1:
         return 0.0
     found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
     of_sample, of_step = (

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
@@ -17,6 +16,7 @@ from fastfold.parallel.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_optimizer import ParallelOptimizer
 from fastfold.parallel.plain_state import PlainState
+from fastfold.parallel.shard_norms import whole
 from fastfold.parallel.stages import Replicated
 from fastfold.parallel.tensor_parallel.layout import layouts
 
@@ -148,8 +148,8 @@ class Parallel:
         Args:
             values: By the names of :attr:`module`.
         """
-        whole = {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in values.items()}
-        return self._plain.plain(whole)
+        found = {name: whole(x) for name, x in values.items()}
+        return self._plain.plain(found)
 
     def own(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Undoes :meth:`plain`.

@@ -229,7 +229,6 @@ def _has_msa_and_pair(model: nn.Module) -> bool:
 
 def _apply_dap(model: nn.Module, mesh: ParallelMesh) -> None:
     """Shard MSA and pair of our network."""
-    from fastfold.parallel import alphafold
+    from fastfold.parallel.alphafold import dap_parallel
 
-    apply = alphafold.axial_parallel if mesh.plan.dap_mode == "axial" else alphafold.grid_parallel
-    apply(model, mesh)
+    dap_parallel(model, mesh)

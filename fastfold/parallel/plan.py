@@ -109,6 +109,11 @@ class ParallelPlan:
         """Number of ranks that the plan needs."""
         return self.pp * self.dp * self.sp * self.dap * self.tp
 
+    @property
+    def replicas(self) -> int:
+        """Number of ranks that hold the same parameters."""
+        return self.dp * self.sp * self.dap
+
     def __str__(self) -> str:
         parts = [f"{name} {getattr(self, name)}" for name in ("dp", "pp", "sp") if getattr(self, name) > 1]
         if self.dap > 1:

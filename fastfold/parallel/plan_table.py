@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastfold.memory.sizes import GIB
 from fastfold.parallel.cost_model import Cost
 from fastfold.parallel.hardware import Rates
 from fastfold.parallel.search import overrides
-
-_GIB = 1024**3
 
 
 def plan_table(costs: Sequence[Cost]) -> str:
@@ -26,7 +25,7 @@ def plan_table(costs: Sequence[Cost]) -> str:
             (
                 str(number),
                 seconds_text(cost.seconds),
-                f"{cost.total_memory / _GIB:.1f} GiB",
+                f"{cost.total_memory / GIB:.1f} GiB",
                 f"{cost.communication_share:.1%}",
                 f"{cost.flops / cost.seconds / cost.plan.ranks / 1e12:.0f}",
                 " ".join(overrides(cost)),

@@ -20,11 +20,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fastfold.kernels.attention_torch import MASKED_LOGIT
 from fastfold.kernels.blocks import exact_dtype, without_autocast
+from fastfold.kernels.softmax import MASKED_LOGIT
 from fastfold.parallel import exchange
 from fastfold.parallel.exchange import Pending, ready
 from fastfold.parallel.groups import Group
+from fastfold.parallel.panels import absent, broadcasts
 
 # Scores that exist at a time: 64 MiB of float32.
 _MOST_SCORES = 2**24
@@ -83,18 +84,11 @@ class Ring:
             return
         group = self.bias_group
 
-        def start(shard: int) -> Pending:
-            if group.size == 1:
-                return ready(bias)
-            own = bias if group.rank == shard else bias.new_empty(*bias.shape[:-1], self.sizes[shard])
-            return exchange.start_broadcast(own, shard, group)
+        def piece(step: int) -> Tensor:
+            shard = self.order[step]
+            return bias if group.rank == shard else absent(bias, *bias.shape[:-1], self.sizes[shard])
 
-        following = start(self.order[0])
-        for step in range(len(self.order)):
-            pending = following
-            if step + 1 < len(self.order):
-                following = start(self.order[step + 1])
-            yield pending.wait()
+        yield from broadcasts(piece, self.order, group)
 
 
 def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastfold.errors import ConfigError
+from fastfold.memory.sizes import GIB
 from fastfold.parallel.cost_model import Cost, least_seconds, step_cost
 from fastfold.parallel.hardware import Assumptions, Rates, rates
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.workload import Workload, divisors
-
-_GIB = 1024**3
 
 
 def candidates(workload: Workload, gpus: int) -> Iterator[ParallelPlan]:
@@ -27,10 +26,10 @@ def candidates(workload: Workload, gpus: int) -> Iterator[ParallelPlan]:
                 dp = gpus // inner // pp
                 if dp * workload.rows(layout) > workload.samples or pp > workload.stages:
                     continue
-                replicas = dp * layout.sp * layout.dap
-                for zero in workload.zero if replicas > 1 else (0,):
+                plan = replace(layout, dp=dp, pp=pp)
+                for zero in workload.zero if plan.replicas > 1 else (0,):
                     if pp == 1 or zero < 2:
-                        yield replace(layout, dp=dp, pp=pp, zero=zero)
+                        yield replace(plan, zero=zero)
 
 
 def best_plans(
@@ -87,8 +86,8 @@ def best_plans(
         over = smallest.total_memory - speeds.usable_memory
         raise ConfigError(
             f"{workload.name} ({workload.description}) fits into no plan of {gpus} x {speeds.sheet.name}: the leanest "
-            f"({smallest.plan}, zero {smallest.plan.zero}) needs {smallest.total_memory / _GIB:,.1f} GiB per GPU, "
-            f"{over / _GIB:,.1f} GiB more than the {speeds.usable_memory / _GIB:,.1f} GiB that may be filled; take "
+            f"({smallest.plan}, zero {smallest.plan.zero}) needs {smallest.total_memory / GIB:,.1f} GiB per GPU, "
+            f"{over / GIB:,.1f} GiB more than the {speeds.usable_memory / GIB:,.1f} GiB that may be filled; take "
             "more or larger GPUs, or smaller crops"
         )
     return sorted(fitting.values(), key=_order)[:count]

@@ -17,14 +17,21 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that PyTorch shards (a collective), or the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 class ShardNorms:
     """Squared norms of tensors that lie in parts on the ranks of groups; what ranks hold alike counts once.
 
     Args:
         groups: For the optimizer's parameters, by name, the groups over which each is cut.
+        pipeline: The group whose ranks hold different parameters of one model, for :meth:`total`.
     """
 
-    def __init__(self, groups: Mapping[str, Sequence[Group]]) -> None:
+    def __init__(self, groups: Mapping[str, Sequence[Group]], pipeline: Group | None = None) -> None:
+        self._pipeline = pipeline
         self._cut = {name: [group for group in cut if group.size > 1] for name, cut in groups.items()}
         found = {group.name: group for cut in self._cut.values() for group in cut}
         # Every rank takes the groups in the same order.
@@ -52,3 +59,17 @@ class ShardNorms:
                 total = exchange.start_all_reduce(torch.where(mask, squares, 0), group).wait()
                 squares = torch.where(mask, total, squares)
         return squares
+
+    def total(self, tensors: Mapping[str, Tensor | None]) -> Tensor:
+        """Squared norm of everything, over all stages of a pipeline: a collective.
+
+        Args:
+            tensors: As :meth:`squares` takes them; those that are None are left out.
+
+        Returns:
+            A scalar of float64, the same on all ranks of the model.
+        """
+        square = self.squares({name: x for name, x in tensors.items() if x is not None}).sum()
+        if self._pipeline is None or self._pipeline.size == 1:
+            return square
+        return exchange.start_all_reduce(square, self._pipeline).wait()

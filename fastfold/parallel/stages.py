@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from fastfold.parallel import exchange
 from fastfold.parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
 from fastfold.parallel.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
@@ -50,7 +49,7 @@ class Replicated:
         self.every = Sharding([*self.sample.groups, *self.data.groups])
         self._values = list(parameters.values())
         self.buckets = Buckets(self._values, self.every.ranks, elements)
-        self._norms = ShardNorms(cuts)
+        self._norms = ShardNorms(cuts, mesh.group("pp"))
 
     # ---- what the optimizer sees -----------------------------------------------------------------------
 
@@ -77,8 +76,7 @@ class Replicated:
 
     def gradient_square(self) -> Tensor:
         """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
-        found = {name: p.grad for name, p in self.optimised.items() if p.grad is not None}
-        return self._over_stages(self.norms.squares(found).sum())
+        return self.norms.total({name: p.grad for name, p in self.optimised.items()})
 
     # ---- gradients -------------------------------------------------------------------------------------
 
@@ -107,12 +105,7 @@ class Replicated:
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """Squared norm of a sample's gradient, all of its parameters; a collective where they are sharded."""
-        return self._over_stages(self._norms.squares(self._by_name(buffers)).sum())
-
-    def _over_stages(self, square: Tensor) -> Tensor:
-        """Added up over the pipeline, whose stages have different parameters."""
-        pipeline = self.mesh.group("pp")
-        return square if pipeline.size == 1 else exchange.start_all_reduce(square, pipeline).wait()
+        return self._norms.total(self._by_name(buffers))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
         """Sum over the ranks with other samples, into the ``grad`` of what the optimizer updates (a collective)."""
@@ -161,7 +154,7 @@ class ShardedStates(Replicated):
                 self._pieces[self.names[number]] = nn.Parameter(piece)
         self._pieces = {name: self._pieces[name] for name in self.names}
         self._piece_norms = ShardNorms(
-            {name: [*cuts.get(name, ()), *self.every.groups] for name in self.names}
+            {name: [*cuts.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
         )
 
     @property
@@ -222,12 +215,12 @@ class ShardedGradients(ShardedStates):
     ) -> None:
         super().__init__(parameters, mesh, cuts, elements)
         self._sample_norms = ShardNorms(
-            {name: [*cuts.get(name, ()), *self.sample.groups] for name in self.names}
+            {name: [*cuts.get(name, ()), *self.sample.groups] for name in self.names}, mesh.group("pp")
         )
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """As stage 0, of a sample's gradient that lies in shards over the ranks of the sample."""
-        return self._over_stages(self._sample_norms.squares(self._by_name(buffers)).sum())
+        return self._sample_norms.total(self._by_name(buffers))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
         """Reduce-scatter over the ranks with other samples, into the ``grad`` of the pieces."""

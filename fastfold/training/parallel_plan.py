@@ -72,12 +72,12 @@ def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
         if rest or not dp:
             raise ConfigError(f"{plan} = {plan.ranks} ranks do not divide the {processes} that were started")
     plan = replace(plan, dp=dp)
-    if plan.ranks != processes:
-        verb = "was" if processes == 1 else "were"
+    try:
+        plan.check_ranks(processes)
+    except ConfigError as error:
         raise ConfigError(
-            f"{plan} = {plan.ranks} ranks, but {processes} {verb} started; "
-            f"run torchrun --nproc-per-node {plan.ranks} -m fastfold train ..."
-        )
+            f"{error}; run torchrun --nproc-per-node {plan.ranks} -m fastfold train ..."
+        ) from None
     if plan.zero == 3 and plan.dp > 1:
         raise ConfigError(
             f"parallel.zero=3 with dp={plan.dp}: it sums gradients over samples while they are computed, but each "

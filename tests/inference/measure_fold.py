@@ -1,4 +1,4 @@
-"""Peak memory of one fold, measured: ``python -m tests.inference.measure_fold PRESET RESIDUES PRECISION ROWS``.
+"""Peak memory of one fold, measured: ``python -m tests.inference.measure_fold PRESET RESIDUES PRECISION ROWS PLAN``.
 
 The network is an official one with one Evoformer and one extra MSA block (further blocks reuse their memory) and random
 parameters; the alignment is random too. One recycle is run, because the recycled tensors live beside the new ones.
@@ -18,12 +18,12 @@ from fastfold.data.features import featurize
 from fastfold.data.targets import target_from_sequence
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.fold_plan import Planner
 from fastfold.inference.folding import Precision, fold, set_precision
-from fastfold.inference.memory_estimate import estimated_bytes
 
 
-def measure(preset: str, residues: int, precision: Precision, rows: int) -> dict[str, int]:
-    """Measured peak above what the process held before, and the estimate of it."""
+def measure(preset: str, residues: int, precision: Precision, rows: int, which: str) -> dict[str, int]:
+    """Measured peak above what the process held before, and the one that was planned."""
     config = model_config(preset)
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
@@ -38,11 +38,13 @@ def measure(preset: str, residues: int, precision: Precision, rows: int) -> dict
     target = target_from_sequence(sequences[0])
     before = _status("VmRSS")
     sampler = featurize(target.chains, [([msa], [])], config, seed=0)
-    fold(model, sampler, target.chains, name="x", model_name="x", seed=0, num_recycles=1)
-    estimate = estimated_bytes(
-        config, residues, element_size=2 if precision == "bf16" else 4, alignment_rows=rows
+    planner = Planner(config, 2 if precision == "bf16" else 4)
+    sizes = {"rows": rows, "templates": 0}
+    plan = planner.plan(
+        residues, planner.smallest(residues, **sizes) if which == "smallest" else 10**15, **sizes
     )
-    return {"measured": _status("VmHWM") - before, "estimated": estimate, "before": before}
+    fold(model, sampler, target.chains, name="x", model_name="x", seed=0, num_recycles=1, plan=plan)
+    return {"measured": _status("VmHWM") - before, "planned": plan.peak, "before": before}
 
 
 def _status(key: str) -> int:
@@ -51,4 +53,5 @@ def _status(key: str) -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))))  # type: ignore[arg-type]
+    _, preset, residues, precision, rows, which = sys.argv
+    print(json.dumps(measure(preset, int(residues), precision, int(rows), which)))  # type: ignore[arg-type]

@@ -19,10 +19,11 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference import folding
-from fastfold.inference.fold_plan import FOLDING_POLICY, GIB, FoldPlan, Planner
+from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.memory_budget import fold_within
 from fastfold.inference.operator_cost import Costs, measure_costs
 from fastfold.memory import BudgetError, SimulatedDevice
+from fastfold.memory.sizes import GIB
 from tests.inference.conftest import CommandLine
 
 CONFIG = model_config("model_1")

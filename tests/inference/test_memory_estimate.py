@@ -14,10 +14,11 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.inference import memory_estimate
-from fastfold.inference.memory_estimate import available_bytes, check_fits, estimated_bytes, longest_that_fits
+from fastfold.inference.fold_plan import Planner
+from fastfold.inference.memory_estimate import available_bytes, check_fits
+from fastfold.memory.sizes import GIB
 from tests.conftest import REPOSITORY
 
-GIB = 1024**3
 CPU = torch.device("cpu")
 PRESETS = ("model_1", "model_2_ptm", "model_3", "model_5_ptm", "model_1_multimer_v2", "model_4_multimer_v3")
 
@@ -27,7 +28,7 @@ def test_more_residues_rows_and_bytes_need_more(preset: str):
     config = model_config(preset)
 
     def estimate(residues: int = 500, element_size: int = 4, rows: int | None = 1000) -> int:
-        return estimated_bytes(config, residues, element_size=element_size, alignment_rows=rows)
+        return Planner(config, element_size).smallest(residues, rows=rows)
 
     assert estimate(501) > estimate(500)
     assert estimate(rows=1001) > estimate(rows=1000)
@@ -40,16 +41,13 @@ def test_more_residues_rows_and_bytes_need_more(preset: str):
 @pytest.mark.parametrize("rows", [1, 500, None])
 @pytest.mark.parametrize("budget", [GIB, 24 * GIB, 140 * GIB])
 def test_the_longest_that_fits_fits_and_one_residue_more_does_not(budget: int, rows: int | None):
-    config = model_config("model_1_ptm")
-    longest = longest_that_fits(config, budget, element_size=4, alignment_rows=rows)
-    estimates = (
-        estimated_bytes(config, n, element_size=4, alignment_rows=rows) for n in (longest, longest + 1)
-    )
-    assert next(estimates) <= budget < next(estimates)
+    planner = Planner(model_config("model_1_ptm"), 4)
+    longest = planner.longest(budget, rows=rows)
+    assert planner.smallest(longest, rows=rows) <= budget < planner.smallest(longest + 1, rows=rows)
 
 
 def test_nothing_fits_into_nothing():
-    assert longest_that_fits(model_config("model_1"), 0, element_size=4) == 0
+    assert Planner(model_config("model_1"), 4).longest(0) == 0
 
 
 def test_what_fits_passes_silently():
@@ -61,8 +59,8 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pyt
     config = model_config("model_1_ptm")
     with pytest.raises(InputError) as caught:
         check_fits(config, 5000, CPU, element_size=4, name="T1")
-    needed = estimated_bytes(config, 5000, element_size=4) / GIB
-    fits = longest_that_fits(config, 16 * GIB, element_size=4)
+    planner = Planner(config, 4)
+    needed, fits = planner.smallest(5000) / GIB, planner.longest(16 * GIB)
     assert str(caught.value).startswith(
         f"record 'T1': 5,000 residues would need about {needed:,.0f} GiB of memory; cpu has 16.0 GiB free, enough "
         f"for about {fits:,} residues"
@@ -72,9 +70,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pyt
 
 def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatch):
     config = model_config("model_1_ptm")
-    monkeypatch.setattr(
-        memory_estimate, "available_bytes", lambda _: estimated_bytes(config, 2000, element_size=2) + 1
-    )
+    monkeypatch.setattr(memory_estimate, "available_bytes", lambda _: Planner(config, 2).smallest(2000) + 1)
     with pytest.raises(InputError, match="use --precision bf16, or take a device"):
         check_fits(config, 2000, CPU, element_size=4, name="T1")
     check_fits(config, 2000, CPU, element_size=2, name="T1")
@@ -134,6 +130,7 @@ class TestControlGroups:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc for the peak of resident memory")
+@pytest.mark.parametrize("plan", ["fastest", "smallest"])
 @pytest.mark.parametrize(
     ("preset", "residues", "precision", "rows"),
     [
@@ -145,8 +142,8 @@ class TestControlGroups:
         ("model_1_multimer_v3", 256, "fp32", 3000),
     ],
 )
-def test_the_estimate_is_never_under_what_is_measured_and_never_far_over(preset, residues, precision, rows):
-    """Where it fails, the network's memory has changed: fit the constants of ``memory_estimate`` again."""
+def test_a_plan_is_never_under_what_is_measured_and_never_far_over(preset, residues, precision, rows, plan):
+    """Where it fails, the network's memory has changed: fit the constants of ``operator_memory`` again."""
     command = [
         sys.executable,
         "-m",
@@ -158,7 +155,7 @@ def test_the_estimate_is_never_under_what_is_measured_and_never_far_over(preset,
     ]
     environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
     done = subprocess.run(
-        command, cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
+        [*command, plan], cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
     )
     found = json.loads(done.stdout)
-    assert 1.0 <= found["estimated"] / found["measured"] <= 1.5
+    assert 1.0 <= found["planned"] / found["measured"] <= 1.5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
@@ -29,6 +28,7 @@ from fastfold.parallel.alphafold.axial_steps import (
     AxialTriangleAttention,
     AxialTriangleMultiplication,
 )
+from fastfold.parallel.alphafold.forms import take_forms
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 
@@ -68,17 +68,4 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     group = mesh.group("dap")
     if group.size == 1:
         return
-    shards = AxialShards(group)
-    found = [(name, module) for name, module in model.named_modules() if type(module) in _FORMS]
-    for name, module in model.named_modules():
-        if isinstance(module, tuple(_FORMS.values())):
-            raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
-    for name, module in found:
-        if "forward" in vars(module):
-            raise ConfigError(
-                f"dap: the forward of {name or 'the model'} was wrapped before; make the model parallel first, and "
-                "apply autocast and the like afterwards"
-            )
-    for _, module in found:
-        module.__class__ = _FORMS[type(module)]
-        module.shards = shards
+    take_forms(model, _FORMS, shards=AxialShards(group))

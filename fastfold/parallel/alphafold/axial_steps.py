@@ -6,14 +6,12 @@ act on. Each class here is a form of the layer that it derives from, with the sa
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fastfold.evoformer.execution import add_update
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.handle import Handle
 
@@ -61,7 +59,7 @@ class AxialOuterProductMean(OuterProductMean):
         return whole.wait(), right, msa_mask, self.shards.take(msa_mask, -1)
 
 
-class AxialTriangleMultiplication(TriangleMultiplication):
+class AxialTriangleMultiplication(ShardedTriangleMultiplication):
     """Triangle multiplication whose contracted residue is the one that is cut.
 
     With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``: a rank that has the columns
@@ -83,27 +81,13 @@ class AxialTriangleMultiplication(TriangleMultiplication):
             pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
             pair_mask: The same shard of the mask, without channels.
         """
-
-        def project(rows: Tensor, index: slice) -> Tensor:
-            x = self.norm_in(rows)
-            mask = pair_mask[..., index, :].unsqueeze(-1).to(x.dtype)
-            return self.projection(x) * torch.sigmoid(self.gate(x)) * mask
-
-        sides = self.policy.map(pair, project, dim=-3, channels=4)
-        left, right = sides.movedim(-1, -3).chunk(2, dim=-3)  # [*, c, ., .]
-        del sides
+        left, right = self.factors(pair, pair_mask)
         if self.outgoing:
             product = self.shards.contract(left, right, -1)
         else:
             product = self.shards.contract(right.mT, left.mT, -2)
         del left, right
-
-        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            update = self.output(self.norm_out(product[..., index, :].movedim(-3, -1)))
-            update = update * torch.sigmoid(self.output_gate(self.norm_in(rows)))
-            return add_update(rows, update if dropout is None else update * dropout, out)
-
-        return self.policy.residual(pair, branch, dim=-3, dropout=self._dropout(pair))
+        return self.updated(pair, product, self._dropout(pair))
 
     def _dropout(self, pair: Tensor) -> Tensor | None:
         """This rank's part of the factors for the whole pair, which every rank draws alike."""

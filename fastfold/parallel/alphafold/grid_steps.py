@@ -15,12 +15,11 @@ from torch import Tensor
 
 from fastfold.evoformer.attention import Attention, columns
 from fastfold.evoformer.dropout import SharedDropout
-from fastfold.evoformer.execution import add_update
 from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.collectives import gather, gather_async
 from fastfold.parallel.grid import Grid
 from fastfold.parallel.grid_product import contract, contract_columns
@@ -259,7 +258,7 @@ class GridOuterProductMean(OuterProductMean):
         return left, right.wait(), left_mask, right_mask
 
 
-class GridTriangleMultiplication(TriangleMultiplication):
+class GridTriangleMultiplication(ShardedTriangleMultiplication):
     """Triangle multiplication whose factors and product lie in blocks."""
 
     layout: GridLayout
@@ -267,26 +266,11 @@ class GridTriangleMultiplication(TriangleMultiplication):
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Updated block of the pair under the whole ``pair_mask [*, N, N]``."""
         grid, length = self.layout.grid, pair_mask.shape[-1]
-        mask = grid.take(pair_mask, (-2, -1)).unsqueeze(-1)
-
-        def project(rows: Tensor, index: slice) -> Tensor:
-            x = self.norm_in(rows)
-            return self.projection(x) * torch.sigmoid(self.gate(x)) * mask[..., index, :, :].to(x.dtype)
-
-        sides = self.policy.map(pair, project, dim=-3, channels=4)
-        left, right = sides.movedim(-1, -3).chunk(2, dim=-3)  # [*, c, rows, columns]
-        del sides
+        left, right = self.factors(pair, grid.take(pair_mask, (-2, -1)))
         if self.outgoing:
             product = contract(left, right, length, grid, self.layout.contraction)
         else:
             # The official program contracts left[k, j] with right[k, i].
             product = contract_columns(right, left, length, grid, self.layout.contraction)
         del left, right
-
-        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            update = self.output(self.norm_out(product[..., index, :].movedim(-3, -1)))
-            update = update * torch.sigmoid(self.output_gate(self.norm_in(rows)))
-            return add_update(rows, update if dropout is None else update * dropout, out)
-
-        factors = _factors(self.dropout, pair, (length, length), grid)
-        return self.policy.residual(pair, branch, dim=-3, dropout=factors)
+        return self.updated(pair, product, _factors(self.dropout, pair, (length, length), grid))

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_iter
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.parallel.alphafold.axial_parallel import axial_parallel
-from fastfold.parallel.alphafold.grid_parallel import grid_parallel
+from fastfold.parallel.alphafold.dap import dap_parallel
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.workload import Repeat, Workload, standard_layouts
 from fastfold.training.precision import autocast_trunk
@@ -72,8 +71,7 @@ def alphafold_workload(
 
     def build(mesh: ParallelMesh) -> nn.Module:
         network = AlphaFold(one_block_each(config)).train()
-        if mesh.plan.dap > 1:
-            _shard(network, mesh)
+        dap_parallel(network, mesh)
         if precision == "bf16":
             autocast_trunk(network, "cpu")
         return network
@@ -115,13 +113,6 @@ def one_block_each(config: Any) -> Any:
         trunk.template.template_pair_stack.num_block = 1
     small.model.heads.structure_module.num_layer = 1
     return small
-
-
-def _shard(network: AlphaFold, mesh: ParallelMesh) -> None:
-    apply = grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel
-    apply(network, mesh)
-    # How the logits of the MSA's rows are gathered depends on data, which there is none of here.
-    network.whole_logits = False  # type: ignore[assignment]
 
 
 def made_up_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:

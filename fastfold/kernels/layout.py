@@ -1,0 +1,28 @@
+"""How operands lie in memory when a kernel reads them."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+
+def batched(x: Tensor, axes: int = 4) -> Tensor:
+    """``x`` with its leading axes merged into one before the last ``axes``: a view wherever strides allow it."""
+    batch = x.shape[: x.dim() - axes]
+    return x.reshape(math.prod(batch), *x.shape[len(batch) :])
+
+
+def innermost(x: Tensor) -> Tensor:
+    """``x``, or a copy if its last axis has gaps."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def strides(x: Tensor | None, count: int) -> tuple[int, ...]:
+    """The first strides of ``x``; zeros for what is missing."""
+    return (0,) * count if x is None else x.stride()[:count]
+
+
+def padded(size: int) -> int:
+    """The power of two, from 16 on, that a row is padded to in a kernel; matrix products need 16."""
+    return max(16, 1 << (size - 1).bit_length())
