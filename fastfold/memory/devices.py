@@ -85,8 +85,10 @@ class Device(Tier):
 
     def bring(self, home: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
         """The tensor that :meth:`send` copied, on the device again."""
+        with self.host_work():
+            waiting = home.as_strided(tuple(shape), tuple(stride))
         back = torch.empty_strided(tuple(shape), tuple(stride), dtype=home.dtype, device=self.device)
-        return back.copy_(home.as_strided(tuple(shape), tuple(stride)))
+        return back.copy_(waiting)
 
     @contextmanager
     def running(self) -> Iterator[None]:

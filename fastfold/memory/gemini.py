@@ -14,9 +14,8 @@ last steps have shown; gradients and optimizer states live at home, where the op
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,16 +25,17 @@ from torch import nn
 from fastfold.errors import ConfigError
 
 from .activations import SavedTensors
-from .chunks import build_chunks
+from .chunks import Chunk, build_chunks
 from .devices import CudaDevice, Device
 from .hooks import ModuleHooks
+from .probe import state_bytes
+from .ranks import Ranks
 from .residency import Residency
-from .schedule import Access, BudgetError
+from .schedule import BudgetError
 from .simulated import SimulatedDevice
 from .sizes import parse_bytes
 from .store import ChunkStore
 from .tiers import NvmeTier, Tier
-from .trace import Trace
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")
 
@@ -52,19 +52,25 @@ class Gemini:
             by chunk. None for inference.
         budget: Bytes on the device for chunks and activations together, such as ``"20GiB"``.
         policy: ``"auto"``: at home on the host; on the device by the planner. ``"cpu"``: likewise, but off the device
-            after each use. ``"nvme"``: as ``auto``, at home in memory-mapped files. ``"cuda"``: all on the device.
+            after each use. ``"nvme"``: as ``auto``, at home in memory-mapped files. ``"cuda"``: all on the device, so
+            a budget smaller than parameters, gradients and optimizer states together is refused.
         device: What computes; None for a GPU where there is one, else a simulated device of that budget.
         nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files.
         lookahead: Operators by which loads start early.
-        group: Process group of data parallelism: gradients are averaged over it and ranks decide alike. Every rank must
-            make the same passes.
+        group: Process group of data parallelism: :meth:`step` averages gradients over it. It must reach the tier that
+            gradients live on: the host's memory, or the device with ``"cuda"``.
+        statistics: Process group whose ranks decide alike, on the host; None for ``group``. All its ranks call
+            :meth:`step` together.
+        shard: Over ``group``, each rank keeps the optimizer's states of its share of the parameters alone (ZeRO stage
+            1); :meth:`state_dict` is a collective then.
         activations: Saved tensors are planned too: what the budget has no room for goes home until the backward pass.
             Not with ``"cuda"``, under which nothing leaves the device.
         recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network (which
             then must not checkpoint them itself): call by call the plan decides.
 
     Raises:
-        BudgetError: One operator's parameters alone exceed the budget; names the smallest that works.
+        BudgetError: One operator's parameters alone (with ``"cuda"``: all parameters, gradients and optimizer states)
+            exceed the budget; names the smallest that holds them.
         ConfigError: An unknown policy or budget, or an optimizer of other parameters.
     """
 
@@ -79,12 +85,15 @@ class Gemini:
         nvme_folder: str | os.PathLike[str] | None = None,
         lookahead: int = 2,
         group: dist.ProcessGroup | None = None,
+        statistics: dist.ProcessGroup | None = None,
+        shard: bool = False,
         activations: bool = True,
         recompute: Iterable[nn.Module] = (),
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"there is no memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
-        self.model, self.optimizer, self.policy, self.group = model, optimizer, policy, group
+        self.model, self.optimizer, self.policy = model, optimizer, policy
+        self.ranks = Ranks(group, statistics, shard)
         self.budget = parse_bytes(budget)
         self.device = _device(device, self.budget)
         chunks = build_chunks(model, largest=self.budget // 8)
@@ -98,24 +107,37 @@ class Gemini:
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))
                 self.device.hold(getattr(buffer_owner, name))
-        self._check_smallest([chunk.nbytes for chunk in chunks])
+        self._check_smallest(chunks)
         self.store = ChunkStore(chunks, self.device, self._home(nvme_folder))
-        self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, self._agree)
+        agree = self.ranks.agree if self.ranks.statistics else None
+        self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
+        self._undo: list[Callable[[], None]] = []
         self.saved: SavedTensors | None = None
         if activations and policy != "cuda":
             self.saved = SavedTensors(self.device, self.store.home, self.residency)
-            self.saved.manage(recompute)
+            self._undo.append(self.saved.manage(recompute))
         self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
-        self._stepping = False
+        self._stepping, self._managing = False, True
         self._hook_checkpoints()
 
-    def _check_smallest(self, sizes: Sequence[int]) -> None:
-        largest = max(sizes, default=0) + self.device.elsewhere()
-        if largest > self.budget:
+    def _check_smallest(self, chunks: Sequence[Chunk]) -> None:
+        """Refuses what cannot work at once."""
+        buffers = self.device.elsewhere()
+        if self.policy == "cuda":
+            states = state_bytes(self.optimizer) if self.optimizer is not None else 0
+            trained = sum(chunk.nbytes + chunk.numel * states for chunk in chunks if chunk.trainable)
+            smallest = buffers + sum(chunk.nbytes for chunk in chunks)
+            smallest += trained if self.optimizer is not None else 0
+            what = "policy 'cuda' keeps parameters, gradients and optimizer states on the device, which"
+            remedy = "activations come on top. Policy 'auto' needs no more than one operator at a time"
+        else:
+            smallest = buffers + max((chunk.nbytes for chunk in chunks), default=0)
+            what = "one operator's parameters and the model's buffers"
+            remedy = "no smaller budget works, and activations come on top"
+        if smallest > self.budget:
             raise BudgetError(
-                f"a budget of {self.budget:,} bytes is too small: one operator's parameters and the model's buffers "
-                f"take {largest:,} bytes; no smaller budget works, and activations come on top",
-                largest,
+                f"a budget of {self.budget:,} bytes is too small: {what} take {smallest:,} bytes; {remedy}",
+                smallest,
             )
 
     def _home(self, folder: str | os.PathLike[str] | None) -> Tier:
@@ -138,23 +160,22 @@ class Gemini:
             raise ConfigError("there is no optimizer: give one to Gemini(model, optimizer)")
         if self.device.device.type == "cuda":
             torch.cuda.current_stream(self.device.device).synchronize()
-        self.residency.end_step()
+        self.residency.exchange()
+        self.ranks.average(self.store)
         groups = [group["params"] for group in optimizer.param_groups]
         self._stepping = True
         try:
             for chunk in self.store.chunks:
                 if not chunk.arrived:
                     continue
-                if self.group is not None:
-                    with self.store.work():
-                        dist.all_reduce(self.store.gradient(chunk), group=self.group)
-                        self.store.gradient(chunk).div_(dist.get_world_size(self.group))
-                here = {slot.parameter for slot in chunk.slots}
-                for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-                    group["params"] = [p for p in parameters if p in here]
-                with self.store.at_home([chunk]):
-                    optimizer.step()
-                self.store.settle_states(chunk, optimizer)
+                if self.ranks.owns(chunk):
+                    here = {slot.parameter for slot in chunk.slots}
+                    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+                        group["params"] = [p for p in parameters if p in here]
+                    with self.store.at_home([chunk]):
+                        optimizer.step()
+                    self.store.settle_states(chunk, optimizer)
+                self.ranks.publish(self.store, chunk)
         finally:
             self._stepping = False
             for group, parameters in zip(optimizer.param_groups, groups, strict=True):
@@ -172,13 +193,28 @@ class Gemini:
 
         For what looks at or changes many of them: clipping of gradients, averages of weights, initialisation.
         """
-        return self.store.at_home()
+        self.residency.end_step()
+        return self.store.at_home() if self._managing else nullcontext()
+
+    def release(self) -> None:
+        """Ends the management: parameters, gradients and optimizer states are plain tensors at home from here on."""
+        self._managing = False
+        self._hooks.remove()
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        self.store.release()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain state dicts ``{"model": …, "optimizer": …}``, equal to those of an unmanaged run."""
+        """Plain state dicts ``{"model": …, "optimizer": …}``, equal to those of an unmanaged run.
+
+        Sharded, ``optimizer.state_dict()`` alone gives a rank's share.
+        """
         states: dict[str, Any] = {"model": self.model.state_dict()}
         if self.optimizer is not None:
+            self.ranks.gather_states(self.store.chunks, self.optimizer)
             states["optimizer"] = self.optimizer.state_dict()
+            self.ranks.drop_states(self.store.chunks, self.optimizer)
         return states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
@@ -198,15 +234,25 @@ class Gemini:
         def leave(*_: Any) -> None:
             entered.pop().__exit__(None, None, None)
 
-        self.model.register_state_dict_pre_hook(enter)
-        self.model.register_state_dict_post_hook(leave)
-        self.model.register_load_state_dict_pre_hook(enter)
-        self.model.register_load_state_dict_post_hook(leave)
+        model = self.model
+        handles: list[Any] = [
+            model.register_state_dict_pre_hook(enter),
+            model.register_state_dict_post_hook(leave),
+            model.register_load_state_dict_pre_hook(enter),
+            model.register_load_state_dict_post_hook(leave),
+        ]
+
+        def undo() -> None:
+            for handle in handles:
+                handle.remove()
+
+        self._undo.append(undo)
         optimizer = self.optimizer
         if optimizer is None:
             return
 
         def loaded(*_: Any) -> None:
+            self.ranks.drop_states(self.store.chunks, optimizer)
             for chunk in self.store.chunks:
                 self.store.settle_states(chunk, optimizer)
             leave()
@@ -217,18 +263,14 @@ class Gemini:
                     "parameters and gradients are managed: call step() of the Gemini manager, not of the optimizer"
                 )
 
-        optimizer.register_load_state_dict_pre_hook(enter)
-        optimizer.register_load_state_dict_post_hook(loaded)
-        optimizer.register_step_pre_hook(refuse)
-
-    def _agree(self, trace: Trace) -> Trace:
-        """All ranks take the largest memory that any of them has seen."""
-        if self.group is None:
-            return trace
-        others = torch.tensor([access.other for access in trace.accesses])
-        dist.all_reduce(others, dist.ReduceOp.MAX, group=self.group)
-        accesses = tuple(Access(a.chunks, int(o)) for a, o in zip(trace.accesses, others, strict=True))
-        return replace(trace, accesses=accesses)
+        handles += [
+            optimizer.register_load_state_dict_pre_hook(enter),
+            optimizer.register_load_state_dict_post_hook(loaded),
+            optimizer.register_step_pre_hook(refuse),
+        ]
+        self.ranks.drop_states(self.store.chunks, optimizer)
+        for chunk in self.store.chunks:
+            self.store.settle_states(chunk, optimizer)
 
 
 def _device(device: Device | torch.device | str | None, budget: int) -> Device:

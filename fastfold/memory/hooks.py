@@ -160,6 +160,7 @@ _METADATA = {
         for n in ("shape", "dtype", "device", "layout", "requires_grad", "grad", "ndim")
     ),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point),
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
 }
 
 

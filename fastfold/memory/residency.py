@@ -13,7 +13,7 @@ from .chunks import ChunkState
 from .planner import choose_spans, plan, with_spans
 from .schedule import NextUse, Plan, Step, choose_evictions
 from .store import ChunkStore
-from .trace import PassKey, Recorder, SpanKey, Trace, TraceBook
+from .trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
 
 # A training loop that never steps the optimizer must not be recorded for ever.
 _LONGEST = 100_000
@@ -40,7 +40,8 @@ class Residency:
         budget: Bytes on the device.
         keep: Whether idle chunks stay where there is room; else each leaves after its use.
         lookahead: Accesses by which loads may start early.
-        agree: Called with the trace of each training step; returns what all ranks take for it.
+        agree: Called by :meth:`exchange` with the traces of a training step; returns those of all ranks, in one order.
+            None where there is one rank.
 
     Attributes:
         book: All cycles recorded so far.
@@ -54,12 +55,13 @@ class Residency:
         budget: int,
         keep: bool,
         lookahead: int,
-        agree: Callable[[Trace], Trace] = lambda trace: trace,
+        agree: Callable[[list[Trace]], list[Trace]] | None = None,
     ) -> None:
         self.store, self.budget, self.keep, self.lookahead = store, budget, keep, lookahead
         self.book = TraceBook()
         self.planned = self.reacted = 0
         self._agree = agree
+        self._pending: list[Trace] = []
         self._step = _Cycle()
         self._evaluation: _Cycle | None = None
         self._plans: dict[tuple[PassKey, ...], tuple[Trace, Plan, int]] = {}
@@ -136,6 +138,8 @@ class Residency:
                 for key in kept
                 if key[0] == "block" and any(k[:2] == ("saved", key[1]) and k not in kept for k in keys)
             }
+            if len(self._kept) > REMEMBERED:
+                self._kept.clear()
             self._kept[trace.keys] = (trace, kept)
         return kept
 
@@ -157,6 +161,8 @@ class Residency:
             resident=resident,
             lookahead=self.lookahead,
         )
+        if len(self._plans) > REMEMBERED:
+            self._plans.clear()
         self._plans[trace.keys] = (trace, made, 1)
         cycle.steps, cycle.before = made.cycle(0), resident
 
@@ -193,7 +199,7 @@ class Residency:
             self._evaluation = None
 
     def end_step(self) -> None:
-        """The optimizer's turn, or the gradients are thrown away."""
+        """The optimizer's turn, or somebody else's who looks at the gradients or throws them away."""
         if self._step.recorder.keys:
             self._close(self._step)
             self._step = _Cycle()
@@ -203,7 +209,18 @@ class Residency:
         if cycle.recorder.keys and len(cycle.recorder):
             trace = cycle.recorder.trace()
             # One rank alone may evaluate: only what all ranks do is agreed on.
-            self.book.keep(self._agree(trace) if cycle is self._step else trace)
+            if self._agree is not None and cycle is self._step:
+                self._pending.append(trace)
+            else:
+                self.book.keep(trace)
+
+    def exchange(self) -> None:
+        """All ranks remember what any of them has seen, and the most memory that any has seen."""
+        self.end_step()
+        if self._agree is not None:
+            pending, self._pending = self._pending, []
+            for trace in self._agree(pending):
+                self.book.keep(trace)
 
     def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
         """An operator begins: its chunks are on the device until they are released.

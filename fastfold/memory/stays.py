@@ -16,7 +16,7 @@ from random import Random
 import numpy as np
 
 # Accesses looked at before the search for exchanges ends: about a second's worth.
-_WORK = 1_500_000
+_WORK = 400_000
 # Stays that may leave for one that comes.
 _DEPTH = 3
 
@@ -84,6 +84,8 @@ class Packing:
     def __init__(self, room: Sequence[int], stays: Sequence[Stay], kept: Iterable[int]) -> None:
         self.stays, self.kept = stays, set(kept)
         self._slack = np.array(room, dtype=np.int64)
+        self._starts = np.array([stay.start for stay in stays], dtype=np.int64)
+        self._lengths = np.array([stay.length for stay in stays], dtype=np.int64)
         self._cover: list[set[int]] = [set() for _ in room]
         self._work = 0
         for index in self.kept:
@@ -146,6 +148,8 @@ class Packing:
         )
         largest = sorted(range(len(self.stays)), key=lambda i: (-self.stays[i].size, self.stays[i].length, i))
         self.fill(shortest)
+        if len(self.kept) == len(self.stays):
+            return
         self._climb(shortest, largest)
         random = Random(0)
         for _ in range(rounds):
@@ -176,12 +180,11 @@ class Packing:
         return found
 
     def _climb(self, shortest: Sequence[int], largest: Sequence[int]) -> None:
+        ranks = [{index: rank for rank, index in enumerate(order)} for order in (shortest, largest)]
         better = True
         while better and self._work < _WORK:
             better = sum(self._bring(i) for i in largest if i not in self.kept) > 0
-            better |= (
-                sum(self._release(i, shortest, largest) for i in sorted(self.kept) if i in self.kept) > 0
-            )
+            better |= sum(self._release(i, ranks) for i in sorted(self.kept) if i in self.kept) > 0
             self.fill(shortest)
 
     def _bring(self, wanted: int) -> bool:
@@ -213,7 +216,7 @@ class Packing:
     def _price(self, index: int) -> tuple[int, int, int]:
         return self.stays[index].size, -self.stays[index].length, index
 
-    def _release(self, index: int, *orders: Sequence[int]) -> bool:
+    def _release(self, index: int, orders: Sequence[Mapping[int, int]]) -> bool:
         """Lets one stay go if others that then fit save more."""
         if self._work > _WORK:
             return False
@@ -221,7 +224,7 @@ class Packing:
         near = self._near(index)
         for order in orders:
             self._remove(index)
-            added = self.fill(i for i in order if i != index and i in near)
+            added = self.fill(sorted(near, key=order.__getitem__))
             if sum(self.stays[i].size for i in added) > size:
                 return True
             for other in added:
@@ -229,20 +232,13 @@ class Packing:
             self._add(index)
         return False
 
-    def _near(self, index: int) -> set[int]:
+    def _near(self, index: int) -> list[int]:
         """Stays outside that share an access with this one."""
-        period = len(self._slack)
-        stay = self.stays[index]
-        self._work += len(self.stays)
-        return {
-            i
-            for i, other in enumerate(self.stays)
-            if i not in self.kept
-            and (
-                (other.start - stay.start) % period < stay.length
-                or (stay.start - other.start) % period < other.length
-            )
-        }
+        period, stay = len(self._slack), self.stays[index]
+        self._work += len(self.stays) // 10
+        after = (self._starts - stay.start) % period < stay.length
+        before = (stay.start - self._starts) % period < self._lengths
+        return [i for i in np.flatnonzero(after | before).tolist() if i not in self.kept and i != index]
 
     def resident(self) -> list[frozenset[int]]:
         """Chunks that stay at each access of the period; those in use are not among them."""

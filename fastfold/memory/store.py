@@ -132,6 +132,16 @@ class ChunkStore:
         if not self.fixed:
             self.device.wait(self._copies[index])
 
+    def gradient(self, chunk: Chunk) -> Tensor:
+        """The flat gradients of a chunk, at home. Parts of parameters that got none are not defined."""
+        if chunk.index not in self._gradients:
+            self._gradients[chunk.index] = self._allocate(chunk.numel, chunk.dtype, "gradients")
+        return self._gradients[chunk.index]
+
+    def home_of(self, chunk: Chunk) -> Tensor:
+        """The flat parameters of a chunk, at home."""
+        return self._homes[chunk.index]
+
     def take_gradient(self, parameter: Tensor) -> None:
         """Moves a gradient home, adding to what has come there since gradients were last cleared."""
         chunk, slot = self._where[parameter]  # type: ignore[index]
@@ -145,19 +155,13 @@ class ChunkStore:
         if gradient.layout is not torch.strided:
             raise ConfigError(f"{slot.name} has sparse gradients, which cannot be managed; use sparse=False")
         with self.device.host_work(), torch.no_grad():
-            if chunk.index not in self._gradients:
-                self._gradients[chunk.index] = self._allocate(chunk.numel, chunk.dtype, "gradients")
-            view = slot.view(self._gradients[chunk.index])
+            view = slot.view(self.gradient(chunk))
             if slot.name in chunk.arrived:
                 view.add_(gradient.to(view.device))
             else:
                 view.copy_(gradient)
         chunk.arrived.add(slot.name)
         parameter.grad = None
-
-    def gradient(self, chunk: Chunk) -> Tensor:
-        """The flat gradients of a chunk, at home. Parts of parameters that got none are not defined."""
-        return self._gradients[chunk.index]
 
     def clear_gradients(self) -> None:
         """Forgets all gradients."""
@@ -217,12 +221,19 @@ class ChunkStore:
             gradient, slot.parameter.grad = slot.parameter.grad, None
             if gradient is None:
                 chunk.arrived.discard(slot.name)
-            elif slot.name in chunk.arrived:
-                view = slot.view(self._gradients[chunk.index])
-                if gradient.data_ptr() != view.data_ptr():
-                    view.copy_(gradient)
+                continue
+            view = slot.view(self.gradient(chunk))
+            if gradient.data_ptr() != view.data_ptr():
+                view.copy_(gradient)
+            chunk.arrived.add(slot.name)
         if not self.fixed:
             self._place(chunk, self._away)
+
+    def release(self) -> None:
+        """Makes the parameters plain tensors at home for good, with their gradients."""
+        with self.device.host_work(), torch.no_grad():
+            for chunk in self.chunks:
+                self._go_home(chunk)
 
     def settle_states(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> None:
         """Moves the optimizer's states of a chunk home; those that are there stay."""

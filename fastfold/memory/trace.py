@@ -31,6 +31,7 @@ class PassKey:
         grad: Whether gradients were recorded.
         shapes: Of all input tensors, each dimension rounded up to a power of two.
         options: Numbers, strings and truth values among the inputs.
+        opaque: Whether there are functions among the inputs, which may bring anything: no two such passes are alike.
     """
 
     module: str
@@ -38,6 +39,7 @@ class PassKey:
     grad: bool
     shapes: tuple[tuple[int, ...], ...]
     options: tuple[object, ...]
+    opaque: bool = False
 
     @property
     def evaluation(self) -> bool:
@@ -60,7 +62,8 @@ def pass_key(
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     shapes = tuple(tuple(1 << (n - 1).bit_length() if n else 0 for n in t.shape) for t in tensors)
     options = tuple(leaf for leaf in leaves if isinstance(leaf, bool | int | float | str))
-    key = PassKey(name, module.training, torch.is_grad_enabled(), shapes, options)
+    opaque = any(callable(leaf) for leaf in leaves)
+    key = PassKey(name, module.training, torch.is_grad_enabled(), shapes, options, opaque)
     return key, sum(t.numel() for t in tensors)
 
 
@@ -150,8 +153,12 @@ class Recorder:
         )
 
 
+# Cycles remembered; inputs of ever new shapes must not fill the memory.
+REMEMBERED = 256
+
+
 class TraceBook:
-    """All cycles seen, to tell from a cycle's first passes what will follow."""
+    """The latest cycles seen, to tell from a cycle's first passes what will follow."""
 
     def __init__(self) -> None:
         self._traces: dict[tuple[PassKey, ...], Trace] = {}
@@ -165,6 +172,8 @@ class TraceBook:
         A pass with more elements than any recorded in its bucket may need more memory, so it is recorded anew.
         """
         count = len(keys)
+        if any(key.opaque for key in keys):
+            return None
         for trace in reversed(self._traces.values()):
             if trace.keys[:count] == tuple(keys) and all(map(int.__ge__, trace.elements, elements)):
                 return trace
@@ -176,6 +185,10 @@ class TraceBook:
         Returns:
             What is remembered: the earlier object where nothing has changed.
         """
+        if any(key.opaque for key in trace.keys):
+            return trace
+        if len(self._traces) >= REMEMBERED:
+            del self._traces[next(iter(self._traces))]
         known = self._traces.pop(trace.keys, None)
         if known is not None and known.kept == trace.kept and _chunks(known) == _chunks(trace):
             accesses = tuple(
@@ -184,7 +197,8 @@ class TraceBook:
             )
             elements = tuple(map(max, known.elements, trace.elements))
             before = tuple(map(max, known.before, trace.before))
-            trace = replace(trace, elements=elements, accesses=accesses, before=before)
+            spans = {key: _larger(span, known.spans.get(key)) for key, span in trace.spans.items()}
+            trace = replace(trace, elements=elements, accesses=accesses, before=before, spans=spans)
             if trace == known:
                 trace = known
         self._traces[trace.keys] = trace
@@ -193,3 +207,7 @@ class TraceBook:
 
 def _chunks(trace: Trace) -> list[frozenset[Chunk]]:
     return [access.chunks for access in trace.accesses]
+
+
+def _larger(span: Span, other: Span | None) -> Span:
+    return span if other is None or other.size <= span.size else replace(span, size=other.size)

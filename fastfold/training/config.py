@@ -218,13 +218,26 @@ class TrainerConfig:
 
 @dataclass
 class MemoryConfig:
-    """Group ``memory``: what is kept for the backward pass.
+    """Group ``memory``: what is kept for the backward pass, and where parameters and states live.
 
     Attributes:
-        checkpointing: Keep only the inputs of each block and recompute the rest (activation checkpointing).
+        checkpointing: Keep only the inputs of each block and recompute the rest (activation checkpointing). Under a
+            policy: blocks may be recomputed, where the budget has no room for what they save.
+        policy: Placement of parameters, gradients and optimizer states (``auto``, ``cuda``, ``cpu``, ``nvme``; see
+            :class:`fastfold.memory.Gemini`), or null to leave all on the device.
+        budget: With a policy: memory of the device that the run may take, such as ``20GiB``. On a CPU a device of this
+            size is simulated: what would exceed it is an error.
+        folder: With policy ``nvme``: folder for memory-mapped files, or null for the system's temporary folder.
     """
 
     checkpointing: bool = True
+    policy: str | None = None
+    budget: str = "16GiB"
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None:
+            _one_of("memory.policy", self.policy, ("auto", "cuda", "cpu", "nvme"))
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,10 @@ class ExponentialMovingAverage:
         warm_up: Use a smaller decay, ``(1 + n) / (10 + n)`` at update ``n``, as long as that is less: the average
             then leaves the initial weights behind sooner. Not in the supplement.
 
+    Attributes:
+        reach: Context in which the parameters are plain tensors, entered whenever they are read or written. To be set
+            by whoever moves them about.
+
     Raises:
         ConfigError: The decay does not lie in 0 to 1.
     """
@@ -32,6 +36,7 @@ class ExponentialMovingAverage:
         if not 0 <= decay <= 1:
             raise ConfigError(f"the decay of the average must lie in 0 to 1, got {decay}")
         self._decay, self._warm_up, self._updates = decay, warm_up, 0
+        self.reach: Callable[[], AbstractContextManager[None]] = nullcontext
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._shadow = {
             name: p.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -46,8 +51,9 @@ class ExponentialMovingAverage:
         if self._warm_up:
             decay = min(decay, (1 + self._updates) / (10 + self._updates))
         if self._shadow:
-            values = [p.detach().float() for p in self._parameters.values()]
-            torch._foreach_lerp_(list(self._shadow.values()), values, 1 - decay)
+            with self.reach():
+                values = [p.detach().float() for p in self._parameters.values()]
+                torch._foreach_lerp_(list(self._shadow.values()), values, 1 - decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """The average itself, float32 by parameter name; filling these tensors restores a checkpoint."""
@@ -67,7 +73,8 @@ class ExponentialMovingAverage:
 
         They come back after an error or an interrupt in the block as well.
         """
-        kept = {name: p.detach().clone() for name, p in self._parameters.items()}
+        with self.reach():
+            kept = {name: p.detach().clone() for name, p in self._parameters.items()}
         try:
             self._fill(self._shadow)
             yield
@@ -76,5 +83,6 @@ class ExponentialMovingAverage:
 
     @torch.no_grad()
     def _fill(self, values: Mapping[str, Tensor]) -> None:
-        for name, p in self._parameters.items():
-            p.copy_(values[name])
+        with self.reach():
+            for name, p in self._parameters.items():
+                p.copy_(values[name])

@@ -13,6 +13,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.parallel import Parallel, parallelize
 from fastfold.training.config import TrainConfig
 from fastfold.training.lora import add_lora, freeze
+from fastfold.training.placement import check_memory
 from fastfold.training.precision import autocast_trunk
 from fastfold.training.world import World
 
@@ -52,13 +53,19 @@ def build_network(config: TrainConfig, tree: Any, world: World) -> Parallel:
         WeightsError: The weights to start from cannot be read or are of another network.
         ConfigError: A pattern of parameters to freeze matches none, or the plan does not go with the network.
     """
-    model = plain_network(config, tree).to(world.device)
-    model.set_checkpointing(config.memory.checkpointing)
+    check_memory(config, world)
+    managed = config.memory.policy is not None
+    model = plain_network(config, tree)
+    # What is managed stays on the host, and comes to the device piece by piece.
+    if not managed:
+        model.to(world.device)
+    # A memory manager decides block by block, unless it leaves activations alone.
+    model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
     # Before what wraps forward.
     parallel = parallelize(model, world.mesh)
     torch.set_float32_matmul_precision(config.trainer.matmul)
     if config.trainer.precision == "bf16":
-        autocast_trunk(model, world.device.type)
+        autocast_trunk(model, world.device.type, cache=not managed)
     if config.trainer.compile:
         for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
             for block in stack.blocks:

@@ -29,6 +29,7 @@ from fastfold.training.config import TrainConfig
 from fastfold.training.ema import ExponentialMovingAverage
 from fastfold.training.gradients import SampleGradients
 from fastfold.training.optimizers import make_optimizer
+from fastfold.training.placement import place
 from fastfold.training.schedule import AlphaFoldSchedule
 from fastfold.training.world import World
 
@@ -130,6 +131,8 @@ class Trainer:
         self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
         # So checkpoints always have the same tensors.
         self._optimizer.initialise()
+        self.placement = place(self.model, self._optimizer, config.memory, world)
+        ema.reach = self.placement.at_home
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
         self.signalled = False  # this process was told to stop
         self._stop = False  # some process was
@@ -155,7 +158,8 @@ class Trainer:
                 last = step == trainer.steps
                 # Before the checkpoint: what a run that was killed continues from has been validated.
                 if (step % trainer.validate_every == 0 or last) and not self._stop:
-                    self.hooks.validate(step)
+                    with self.placement.running():
+                        self.hooks.validate(step)
                     self.model.train()
                 if step % trainer.checkpoint_every == 0 or last or self._stop:
                     self.save()
@@ -179,8 +183,10 @@ class Trainer:
             draw = next(self.loader)
             self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
-            numbers = self._sample(draw.sample, recycles)
-            numbers["gradient_norm"] = self._gradients.add_sample()
+            with self.placement.running():
+                numbers = self._sample(draw.sample, recycles)
+            with self.placement.at_home():
+                numbers["gradient_norm"] = self._gradients.add_sample()
             share.residues += len(draw.sample[f"{LABELS}aatype"])
             if not all(math.isfinite(numbers[key]) for key in ("loss", "gradient_norm")):
                 share.bad.append(draw.id)
@@ -205,11 +211,11 @@ class Trainer:
             self._skip(names)
         else:
             self.progress.bad_in_a_row = 0
-            total["mean_gradient_norm"] = self._gradients.finish(batch)
+            with self.placement.at_home():
+                total["mean_gradient_norm"] = self._gradients.finish(batch)
             for group in self._optimizer.param_groups:
                 group["lr"] = total["lr"]
-            self._optimizer.step()
-            self._optimizer.zero_grad()
+            self.placement.step()
             self.ema.update()
         return total
 
@@ -241,7 +247,8 @@ class Trainer:
     def _skip(self, names: list[str]) -> None:
         """Leave out a step on all processes because of samples whose numbers are not finite."""
         progress = self.progress
-        self._gradients.discard()
+        with self.placement.at_home():
+            self._gradients.discard()
         progress.skipped += 1
         progress.bad_in_a_row += 1
         progress.bad_samples += [(progress.step, name) for name in names]
@@ -266,7 +273,8 @@ class Trainer:
         """Start writing a checkpoint of everything that the next step depends on."""
         loaders = self.world.leaders(self.world.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
-        self.checkpoints.save(self.progress.step, self._tensors(), state)
+        with self.placement.at_home():
+            self.checkpoints.save(self.progress.step, self._tensors(), state)
 
     def restore(self, resume: str) -> bool:
         """Continue from a checkpoint, if there is one to continue from.
@@ -280,9 +288,10 @@ class Trainer:
         path = self.checkpoints.find(resume)
         if path is None:
             return False
-        tensors = self._tensors()
-        state = self.checkpoints.load(path, tensors)
-        self._take(tensors)
+        with self.placement.at_home():
+            tensors = self._tensors()
+            state = self.checkpoints.load(path, tensors)
+            self._take(tensors)
         progress = state["progress"]
         progress["bad_samples"] = [(int(step), name) for step, name in progress["bad_samples"]]
         self.progress = Progress(**progress)

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import examples.gpt.gpt as gpt
 from fastfold.memory import Gemini
-
-
-def _example() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "examples" / "gpt" / "gpt.py"
-    spec = importlib.util.spec_from_file_location("example_gpt", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-gpt = _example()
 
 
 def build(**changes: Any) -> nn.Module:

@@ -367,3 +367,19 @@ def test_what_stays_on_the_device_between_steps_is_made_room_for():
             kept.append(torch.ones(400 * (step > 0)))
         assert managed.loss_step(step) == plain.loss_step(step)
     assert managed.manager.device.peak <= TIGHT
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_released_model_goes_on_as_a_plain_one(policy):
+    """After the management has ended, model and optimizer train on as if there had been none."""
+    runs = [build(checkpointing="none") for _ in range(2)]
+    plain = Plain(runs[0], adam(runs[0]))
+    managed = Managed(
+        runs[1], adam(runs[1]), budget=budget_of(policy), policy=policy, recompute=list(runs[1].blocks)
+    )
+    expected = [plain.loss_step(step) for step in range(4)]
+    losses = [managed.loss_step(step) for step in range(2)]
+    managed.manager.release()
+    after = Plain(runs[1], managed.optimizer)
+    assert [*losses, *(after.loss_step(step) for step in (2, 3))] == expected
+    assert "forward" not in vars(runs[1].blocks[0])
