@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -10,18 +11,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel import exchange
-from fastfold.parallel.exchange import Pending, ready
+from fastfold.parallel.exchange import Box, Pending, ready
 from fastfold.parallel.groups import Group
 
 REDUCTIONS = ("start_all_reduce", "start_reduce_scatter", "start_reduce")
 # Of a ring that adds up as it goes: what has been added so far is passed on.
 SHIFTS = ("start_shift",)
+# From one layout of boxes to another, as between the rows around a grid and its blocks.
+MOVES = ("start_redistribute",)
 
 
 def _local(name: str, args: tuple[object, ...]) -> Pending:
-    """What a rank would go on with if the reduction were forgotten: its own term."""
+    """What a rank would go on with if the reduction were forgotten: its own term, or its own part of what is moved."""
     x = args[0]
     assert isinstance(x, Tensor)
+    if name == "start_redistribute":
+        return ready(_own_part(*args))  # type: ignore[arg-type]
     if name == "start_shift":
         _, offset, group, dim, sizes = args
         assert isinstance(offset, int)
@@ -40,17 +45,44 @@ def _local(name: str, args: tuple[object, ...]) -> Pending:
     return ready(x.split(sizes, dim)[group.rank])
 
 
+def _own_part(
+    x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
+) -> Tensor:
+    """The box that a rank gets, zero but for what it had already."""
+    held, wanted = source[group.rank], target[group.rank]
+    kept = [exchange._common(*pair) for pair in zip(held, wanted, strict=True)]
+    out = x.new_zeros(exchange._box_shape(x.shape, dims, wanted))
+    exchange._cut(out, dims, wanted, tuple(kept)).copy_(exchange._cut(x, dims, held, tuple(kept)))
+    return out
+
+
+Reduction = tuple[str, int]
+"""Name of a group, and which of the reductions over it."""
+
+
 @contextmanager
-def _without(number: int, names: tuple[str, ...] = REDUCTIONS) -> Iterator[list[str]]:
-    """Every rank forgets its reduction ``number``; -1 forgets none. Gives the reductions as they are called."""
+def _without(
+    left_out: Reduction | None, names: tuple[str, ...] = REDUCTIONS, apart: bool = False
+) -> Iterator[dict[Reduction, str]]:
+    """Forget one reduction, or none. Gives the functions that the reductions call, as they are called.
+
+    Args:
+        left_out: Which one; ranks that are in no such group forget none.
+        names: Functions of :mod:`fastfold.parallel.exchange`.
+        apart: Whether groups of one name are told apart by their ranks.
+    """
     originals = {name: getattr(exchange, name) for name in names}
-    calls: list[str] = []
+    calls: dict[Reduction, str] = {}
+    counts: Counter[str] = Counter()
 
     def wrapped(name: str) -> Callable[..., Pending]:
         def reduction(*args: object) -> Pending:
             group = next(arg for arg in args if isinstance(arg, Group))
-            calls.append(f"{len(calls)}: {name} over {group.name}")
-            return _local(name, args) if len(calls) - 1 == number else originals[name](*args)
+            of_whom = f" of ranks {dist.get_process_group_ranks(group.process_group)}" if apart else ""
+            this = group.name + of_whom, counts[group.name]
+            counts[group.name] += 1
+            calls[this] = name
+            return _local(name, args) if this == left_out else originals[name](*args)
 
         return reduction
 
@@ -64,26 +96,35 @@ def _without(number: int, names: tuple[str, ...] = REDUCTIONS) -> Iterator[list[
 
 
 def undetected_reductions(
-    difference: Callable[[], float], threshold: float = 1e-9, names: tuple[str, ...] = REDUCTIONS
+    difference: Callable[[], float],
+    threshold: float = 1e-9,
+    names: tuple[str, ...] = REDUCTIONS,
+    apart: bool = False,
 ) -> tuple[int, list[str]]:
     """Run a comparison without each of its reductions, on all ranks of the default group together.
 
     Args:
-        difference: Computes and gives this rank's largest difference from what is right. Every rank has to call
+        difference: Computes and gives this rank's largest difference from what is right. The ranks of a group call
             the same collectives in the same order.
         threshold: A difference above it is noticed.
         names: Functions of :mod:`fastfold.parallel.exchange` that are left out.
+        apart: Leave it out of one group at a time, as where groups run different programs, rather than of all groups
+            of its name.
 
     Returns:
         The number of reductions in one run, and those without which no rank notices anything.
     """
-    with _without(-1, names) as calls:
+    with _without(None, names, apart) as calls:
         assert difference() < threshold
+    everywhere: list[dict[Reduction, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everywhere, calls)
+    found = {key: name for of_one in everywhere for key, name in of_one.items()}
     undetected = []
-    for number, call in enumerate(calls):
-        with _without(number, names):
+    for key, name in sorted(found.items()):
+        with _without(key, names, apart):
             noticed = torch.tensor(float(not difference() < threshold))
         dist.all_reduce(noticed)
         if noticed.item() == 0:
-            undetected.append(call)
-    return len(calls), undetected
+            group, number = key
+            undetected.append(f"{number}: {name} over {group}")
+    return len(found), undetected

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 
-from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.alphafold import dap_parallel
 from fastfold.parallel.axial import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import CASES, difference, differences
 from tests.parallel.axial_networks import (
+    Sample,
     gradient_differences,
     monomer_sample,
     small_network,
@@ -38,13 +40,25 @@ def test_every_reduction_of_a_block_is_needed() -> None:
             assert undetected == [], name
 
 
-def _network() -> tuple[int, list[str]]:
-    mesh = ParallelMesh(ParallelPlan(dap=2))
-    plain = small_network("synthetic_monomer", recycles=0)
+def _sample() -> Sample:
+    """7 residues; templates of which every atom is there: what is computed of a masked one changes nothing."""
     sample = monomer_sample(7, 3, 2)
+    generator = torch.Generator().manual_seed(4)
+    for key, x in sample.features.items():
+        if key.startswith("template_") and "mask" in key:
+            sample.features[key] = torch.ones_like(x)
+        elif key in ("template_all_atom_positions", "template_pseudo_beta"):
+            sample.features[key] = 5 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return sample
+
+
+def _network(plan: ParallelPlan) -> tuple[int, list[str]]:
+    mesh = ParallelMesh(plan)
+    plain = small_network("synthetic_monomer", recycles=0)
+    sample = _sample()
     expected = train_step(plain, sample)
     parallel = copy.deepcopy(plain)
-    axial_parallel(parallel, mesh)
+    dap_parallel(parallel, mesh)
 
     def worst() -> float:
         parallel.zero_grad()
@@ -57,8 +71,10 @@ def _network() -> tuple[int, list[str]]:
 
 
 @pytest.mark.slow
-def test_every_reduction_of_a_network_is_needed() -> None:
+@pytest.mark.parametrize("plan", [ParallelPlan(dap=2), ParallelPlan(dap=4, dap_mode="grid")], ids=str)
+def test_every_reduction_of_a_network_is_needed(plan: ParallelPlan) -> None:
     """Embedding, both stacks, templates, recycled first row, structure module, heads, gradients."""
-    for count, undetected in launch(_network, 2, timeout=900.0):
+    for count, undetected in launch(_network, plan.ranks, plan, timeout=900.0):
+        print(f"{count} reductions, each needed")
         assert count > 25
         assert undetected == []

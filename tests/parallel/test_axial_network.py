@@ -44,6 +44,7 @@ def _two_proteins(plan: ParallelPlan) -> list[tuple[float, str]]:
 def _check(found: list[list[tuple[float, str]]]) -> None:
     for rank, steps in enumerate(found):
         for step, (error, name) in enumerate(steps):
+            print(f"rank {rank}, step {step}: {error:.1e} ({name})")
             assert error < BOUND, f"rank {rank}, step {step}: {name} differs by {error}"
 
 
