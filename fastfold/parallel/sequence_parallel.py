@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold import kernels
 from fastfold.errors import ConfigError, InputError
+from fastfold.kernels.layout import batched
 from fastfold.parallel.collectives import all_to_all, gather
 from fastfold.parallel.groups import Group, shard_sizes
 from fastfold.parallel.ring_attention import Ring, RingAttention
@@ -73,10 +74,7 @@ def ring_attention(
     _check(q, k, v, bias, mask, found[group.rank], columns)
     if len(found) != group.size or (causal and q.shape[-3] != k.shape[-3]):
         raise InputError(f"ring_attention: {q.shape[-3]} queries and shards of {found} keys over {group}")
-    masked = None
-    if mask is not None:
-        whole = gather(mask.detach(), -1, group, found)
-        masked = whole.reshape(-1, *whole.shape[-2:]) == 0
+    masked = None if mask is None else batched(gather(mask.detach(), -1, group, found), 2) == 0
     ring = Ring(
         group,
         found,
@@ -84,11 +82,9 @@ def ring_attention(
         sum(found[: group.rank]) if causal else None,
         bias_group,
     )
-    lead = q.shape[:-4]
-    kv = torch.stack((k, v)).reshape(2, lead.numel(), *k.shape[-4:])
-    if bias is not None:
-        bias = bias.reshape(lead.numel(), *bias.shape[-3:])
-    out: Tensor = RingAttention.apply(q.reshape(lead.numel(), *q.shape[-4:]), kv, bias, masked, ring)
+    kv = torch.stack((batched(k), batched(v)))
+    bias = None if bias is None else batched(bias, 3)
+    out: Tensor = RingAttention.apply(batched(q), kv, bias, masked, ring)
     return out.reshape(q.shape)
 
 

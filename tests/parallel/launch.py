@@ -61,6 +61,8 @@ def _child(
             store=dist.FileStore(store, size),
             timeout=timedelta(seconds=timeout),
         )
+        # Whoever has nothing to say to the others must not leave before they have found it.
+        dist.barrier()
         # Plain pickle copies tensors; multiprocessing's would lend memory of a process that is about to end.
         answer = pickle.dumps(("done", time.time(), function(*args)))
     except BaseException:

@@ -234,6 +234,19 @@ def test_ring_attention_is_exact_in_half_precision_overlaps_and_sends_what_it_sa
     launch(_other_properties, 2)
 
 
+@pytest.mark.parametrize("shape", [(2, 0, 9, 5, 4), (0, 3, 9, 5, 4), (0, 9, 5, 4)], ids=str)
+def test_nothing_to_attend_for_gives_nothing(shape: tuple[int, ...]) -> None:
+    """A rank of a grid may have no rows."""
+    q = torch.randn(shape, requires_grad=True)
+    bias = torch.randn(*shape[:-4], 5, 9, 9, requires_grad=True)
+    for attend in (ring_attention, ulysses_attention):
+        out = attend(q, q, q, bias, torch.ones(shape[:-2]), group=Group(None))
+        found = torch.autograd.grad(out.sum(), [q, bias])
+        assert out.shape == shape
+        assert [x.shape for x in found] == [q.shape, bias.shape]
+        assert not found[1].any()
+
+
 def test_what_cannot_be_attended_to_is_refused() -> None:
     q = torch.zeros(1, 2, 3, 4, 5)
     with pytest.raises(InputError, match=r"bias is \[1, 4, 3, 2\]"):
