@@ -74,10 +74,6 @@ class Team:
         Raises:
             TeamFailed: This process failed where the others could not notice.
         """
-        if not any(model is known for known in self._networks):
-            self._share(model)
-        number = next(i for i, known in enumerate(self._networks) if model is known)
-        self._send("fold", (number, num_recycles, is_complex))
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
             try:
@@ -89,6 +85,10 @@ class Team:
             return found
 
         try:
+            if not any(model is known for known in self._networks):
+                self._share(model)
+            number = next(i for i, known in enumerate(self._networks) if model is known)
+            self._send("fold", (number, num_recycles, is_complex))
             return run_network(model, sent, num_recycles, on_cycle, is_complex)
         except _Abandoned as abandoned:
             raise abandoned.error from None

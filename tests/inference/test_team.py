@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastfold.cli import main
+from tests.conftest import REPOSITORY
 from tests.inference.conftest import QUICK, CommandLine
 from tests.parallel import launch
 
@@ -87,9 +91,84 @@ def test_processes_that_are_not_there_are_asked_for(cli: CommandLine, parallel: 
     assert not cli.out.exists()
 
 
-def test_torchrun_without_parallel_is_refused(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All processes would fold the same and write the same files."""
+FAILING = """
+import os, sys
+from fastfold.cli import main
+from fastfold.parallel.alphafold.axial_network import AxialAlphaFold
+
+which, how = int(sys.argv[1]), sys.argv[2]
+if int(os.environ["RANK"]) == which:
+    first_row, calls = AxialAlphaFold._first_row, []
+
+    def failing(self, msa):
+        calls.append(None)
+        if len(calls) < 2:
+            return first_row(self, msa)
+        print("failing now", file=sys.stderr, flush=True)
+        if how == "dies":
+            os._exit(7)
+        raise KeyError(f"the reason of rank {which}")
+
+    AxialAlphaFold._first_row = failing
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "how", "story"),
+    [
+        (1, "raises", "the reason of rank 1"),
+        pytest.param(0, "raises", "the reason of rank 0", marks=pytest.mark.slow),
+        pytest.param(1, "dies", r"exitcode\s*: 7", marks=pytest.mark.slow),
+        pytest.param(0, "dies", r"exitcode\s*: 7", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_fails_within_a_target_ends_the_run_with_its_own_error_within_a_minute(
+    cli: CommandLine, rank: int, how: str, story: str
+) -> None:
+    """Between the collectives of the second of three targets; the first stays, and the same command goes on."""
+    fasta = cli.fasta({"T1": SEQUENCE, "T2": SEQUENCE[:-1], "T3": SEQUENCE[:-2]})
+    script = cli.folder / "failing.py"
+    script.write_text(FAILING)
+    arguments = ["infer", *QUICK, "--parallel", "dap=2", "--device", "cpu", "--weights", cli.weights()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [*launcher, script, str(rank), how, *arguments, "--out", cli.out, fasta],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    printed, failed = [], None
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed.append(line)
+        if failed is None and "failing now" in line:
+            failed = time.monotonic()
+    said = "".join(printed)
+    assert process.wait() != 0, said
+    assert failed is not None, said
+    assert time.monotonic() - failed < 60
+    assert re.search(story, said), said
+    assert "T1_complete.json" in cli.names()
+    assert not any(name.startswith(("T2", "T3")) for name in cli.names())
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        # All processes would fold the same and write the same files.
+        ([], "--parallel dap=1 needs 1 processes, but 2 processes were started"),
+        (["--parallel", "dap=4"], "--parallel dap=4 needs 4 processes, but 2 processes were started"),
+    ],
+    ids=str,
+)
+def test_torchrun_with_another_number_of_processes_is_refused(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, parallel: list[str], message: str
+) -> None:
+    """Before the processes meet: there is nothing here for this one to meet."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    done = cli.infer(cli.fasta({"T1": SEQUENCE}))
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}), *parallel)
     assert done.code == 1
-    assert "2 processes were started" in done.err
+    assert message in done.err
+    assert not cli.out.exists()
