@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,9 @@ def test_the_smallest_blocks_reproduce_the_official_run(name: str) -> None:
     directory: Path = folder(name) if carried else require_shared("oracles", name)
     failed = [found for found in verify(directory, policy=smallest()) if not found.passed]
     assert failed == []
+
+
+_OF_THE_PAIR = ("representations/pair", "distogram/logits", "predicted_aligned_error/logits")
 
 
 def _source(name: str, config: Any) -> Any:
@@ -86,21 +89,48 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
     "name", ["synthetic_monomer", pytest.param("synthetic_multimer", marks=pytest.mark.slow)]
 )
 def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
-    """Positions and the single representation within 3e-2 with the official run's parameters; the pair, whose residual
-    stream is rounded after every update, as near as in bfloat16 without blocks."""
+    """Every output within 3e-2 with the official run's parameters, where both recycle the same positions.
+
+    The recycled distances are sorted into bins, which is a jump: with its own positions, 1.5e-2 off, the network in
+    bfloat16 finds some pairs in the next bin, and the random parameters of the monomer make that a difference of 4.6e-2
+    in the pair. Parameters rounded to bfloat16 and nothing else do the same (3.4e-2). What does not hang on the bins is
+    within 3e-2 all the same, and small blocks are as near as none.
+    """
     config = oracle_config(name)
     source = _source(name, config)
+    small = ExecutionPolicy(1000, True, ContractionPlan(3, HostTier()), hold_templates=False)
+    positions: list[Tensor] = []
 
-    def run(precision: Precision, policy: ExecutionPolicy) -> dict[str, Tensor]:
+    def run(
+        precision: Precision, policy: ExecutionPolicy, given: Iterator[Tensor] | None = None
+    ) -> dict[str, Tensor]:
         model = load_model(folder(name) / "params.npz", config=config)
+        iterate = model._iterate
+
+        def cycle(members: Any, previous: dict[str, Tensor]) -> Any:
+            if precision == "fp32":
+                positions.append(previous["prev_pos"].clone())
+            elif given is not None:
+                previous = previous | {"prev_pos": next(given)}
+            return iterate(members, previous)
+
+        model._iterate = cycle  # type: ignore[method-assign]
         return _tensors(_run(set_precision(model, precision), source, policy))
 
+    def error(found: dict[str, Tensor], key: str) -> float:
+        return float((found[key].float() - exact[key]).norm() / exact[key].norm())
+
     exact, plain = run("fp32", ExecutionPolicy()), run("bf16", ExecutionPolicy())
-    found = run("bf16", ExecutionPolicy(1000, True, ContractionPlan(3, HostTier()), hold_templates=False))
-    for key in ("representations/single", "structure_module/final_atom_positions"):
-        assert (found[key].float() - exact[key]).norm() / exact[key].norm() < 3e-2, key
+    given, own = run("bf16", small, iter(positions)), run("bf16", small)
+    trees = ("representations/", "structure_module/final_atom_positions")
+    compared = [key for key in exact if key.endswith("/logits") or key.startswith(trees)]
+    assert len(compared) >= 11
+    for key in compared:
+        assert error(given, key) < 3e-2, key
+        if name == "synthetic_multimer" or key not in _OF_THE_PAIR:
+            assert error(own, key) < 3e-2, key
     for key, value in plain.items():
-        assert (found[key].float() - value.float()).norm() <= 1e-3 * value.float().norm(), key
+        assert (own[key].float() - value.float()).norm() <= 1e-3 * value.float().norm(), key
 
 
 def test_confidences_of_lazy_logits_are_those_of_the_whole() -> None:
