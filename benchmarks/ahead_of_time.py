@@ -2,9 +2,10 @@
 
 Usage: python benchmarks/ahead_of_time.py [--match TEXT ...] [--out FOLDER]
 
-Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100) with the assembler in Triton's wheel; no GPU is
-needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results; with --match the rows of other kernels
-stay as they are. Exits with 1 if a kernel spills.
+Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), and configurations of RTX cards for sm_89, with the
+assembler in Triton's wheel; no GPU is needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results;
+with --match the rows of other kernels stay as they are. Exits with 1 if a kernel that was built spills registers or
+needs more shared memory than the chip has.
 """
 
 from __future__ import annotations
@@ -17,31 +18,36 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastfold.atomic_files import write_atomic
-from fastfold.kernels.ahead_of_time import ARCHITECTURES, all_specimens, build
+from fastfold.kernels.ahead_of_time import all_specimens, build
 
-HEADER = ["kernel", "architecture", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]
+HEADER = ["kernel", "architecture", "blocks", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]
 
 
-def measure(match: list[str], before: dict[tuple[str, str], list[str]]) -> list[list[str]]:
-    """A row of the table for each specimen and architecture.
+def measure(match: list[str], before: dict[tuple[str, str], list[str]]) -> tuple[list[list[str]], list[str]]:
+    """A row of the table for each specimen and architecture, and what must not ship.
 
     Args:
         match: What is built: specimens whose name contains one of these texts.
         before: Rows of a former table, by name and architecture, for all others.
     """
-    rows = []
+    rows: list[list[str]] = []
+    defects: list[str] = []
     for specimen in all_specimens():
         wanted = any(text in specimen.name for text in match)
-        for architecture in (f"sm_{number}" for number in ARCHITECTURES):
+        for number in specimen.architectures:
+            architecture = f"sm_{number}"
             if wanted:
-                needs = build(specimen, int(architecture.removeprefix("sm_")))
+                needs = build(specimen, number)
+                blocks = " ".join(f"{n}={x}" for n, x in specimen.blocks.items())
                 how = (specimen.num_warps, specimen.num_stages)
                 numbers = (*how, needs.registers, needs.shared, needs.spills)
-                rows.append([specimen.name, architecture, *map(str, numbers)])
+                rows.append([specimen.name, architecture, blocks, *map(str, numbers)])
+                defect = specimen.defect(needs)
+                defects += [f"{specimen.name} {architecture}: {defect}"] if defect else []
                 print(*rows[-1], sep="  ", flush=True)
             elif (specimen.name, architecture) in before:
                 rows.append(before[specimen.name, architecture])
-    return rows
+    return rows, defects
 
 
 def former_rows(path: Path) -> dict[tuple[str, str], list[str]]:
@@ -60,7 +66,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
-    rows = measure(options.match, former_rows(options.out / "ahead_of_time.csv"))
+    rows, defects = measure(options.match, former_rows(options.out / "ahead_of_time.csv"))
     options.out.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
@@ -71,7 +77,8 @@ def main() -> int:
     ]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in [HEADER, ["---"] * len(HEADER), *rows]]
     write_atomic(options.out / "ahead_of_time.md", "\n".join(lines) + "\n")
-    return int(any(row[-1] != "0" for row in rows))
+    print(*(f"DEFECT: {defect}" for defect in defects), sep="\n")
+    return int(bool(defects))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from fastfold.kernels.gated_attention import gated_attention
 from fastfold.kernels.layer_norm import layer_norm
 from fastfold.kernels.outer_product_mean import outer_product_mean
 from fastfold.kernels.pair_bias import pair_bias
+from fastfold.kernels.residual_update import residual_update
 from fastfold.kernels.softmax import softmax
 from fastfold.kernels.transition import transition
 from fastfold.kernels.triangle_multiplication import triangle_multiplication
@@ -19,6 +20,7 @@ __all__ = [
     "layer_norm",
     "outer_product_mean",
     "pair_bias",
+    "residual_update",
     "softmax",
     "transition",
     "triangle_multiplication",

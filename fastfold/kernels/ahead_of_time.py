@@ -16,13 +16,20 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.kernels.backend import interpreted
-
-ARCHITECTURES = (80, 90, 100)
-"""Compute capabilities that the kernels are built for: A100, H100 and H200, B200."""
+from fastfold.kernels.tuning import CHIPS, FALLBACK
 
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Triton's names of the kernels' dtypes."""
 
+ARITHMETICS = (
+    ("fp32", torch.float32, "ieee"),
+    ("tf32", torch.float32, "tf32"),
+    ("bf16", torch.bfloat16, "ieee"),
+    ("fp16", torch.float16, "ieee"),
+)
+"""Name, dtype, and ``input_precision`` of the products of all kernels that make some."""
+
+_BLOCKS = frozenset(("BT", "BQ", "BK", "BM", "BH", "BO", "BI", "BJ", "BA", "BE", "BS"))
 _ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -40,6 +47,7 @@ class Specimen:
         num_stages: Stages of software pipelining.
         aligned: Integer arguments that are multiples of 16 in a usual launch and not in ``do_not_specialize``.
             Pointers are taken to be aligned.
+        chip: Class of chips, of :data:`~fastfold.kernels.tuning.CHIPS`, that the configuration is for.
     """
 
     name: str
@@ -49,6 +57,24 @@ class Specimen:
     num_warps: int = 4
     num_stages: int = 2
     aligned: Sequence[str] = ()
+    chip: str = FALLBACK
+
+    @property
+    def architectures(self) -> tuple[int, ...]:
+        """Compute capabilities that it ships for."""
+        return CHIPS[self.chip].architectures
+
+    @property
+    def blocks(self) -> dict[str, int]:
+        """Its block sizes, by their names in the table of configurations."""
+        return {n: x for n, x in self.constants.items() if n in _BLOCKS}
+
+    def defect(self, needs: Needs) -> str | None:
+        """Why the configuration must not ship with what its machine code needs; None if it may."""
+        if needs.spills:
+            return f"{needs.spills} bytes per thread do not fit into registers"
+        most = CHIPS[self.chip].shared
+        return f"{needs.shared} of {most} bytes of shared memory" if needs.shared > most else None
 
 
 @dataclass(frozen=True)

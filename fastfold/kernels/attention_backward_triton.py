@@ -12,20 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.ahead_of_time import Specimen
+from fastfold.kernels.attention_bias_gradient_kernel import attention_grad_bias_kernel
 from fastfold.kernels.attention_forward_triton import (
-    CHANNELS,
     SIZES,
     TritonOperands,
     config,
-    shipped,
-    specimen,
 )
 from fastfold.kernels.attention_gradient_kernels import (
-    attention_grad_bias_kernel,
     attention_grad_kv_kernel,
     attention_grad_q_kernel,
 )
+from fastfold.kernels.attention_specimens import attention_specimens
 from fastfold.kernels.layout import padded, strides
 from fastfold.kernels.triton_arithmetic import cast, precision
 
@@ -203,16 +201,11 @@ def row_groups(blocks: int, device: torch.device) -> int:
 
 def specimens() -> list[Specimen]:
     """The backward kernels for every dtype, channels and shipped configuration."""
-    kernels = {
-        "attention_ungate": attention_ungate_kernel,
-        "attention_grad_q": attention_grad_q_kernel,
-        "attention_grad_kv": attention_grad_kv_kernel,
-        "attention_grad_bias": attention_grad_bias_kernel,
-    }
-    return [
-        specimen(kernel, dtype, channels, chosen)
-        for name, kernel in kernels.items()
-        for dtype in TRITON_TYPES.values()
-        for channels in CHANNELS
-        for chosen in shipped(name, dtype, padded(channels))
-    ]
+    return attention_specimens(
+        [
+            attention_ungate_kernel,
+            attention_grad_q_kernel,
+            attention_grad_kv_kernel,
+            attention_grad_bias_kernel,
+        ]
+    )

@@ -1,15 +1,11 @@
-"""Attention in Triton, forward: one pass over the keys with a running softmax; no score reaches memory.
-
-The configurations in ``tuned/attention.json``, of the backward kernels too, are not tuned yet: they were chosen by
-what the compiled code needs (no spills for sm_80, sm_90 and sm_100), not by timing.
-"""
+"""Attention in Triton, forward: one pass over the keys with a running softmax; no score reaches memory."""
 
 # Arguments of kernels have no Python types.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.attention_specimens import attention_specimens
 from fastfold.kernels.layout import batched, innermost, padded, strides
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
-from fastfold.kernels.tuning import FALLBACK, LaunchConfig, configurations, launch_config
+from fastfold.kernels.tuning import LaunchConfig, launch_config
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -236,67 +233,6 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
     return lse
 
 
-def shipped(kernel: str, dtype: str, channels: int) -> list[LaunchConfig]:
-    """Different configurations that the table holds for a kernel, a Triton dtype and padded channels."""
-    found: list[LaunchConfig] = []
-    for entries in configurations()[kernel].values():
-        for key in (f"{dtype}_{channels}", f"{dtype}_{channels}_short", FALLBACK):
-            entry = entries.get(key)
-            if entry is not None and entry not in found:
-                found.append(entry)
-    return found
-
-
-def specimen(kernel: Any, dtype: str, channels: int, chosen: LaunchConfig) -> Specimen:
-    """A kernel with bias, mask and gate: what it needs at most."""
-    name = kernel.__name__.removesuffix("_kernel")
-    types = {"mask": "*u8", "lse": "*fp32", "delta": "*fp32", "grad_bias": "*fp32", "scale": "fp32"}
-    tensors = {
-        "q",
-        "k",
-        "v",
-        "bias",
-        "gate",
-        "out",
-        "grad",
-        "grad_out",
-        "grad_q",
-        "grad_k",
-        "grad_v",
-        "grad_gate",
-    }
-    signature = {
-        n: types.get(n) or (f"*{dtype}" if n in tensors else "i32")
-        for n in kernel.arg_names
-        if not n.isupper()
-    }
-    blocks = {"D": channels, "BD": padded(channels), **chosen.blocks}
-    switches = {"HAS_BIAS": True, "HAS_MASK": True, "HAS_GATE": True, "PRECISION": "ieee"}
-    constants = {n: x for n, x in (blocks | switches).items() if n in kernel.arg_names}
-    # As in a usual launch, except that bias_q is aligned only where the number of keys is.
-    unit = {n: 1 for n in ("bias_k", "mask_n") if n in signature}
-    integers = [n for n in signature if signature[n] == "i32" and n not in (*SIZES, *unit, "row_step")]
-    shape = " ".join(f"{n}={x}" for n, x in chosen.blocks.items())
-    return Specimen(
-        name=f"{name} {dtype} D={channels} {shape} warps={chosen.num_warps} stages={chosen.num_stages}",
-        kernel=kernel,
-        signature=signature,
-        constants=constants | unit,
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        aligned=[n for n in integers if channels % 16 == 0 or not n.endswith("_h")],
-    )
-
-
-CHANNELS = (8, 16, 32, 64, 128)
-"""Channels of a head that specimens are made for."""
-
-
 def specimens() -> list[Specimen]:
     """The forward kernel for every dtype, channels and shipped configuration."""
-    return [
-        specimen(attention_forward_kernel, dtype, channels, chosen)
-        for dtype in TRITON_TYPES.values()
-        for channels in CHANNELS
-        for chosen in shipped("attention_forward", dtype, padded(channels))
-    ]
+    return attention_specimens([attention_forward_kernel])

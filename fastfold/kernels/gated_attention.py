@@ -88,10 +88,15 @@ def _fill(
     scratch = scratch.of(x)
     for i in itertools.product(*map(range, x.shape[:-3])):
         for row in _rows(x[i], blocks.row_step(x[i])):
-            b_update = blocks.forward_block(
-                x[i][row], _at(bias, i), _at(mask, (*i, row)), weights, heads, scratch
+            blocks.forward_block(
+                out[i][row],
+                (x[i][row], _at(bias, i), _at(mask, (*i, row))),
+                weights,
+                heads,
+                _at(residual, (*i, row)),
+                _at(dropout, (*i, row)),
+                scratch,
             )
-            finish(out[i][row], b_update, _at(residual, (*i, row)), _at(dropout, (*i, row)))
 
 
 _PARAMETERS = (

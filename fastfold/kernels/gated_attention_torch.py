@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from fastfold.kernels.attention_torch import Operands, attend, attend_backward
 from fastfold.kernels.attention_torch import prepare as prepare  # of the interface of this module
-from fastfold.kernels.blocks import Scratch, exact_dtype, normalise, normalise_backward
+from fastfold.kernels.blocks import Scratch, exact_dtype, finish, normalise, normalise_backward
 
 EPS = 1e-5
 
@@ -71,24 +71,30 @@ def project(normed: Tensor, weights: Weights, heads: int, scratch: Scratch) -> t
     return out.unflatten(-1, (-1, heads, width // heads)).unbind(2)
 
 
-def output(attended: Tensor, weights: Weights, scratch: Scratch) -> Tensor:
-    """Update ``[r, N, c]`` of the heads' outputs ``[r, N, H, D]``, in scratch memory."""
-    out = scratch("update", *attended.shape[:2], len(weights.output))
-    flat = attended.view(-1, weights.output.shape[1])
-    torch.addmm(weights.output_bias, flat, weights.output.t(), out=out.flatten(0, 1))
-    return out
-
-
 def forward_block(
-    x: Tensor, bias: Tensor | None, masked: Tensor | None, weights: Weights, heads: int, scratch: Scratch
-) -> Tensor:
-    """Update of a block of rows ``x [r, N, c]``, in scratch memory."""
+    out: Tensor,
+    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    weights: Weights,
+    heads: int,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    scratch: Scratch,
+) -> None:
+    """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
+    x, bias, masked = operands
     normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
     q, k, v, *gate = project(normed, weights, heads, scratch)
     attended = scratch("attended", *q.shape)
-    operands = Operands(q, k, v, bias, masked, gate[0] if gate else None)
-    attend(attended, operands, q.shape[-1] ** -0.5, scratch)
-    return output(attended, weights, scratch)
+    attend(
+        attended,
+        Operands(q, k, v, bias, masked, gate[0] if gate else None),
+        q.shape[-1] ** -0.5,
+        scratch,
+    )
+    update = scratch("update", *x.shape[:2], len(weights.output))
+    flat = attended.view(-1, weights.output.shape[1])
+    torch.addmm(weights.output_bias, flat, weights.output.t(), out=update.flatten(0, 1))
+    finish(out, update, residual, dropout)
 
 
 def backward_block(

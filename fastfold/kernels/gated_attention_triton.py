@@ -1,4 +1,4 @@
-"""Blocks of rows of gated self-attention with Triton: its layer norm and attention around PyTorch's matrix products."""
+"""Blocks of rows of gated self-attention: Triton's layer norm, attention and epilogue around PyTorch's products."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fastfold.kernels.ahead_of_time import Specimen
 from fastfold.kernels.attention_backward_triton import Gradients, attend_backward_triton
 from fastfold.kernels.attention_forward_triton import TritonOperands, attend_triton
 from fastfold.kernels.blocks import Scratch
-from fastfold.kernels.gated_attention_torch import EPS, Weights, output, project
+from fastfold.kernels.gated_attention_torch import EPS, Weights, project
 from fastfold.kernels.layer_norm import layer_norm
+from fastfold.kernels.residual_update import fill_update
 
 # Positions of a block: enough for a whole GPU, and of a large tensor a small part. A quarter of a tensor between.
 _FEWEST, _MOST = 2**14, 2**17
@@ -35,12 +36,25 @@ def row_step(x: Tensor) -> int:
 
 
 def forward_block(
-    x: Tensor, bias: Tensor | None, keep: Tensor | None, weights: Weights, heads: int, scratch: Scratch
-) -> Tensor:
-    """Update of a block of rows ``x [r, N, c]``, in scratch memory."""
+    out: Tensor,
+    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    weights: Weights,
+    heads: int,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    scratch: Scratch,
+) -> None:
+    """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual.
+
+    Behind the last product bias, dropout and residual are one pass: the update is read and the result written once.
+    """
+    x, bias, keep = operands
     normed = layer_norm(x, *weights.norm, EPS, backend="triton")
     attended, *_ = _attend(normed, bias, keep, weights, heads, scratch)
-    return output(attended, weights, scratch)
+    update = scratch("update", *x.shape[:2], len(weights.output))
+    flat = attended.view(-1, weights.output.shape[1])
+    torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
+    fill_update(out, update, residual, weights.output_bias, None, dropout, "triton")
 
 
 def _attend(

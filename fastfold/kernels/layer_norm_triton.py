@@ -10,6 +10,8 @@ fixed order: each program over its own rows, then one reduction over the program
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
 from fastfold.kernels.layout import padded
 from fastfold.kernels.strided_rows import row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast
-from fastfold.kernels.tuning import launch_config
+from fastfold.kernels.tuning import launch_config, shipped
 
 PROGRAMS = 1024
 """Most programs of the backward pass, and so rows of the partial sums; the same on every GPU, as the results are."""
@@ -201,30 +203,30 @@ def layer_norm_backward(
 
 
 def specimens() -> list[Specimen]:
-    """Both kernels for every dtype and length class of a row."""
+    """Both kernels for every dtype, length class of a row and configuration."""
+    kernels = {"forward": layer_norm_forward_kernel, "backward": layer_norm_backward_kernel}
+    widths = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     found = []
-    for dtype, name in TRITON_TYPES.items():
-        for width in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
-            for direction, kernel in (
-                ("forward", layer_norm_forward_kernel),
-                ("backward", layer_norm_backward_kernel),
-            ):
-                config = launch_config(f"layer_norm_{direction}", str(width), torch.device("cpu"))
-                data = dict.fromkeys(("p_x", "p_out", "p_grad", "p_grad_x"), f"*{name}")
-                parameters = dict.fromkeys(("p_weight", "p_bias", "p_grad_weight", "p_grad_bias"), "*fp32")
-                sizes = dict.fromkeys((*_SIZES, "channels"), "i32")
-                strides = {f"stride_{t}{i}": "i32" for t in "gx" for i in range(3)}
-                switches = ("HAS_WEIGHT", "HAS_BIAS", "NEED_X", "NEED_WEIGHT", "NEED_BIAS")
-                constants = dict.fromkeys(switches, True) | {"AXES": 2, "BC": width, **config.blocks}
-                found.append(
-                    Specimen(
-                        f"layer_norm_{direction} {str(dtype).removeprefix('torch.')} c={width}",
-                        kernel,
-                        data | parameters | sizes | strides | {"eps": "fp32"},
-                        {k: v for k, v in constants.items() if k in kernel.arg_names},
-                        config.num_warps,
-                        config.num_stages,
-                        aligned=("channels", *strides),
-                    )
+    for dtype, width, (direction, kernel) in itertools.product(
+        TRITON_TYPES.values(), widths, kernels.items()
+    ):
+        for chip, config in shipped(f"layer_norm_{direction}", str(width)):
+            data = dict.fromkeys(("p_x", "p_out", "p_grad", "p_grad_x"), f"*{dtype}")
+            parameters = dict.fromkeys(("p_weight", "p_bias", "p_grad_weight", "p_grad_bias"), "*fp32")
+            sizes = dict.fromkeys((*_SIZES, "channels"), "i32")
+            strides = {f"stride_{t}{i}": "i32" for t in "gx" for i in range(3)}
+            switches = ("HAS_WEIGHT", "HAS_BIAS", "NEED_X", "NEED_WEIGHT", "NEED_BIAS")
+            constants = dict.fromkeys(switches, True) | {"AXES": 2, "BC": width, **config.blocks}
+            found.append(
+                Specimen(
+                    f"layer_norm_{direction} {dtype} c={width} {chip}",
+                    kernel,
+                    data | parameters | sizes | strides | {"eps": "fp32"},
+                    {k: v for k, v in constants.items() if k in kernel.arg_names},
+                    config.num_warps,
+                    config.num_stages,
+                    aligned=("channels", *strides),
+                    chip=chip,
                 )
+            )
     return found

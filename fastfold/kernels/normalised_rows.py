@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.ahead_of_time import ARITHMETICS, TRITON_TYPES, Specimen
 from fastfold.kernels.layout import padded
 from fastfold.kernels.triton_arithmetic import cast, dot
-from fastfold.kernels.tuning import FALLBACK, LaunchConfig, configurations, launch_config
+from fastfold.kernels.tuning import LaunchConfig, launch_config, shipped
 
-MAX_CHANNELS = 256
-"""Channels of the widest rows: a program holds whole rows in its registers."""
+WIDTHS = (16, 32, 64, 128, 256)
+"""Padded channels that configurations ship for; no wider, because a program holds whole rows in its registers."""
 
 PROGRAMS = 1024
 """Programs at most where each leaves a partial sum behind; the same on every GPU, so that the sums are the same."""
@@ -31,11 +31,7 @@ WEIGHT_PROGRAMS = 512
 
 
 def configuration(kernel: str, x: Tensor, channels: int) -> LaunchConfig:
-    """Launch configuration for data like ``x`` with so many channels (keys ``16bit_128``, ``32bit_64``).
-
-    The entries that ship are the largest blocks that were built for A100, H100 and B200 without spills and within
-    99 KiB of shared memory. Nobody has timed them.
-    """
+    """Launch configuration for data like ``x`` with so many channels (keys ``16bit_128``, ``32bit_64``)."""
     config = launch_config(kernel, configuration_key(x.dtype, channels), x.device)
     return shrunk(config, channels)
 
@@ -175,40 +171,47 @@ class Kernel:
 
     Attributes:
         kernel: The ``triton.jit`` function.
-        channels: Channels that ship.
         constants: ``tl.constexpr`` arguments by channels and dtype, without block sizes and PRECISION.
         integers: Run-time arguments that are 32-bit integers and multiples of 16.
         sizes: Run-time arguments that are any 32-bit integers.
         ones: Strides that are 1.
         exact: Pointers to float32 whatever the dtype.
+        always_exact: Whether products of float32 are exact even where PyTorch's setting allows tf32.
     """
 
     kernel: Any
-    channels: Sequence[int]
     constants: Callable[[int, torch.dtype], dict[str, Any]]
     integers: Sequence[str]
     sizes: Sequence[str]
     ones: Sequence[str]
     exact: Collection[str]
+    always_exact: bool = False
 
 
 def specimens_of(kernels: Mapping[str, Kernel]) -> list[Specimen]:
     """The kernels, by their name in the table, in every dtype, number of channels and configuration."""
-    found = []
-    for name, kernel in kernels.items():
-        for chip, entries in configurations()[name].items():
-            for dtype, c in itertools.product(TRITON_TYPES, kernel.channels):
-                config = entries.get(configuration_key(dtype, c)) or entries[FALLBACK]
-                found.append(
-                    _specimen(f"{name} {TRITON_TYPES[dtype]} C={c} {chip}", kernel, dtype, c, config)
-                )
-    return found
+    return [
+        specimen(f"{name} {arithmetic} C={c} {chip}", kernel, dtype, precision, c, chip, config)
+        for name, kernel in kernels.items()
+        for (arithmetic, dtype, precision), c in itertools.product(ARITHMETICS, WIDTHS)
+        for chip, config in shipped(name, configuration_key(dtype, c))
+        if precision == "ieee" or not kernel.always_exact
+    ]
 
 
-def _specimen(name: str, kernel: Kernel, dtype: torch.dtype, c: int, config: LaunchConfig) -> Specimen:
+def specimen(
+    name: str,
+    kernel: Kernel,
+    dtype: torch.dtype,
+    precision: str,
+    c: int,
+    chip: str,
+    config: LaunchConfig,
+) -> Specimen:
+    """A kernel with c channels of a dtype, in a configuration of a class of chips."""
     config = shrunk(config, c)
     constants = kernel.constants(c, dtype) | dict.fromkeys(kernel.ones, 1) | config.blocks
-    constants["PRECISION"] = "ieee"
+    constants["PRECISION"] = precision
     signature = {}
     for argument in kernel.kernel.arg_names:
         if argument in constants:
@@ -220,5 +223,5 @@ def _specimen(name: str, kernel: Kernel, dtype: torch.dtype, c: int, config: Lau
         else:
             signature[argument] = "*fp32" if argument in kernel.exact else f"*{TRITON_TYPES[dtype]}"
     return Specimen(
-        name, kernel.kernel, signature, constants, config.num_warps, config.num_stages, kernel.integers
+        name, kernel.kernel, signature, constants, config.num_warps, config.num_stages, kernel.integers, chip
     )

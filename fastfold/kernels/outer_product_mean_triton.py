@@ -195,7 +195,6 @@ def specimens() -> list[Specimen]:
         {
             "outer_product_mean_forward": Kernel(
                 outer_product_mean_forward_kernel,
-                (64, 128),
                 lambda c, dtype: {"C": OUTER_CHANNELS, "CZ": c, "BZ": padded(c), "HAS_RESIDUAL": True},
                 integers,
                 ("sequences", "rows", "columns", "lm_s", "rm_s"),

@@ -12,17 +12,20 @@ g [t, H] and the normalised input x̂ [t, c] before its scale w and shift b: M =
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
+from fastfold.kernels.ahead_of_time import ARITHMETICS, TRITON_TYPES, Specimen
 from fastfold.kernels.layer_norm_triton import statistics
 from fastfold.kernels.layout import padded
+from fastfold.kernels.pair_bias import MOST_HEADS
 from fastfold.kernels.strided_rows import row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
-from fastfold.kernels.tuning import launch_config
+from fastfold.kernels.tuning import launch_config, shipped
 
 PROGRAMS = 512
 """Most programs of the backward pass, and so terms of the second sum; the same on every GPU, as the results are."""
@@ -241,30 +244,31 @@ def pair_bias_backward(
 
 
 def specimens() -> list[Specimen]:
-    """Both kernels for every dtype and width of a pair tensor that the table knows."""
+    """Both kernels for every arithmetic, width of a pair tensor and configuration, with the most heads."""
+    kernels = {"forward": pair_bias_forward_kernel, "backward": pair_bias_backward_kernel}
     found = []
-    for dtype, name in TRITON_TYPES.items():
-        for width in (16, 32, 64, 128, 256):
-            for direction, kernel in (
-                ("forward", pair_bias_forward_kernel),
-                ("backward", pair_bias_backward_kernel),
-            ):
-                config = launch_config(f"pair_bias_{direction}", _key(dtype, width), torch.device("cpu"))
-                data = dict.fromkeys(("p_z", "p_out", "p_grad", "p_grad_z", "p_weight"), f"*{name}")
-                exact = dict.fromkeys(("p_norm_weight", "p_norm_bias", "p_product", "p_sum"), "*fp32")
-                sizes = dict.fromkeys((*_SIZES, "channels", "heads"), "i32")
-                strides = {f"stride_{t}{i}": "i32" for t in "gzo" for i in range(3)}
-                constants = {"NEED_Z": True, "NEED_PARAMETERS": True, "AXES": 2, "PRECISION": "ieee"}
-                constants |= {**_blocks(8, width), **config.blocks, "stride_o2": 1, "stride_g2": 1}
-                found.append(
-                    Specimen(
-                        f"pair_bias_{direction} {str(dtype).removeprefix('torch.')} c={width}",
-                        kernel,
-                        data | exact | sizes | strides | {"eps": "fp32"},
-                        {k: v for k, v in constants.items() if k in kernel.arg_names},
-                        config.num_warps,
-                        config.num_stages,
-                        aligned=("channels", "stride_z0", "stride_z1", "stride_z2"),
-                    )
+    for (arithmetic, dtype, products), width, (direction, kernel) in itertools.product(
+        ARITHMETICS, (16, 32, 64, 128, 256), kernels.items()
+    ):
+        for chip, config in shipped(f"pair_bias_{direction}", _key(dtype, width)):
+            data = dict.fromkeys(
+                ("p_z", "p_out", "p_grad", "p_grad_z", "p_weight"), f"*{TRITON_TYPES[dtype]}"
+            )
+            exact = dict.fromkeys(("p_norm_weight", "p_norm_bias", "p_product", "p_sum"), "*fp32")
+            sizes = dict.fromkeys((*_SIZES, "channels", "heads"), "i32")
+            strides = {f"stride_{t}{i}": "i32" for t in "gzo" for i in range(3)}
+            constants = {"NEED_Z": True, "NEED_PARAMETERS": True, "AXES": 2, "PRECISION": products}
+            constants |= {**_blocks(MOST_HEADS, width), **config.blocks, "stride_o2": 1, "stride_g2": 1}
+            found.append(
+                Specimen(
+                    f"pair_bias_{direction} {arithmetic} c={width} {chip}",
+                    kernel,
+                    data | exact | sizes | strides | {"eps": "fp32"},
+                    {k: v for k, v in constants.items() if k in kernel.arg_names},
+                    config.num_warps,
+                    config.num_stages,
+                    aligned=("channels", "stride_z0", "stride_z1", "stride_z2"),
+                    chip=chip,
                 )
+            )
     return found

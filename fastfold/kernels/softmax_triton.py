@@ -10,6 +10,8 @@ the bias in a fixed order, without atomics.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -19,7 +21,7 @@ from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
 from fastfold.kernels.layout import innermost, padded, strides
 from fastfold.kernels.softmax import MASKED_LOGIT
 from fastfold.kernels.triton_arithmetic import cast
-from fastfold.kernels.tuning import launch_config
+from fastfold.kernels.tuning import launch_config, shipped
 
 PROGRAMS = 1024
 """Programs that the backward pass cuts the rows R for; the same on every GPU, as the results are."""
@@ -219,29 +221,29 @@ def softmax_backward(
 
 
 def specimens() -> list[Specimen]:
-    """Both kernels for every dtype and length class of a row."""
+    """Both kernels for every dtype, length class of a row and configuration."""
+    kernels = {"forward": softmax_forward_kernel, "backward": softmax_backward_kernel}
+    widths = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     found = []
-    for dtype, name in TRITON_TYPES.items():
-        for width in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096):
-            for direction, kernel in (
-                ("forward", softmax_forward_kernel),
-                ("backward", softmax_backward_kernel),
-            ):
-                config = launch_config(f"softmax_{direction}", str(width), torch.device("cpu"))
-                integers = [n for n in kernel.arg_names if n.startswith("stride_")]
-                signature = {n: f"*{name}" for n in kernel.arg_names if n.startswith("p_")}
-                signature |= dict.fromkeys([*_SIZES, "batch", *integers], "i32") | {"p_grad_bias": "*fp32"}
-                switches = ("HAS_BIAS", "HAS_MASK", "NEED_SCORES", "NEED_BIAS")
-                constants = dict.fromkeys(switches, True) | {"BK": width, **config.blocks}
-                found.append(
-                    Specimen(
-                        f"softmax_{direction} {str(dtype).removeprefix('torch.')} keys={width}",
-                        kernel,
-                        {k: v for k, v in signature.items() if k in kernel.arg_names},
-                        {k: v for k, v in constants.items() if k in kernel.arg_names},
-                        config.num_warps,
-                        config.num_stages,
-                        aligned=integers,
-                    )
+    for dtype, width, (direction, kernel) in itertools.product(
+        TRITON_TYPES.values(), widths, kernels.items()
+    ):
+        for chip, config in shipped(f"softmax_{direction}", str(width)):
+            integers = [n for n in kernel.arg_names if n.startswith("stride_")]
+            signature = {n: f"*{dtype}" for n in kernel.arg_names if n.startswith("p_")}
+            signature |= dict.fromkeys([*_SIZES, "batch", *integers], "i32") | {"p_grad_bias": "*fp32"}
+            switches = ("HAS_BIAS", "HAS_MASK", "NEED_SCORES", "NEED_BIAS")
+            constants = dict.fromkeys(switches, True) | {"BK": width, **config.blocks}
+            found.append(
+                Specimen(
+                    f"softmax_{direction} {dtype} keys={width} {chip}",
+                    kernel,
+                    {k: v for k, v in signature.items() if k in kernel.arg_names},
+                    {k: v for k, v in constants.items() if k in kernel.arg_names},
+                    config.num_warps,
+                    config.num_stages,
+                    aligned=integers,
+                    chip=chip,
                 )
+            )
     return found

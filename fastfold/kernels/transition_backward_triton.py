@@ -27,7 +27,7 @@ from fastfold.kernels.normalised_rows import (
     specimens_of,
     splits,
 )
-from fastfold.kernels.transition_triton import CHANNELS, EPS, WHOLE, typed_parameters
+from fastfold.kernels.transition_triton import EPS, WHOLE, typed_parameters
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
 
 
@@ -266,7 +266,6 @@ def specimens() -> list[Specimen]:
         {
             "transition_backward_rows": Kernel(
                 transition_backward_rows_kernel,
-                CHANNELS,
                 lambda c, dtype: backward_constants(c, dtype) | {"ADD_GRAD": True},
                 ("hidden", "x_n", "grad_n", "grad_x_n"),
                 ("rows",),
@@ -275,7 +274,6 @@ def specimens() -> list[Specimen]:
             ),
             "transition_backward_weights": Kernel(
                 transition_backward_weights_kernel,
-                CHANNELS,
                 backward_constants,
                 ("hidden", "x_n", "grad_n"),
                 ("rows",),

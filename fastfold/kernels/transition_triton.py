@@ -29,9 +29,6 @@ EPS = 1e-5
 WHOLE = 2**62
 """More positions than there are: what the strides allow is one launch."""
 
-CHANNELS = (64, 128, 256)
-"""Channels that configurations ship for."""
-
 
 @triton.jit(do_not_specialize=["rows"])
 def transition_forward_kernel(
@@ -134,7 +131,6 @@ def specimens() -> list[Specimen]:
         {
             "transition_forward": Kernel(
                 transition_forward_kernel,
-                CHANNELS,
                 lambda c, dtype: {"C": c, "BC": padded(c), "HAS_RESIDUAL": True},
                 ("hidden", "x_n", "residual_n", "out_n"),
                 ("rows",),

@@ -18,8 +18,10 @@ from torch import Tensor
 from fastfold.kernels import (
     triangle_output_gradient_kernels,
     triangle_output_kernels,
+    triangle_output_weights_kernel,
     triangle_projection_gradient_kernels,
     triangle_projection_kernels,
+    triangle_projection_weights_kernel,
 )
 from fastfold.kernels.ahead_of_time import Specimen
 from fastfold.kernels.blocks import Scratch
@@ -27,8 +29,10 @@ from fastfold.kernels.normalised_rows import specimens_of
 from fastfold.kernels.triangle_contraction import ContractionPlan, contract, contract_backward, multiply
 from fastfold.kernels.triangle_output_gradient_kernels import output_backward
 from fastfold.kernels.triangle_output_kernels import write_update
+from fastfold.kernels.triangle_output_weights_kernel import output_weights_backward
 from fastfold.kernels.triangle_projection_gradient_kernels import projection_backward
 from fastfold.kernels.triangle_projection_kernels import project
+from fastfold.kernels.triangle_projection_weights_kernel import projection_weights_backward
 
 
 def arranged(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -105,23 +109,29 @@ def backward(
     between = backward_dtype(z, c)
     grad_z = torch.empty_like(z, dtype=between)
     totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    need_first, need_last = any(needs[3:7]), any(needs[9:])
+
+    def add(to: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+        for total, part in zip(to, parts, strict=True):
+            total += part
+
     for i in itertools.product(*map(range, z.shape[:-3] if z.numel() else (0,))):
         sides, product = (z.new_empty(k, n, n, dtype=between) for k in (2 * c, c))
         project(sides, z[i], mask[i], parameters, 0, c, split=z.dtype != torch.float32)
         left, right = sides[:c], sides[c:]
         contract(left, right, slice(0, n), outgoing, product)
         b_dropout = None if dropout is None else dropout[i]
-        last = output_backward(product, z[i], grad[i], grad_z[i], b_dropout, parameters, any(needs[9:]))
+        if need_last:  # before the gradient of the product takes its place
+            add(totals[8:], output_weights_backward(product, z[i], grad[i], b_dropout, parameters))
+        add(totals[6:8], output_backward(product, z[i], grad[i], grad_z[i], b_dropout, parameters))
         group = triton.cdiv(c, 8)
         buffer = torch.empty_like(left[:group])
         for b_grad, b_left, b_right in zip(*(x.split(group) for x in (product, left, right)), strict=True):
             contract_backward(b_grad, b_left, b_right, outgoing, buffer[: len(b_grad)])
         del product, buffer
-        first = projection_backward(
-            sides, z[i], mask[i], grad[i], grad_z[i], parameters, add_grad, any(needs[3:7])
-        )
-        for total, part in zip(totals, first + last, strict=True):
-            total += part
+        if need_first:
+            add(totals[2:6], projection_weights_backward(sides, z[i], mask[i], parameters))
+        add(totals[:2], projection_backward(sides, z[i], mask[i], grad[i], grad_z[i], parameters, add_grad))
     return [grad_z, *totals]
 
 
@@ -131,5 +141,7 @@ def specimens() -> list[Specimen]:
         triangle_projection_kernels.kernels()
         | triangle_output_kernels.kernels()
         | triangle_output_gradient_kernels.kernels()
+        | triangle_output_weights_kernel.kernels()
         | triangle_projection_gradient_kernels.kernels()
+        | triangle_projection_weights_kernel.kernels()
     )

@@ -156,7 +156,6 @@ def kernels() -> dict[str, Kernel]:
     return {
         "triangle_output": Kernel(
             triangle_output_kernel,
-            (64, 128),
             lambda c, dtype: constants(c, dtype) | {"HAS_DROPOUT": True, "HAS_RESIDUAL": True},
             (
                 "size",

@@ -139,7 +139,6 @@ def kernels() -> dict[str, Kernel]:
     return {
         "triangle_project": Kernel(
             triangle_project_kernel,
-            (64, 128),
             lambda c, dtype: {"C": c, "CZ": c, "BZ": padded(c), "SPLIT": dtype != torch.float32},
             ("size", "first", "group", "z_i", "z_j", "mask_i"),
             ("n",),

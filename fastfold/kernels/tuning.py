@@ -2,13 +2,19 @@
 
 Sizes that only scale the grid are run-time arguments and no key of the table: a kernel is compiled per configuration
 and dtype, not per sequence length.
+
+An entry is timed if it says on which GPU (``timed_on``). All others were chosen by what the compiled code needs: of the
+blocks whose registers do not spill on any architecture of the class, and of whose programs two fit into the shared
+memory and the registers of a processor, the largest. Nobody has timed them. Kernels that use next to no shared memory
+(layer norm, softmax, pair bias) and products of float32, which fill registers first, have the same blocks everywhere,
+under the class ``any``. ``python benchmarks/kernels.py --tune`` writes entries of the GPU that it runs on.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
@@ -19,6 +25,29 @@ FALLBACK = "any"
 
 
 @dataclass(frozen=True)
+class ChipClass:
+    """GPUs that share their entries in the table.
+
+    Attributes:
+        architectures: Compute capabilities that the entries are built for.
+        shared: Bytes of shared memory that a program may use (CUDA programming guide, table of compute capabilities).
+    """
+
+    architectures: tuple[int, ...]
+    shared: int
+
+
+CHIPS = {
+    "sm_80": ChipClass((80,), 163 * 1024),
+    "sm_90": ChipClass((90,), 227 * 1024),
+    "sm_100": ChipClass((100,), 227 * 1024),
+    "rtx": ChipClass((89,), 99 * 1024),
+    FALLBACK: ChipClass((80, 90, 100), 99 * 1024),
+}
+"""Classes of chips by name; entries of the last serve all others too, so that they fit into the least memory."""
+
+
+@dataclass(frozen=True)
 class LaunchConfig:
     """How a kernel is launched.
 
@@ -26,11 +55,13 @@ class LaunchConfig:
         blocks: Its block sizes (``tl.constexpr`` arguments), by name.
         num_warps: Warps of a program.
         num_stages: Stages of software pipelining.
+        timed_on: The GPU on which it was found to be the fastest, or None if nobody has timed it.
     """
 
     blocks: dict[str, int]
     num_warps: int = 4
     num_stages: int = 2
+    timed_on: str | None = field(default=None, compare=False)
 
     @property
     def launch(self) -> dict[str, int | bool]:
@@ -47,7 +78,7 @@ class LaunchConfig:
 
 
 def chip_class(device: torch.device) -> str:
-    """Class of a GPU in the table: ``sm_80`` (A100), ``sm_90`` (H100, H200), ``sm_100`` (B200), ``rtx``, or ``any``."""
+    """Class in :data:`CHIPS`: ``sm_80`` (A100), ``sm_90`` (H100, H200), ``sm_100`` (B200), ``rtx`` or ``any``."""
     if device.type != "cuda" or torch.version.hip is not None:
         return FALLBACK
     major, minor = torch.cuda.get_device_capability(device)
@@ -74,6 +105,16 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
             if name in entries.get(chip, {}):
                 return entries[chip][name]
     raise KeyError(f"no configuration of {kernel} for {key}")
+
+
+def shipped(kernel: str, key: str) -> list[tuple[str, LaunchConfig]]:
+    """Classes of chips with the configuration that each has of its own for a kernel and key."""
+    found = []
+    for chip, entries in configurations()[kernel].items():
+        config = entries.get(key) or entries.get(FALLBACK)
+        if config is not None:
+            found.append((chip, config))
+    return found
 
 
 @functools.cache

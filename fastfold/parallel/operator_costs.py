@@ -150,6 +150,8 @@ OPERATOR_COSTS: dict[str, Callable[[Arguments], OperatorCost]] = {
     "pair_bias_backward": _pair_bias_backward,
     "layer_norm": _no_product,
     "layer_norm_backward": _no_product,
+    "residual_update": _no_product,
+    "residual_update_backward": _no_product,
     "softmax": _no_product,
     "softmax_backward": _no_product,
 }

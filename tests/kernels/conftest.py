@@ -1,4 +1,8 @@
-"""Triton kernels of this folder's tests run in Triton's interpreter where there is no GPU."""
+"""Triton kernels of this folder's tests run in Triton's interpreter where there is no GPU.
+
+The interpreter of Triton 3.6 needs NumPy before 2.4, which no longer turns arrays of one element into numbers; that of
+Triton 3.9 takes any.
+"""
 
 from __future__ import annotations
 

@@ -104,6 +104,27 @@ MUTANTS = [
         "bias of the norm",
     ),
     Mutant(
+        "residual_update",
+        "residual_update_triton",
+        "b_out *= load_rows(",
+        "b_out += 0.0 * load_rows(",
+        "dropout",
+    ),
+    Mutant(
+        "residual_update",
+        "residual_update_triton",
+        "b_out += tl.load(p_bias",
+        "b_out += 0.0 * tl.load(p_bias",
+        "bias",
+    ),
+    Mutant(
+        "residual_update",
+        "residual_update_triton",
+        "tl.load(p_rows, mask=m_x, other=0.0)",
+        "tl.load(p_rows, mask=(o_row >= 0)[:, None] & (o_channel >= 0)[None, :], other=0.0)",
+        "tails",
+    ),
+    Mutant(
         "transition", "transition_triton", "b_hidden += tl.load(b1", "b_hidden += 0.0 * tl.load(b1", "bias"
     ),
     Mutant(
@@ -146,7 +167,7 @@ MUTANTS = [
     ),
     Mutant(
         "outer_product_mean",
-        "outer_product_mean_backward_triton",
+        "outer_product_mean_side_kernel",
         "b_grad *= tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)",
         "b_grad *= 1.0",
         "mask, backward",
@@ -200,6 +221,13 @@ MUTANTS = [
         "gated_attention", "gated_attention_triton", "None if bias is None else bias[None]", "None", "bias"
     ),
     Mutant(
+        "gated_attention",
+        "gated_attention_triton",
+        "residual, weights.output_bias",
+        "residual, None",
+        "last bias",
+    ),
+    Mutant(
         "triangle_multiplication_outgoing",
         "triangle_projection_kernels",
         "b_side *= tl.sigmoid(b_gate) * b_mask[:, None]",
@@ -229,7 +257,7 @@ MUTANTS = [
     ),
     Mutant(
         "triangle_multiplication_outgoing",
-        "triangle_projection_gradient_kernels",
+        "triangle_projection_weights_kernel",
         "b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, mask=m_m[:, None] & ",
         f"b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, {_ALL_ROWS}",
         "tail of positions, backward",
@@ -305,8 +333,8 @@ def test_what_lies_beside_the_inputs_is_not_read(operator: str, monkeypatch: pyt
 def test_a_mutant_is_noticed(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in {m.module for m in MUTANTS if m.operator == mutant.operator}:
         importlib.import_module(f"fastfold.kernels.{module}")
-    importlib.import_module("fastfold.kernels.attention_backward_triton")
-    importlib.import_module("fastfold.kernels.triangle_multiplication_triton")
+    for name in ("attention_backward", "residual_update_backward", "triangle_multiplication"):
+        importlib.import_module(f"fastfold.kernels.{name}_triton")
     _replace(mutant, tmp_path, monkeypatch)
     with pytest.raises(AssertionError):
         _compare(mutant.operator, monkeypatch)

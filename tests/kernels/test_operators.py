@@ -17,6 +17,7 @@ from fastfold.kernels.gated_attention import gated_attention_definition
 from fastfold.kernels.layer_norm import layer_norm_definition
 from fastfold.kernels.outer_product_mean import outer_product_mean_definition
 from fastfold.kernels.pair_bias import pair_bias_definition
+from fastfold.kernels.residual_update import residual_update_definition
 from fastfold.kernels.transition import transition_definition
 from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
 
@@ -77,6 +78,11 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
     if name == "pair_bias":
         inputs = {"z": _randn(*batch, n, n, 12)} | _norm(12) | {"weight": _randn(2, 12)}
         return Case(kernels.pair_bias, pair_bias_definition, inputs, frozenset())
+    if name == "residual_update":
+        inputs = {key: _randn(*batch, 3, n, 12) for key in ("x", "residual", "gate")} | {"bias": _randn(12)}
+        inputs["dropout"] = 2.0 * (_randn(*batch, 1, n, 12) > 0)
+        constants = frozenset({"dropout"})
+        return Case(kernels.residual_update, residual_update_definition, inputs, constants)
     if name == "transition":
         inputs = {"x": _randn(*batch, n, 12)} | _norm(12)
         inputs |= {"w1": _randn(48, 12) / 3, "b1": _randn(48), "w2": _randn(12, 48) / 6, "b2": _randn(12)}
@@ -102,6 +108,7 @@ NAMES = [
     "gated_attention",
     "outer_product_mean",
     "pair_bias",
+    "residual_update",
     "transition",
     "triangle_multiplication_outgoing",
     "triangle_multiplication_incoming",
