@@ -172,6 +172,13 @@ def _parser() -> argparse.ArgumentParser:
         help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
         "blocks follow from it",
     )
+    infer.add_argument(
+        "--pae",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
+        "pTM and ipTM are computed all the same)",
+    )
     infer.add_argument("--no-plots", action="store_true", help="write no pictures")
     infer.add_argument(
         "--parallel",
@@ -244,6 +251,7 @@ def _infer(options: argparse.Namespace) -> int:
         seed=options.seed,
         precision=options.precision,
         plots=not options.no_plots,
+        pae={"auto": None, "yes": True, "no": False}[options.pae],
     )
     with _orderly_termination():
         summary = run(

@@ -16,7 +16,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, choose_device, fold, set_precision
+from fastfold.inference.folding import Precision, choose_device, fold, keeps_pae, set_precision
 from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import network_name, weights_path
@@ -64,6 +64,7 @@ def predict(
     seed: int = 0,
     name: str = "query",
     memory_budget: str | int | None = None,
+    pae: bool | None = None,
 ) -> Prediction:
     """Fold a sequence.
 
@@ -79,6 +80,7 @@ def predict(
         name: Name for files and scores.
         memory_budget: What the fold may take, ``24GiB`` for example; by default what the device has free. The sizes
             of all blocks follow from it.
+        pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
 
     Returns:
         The prediction, plain values; :meth:`~fastfold.inference.prediction.Prediction.save` writes it.
@@ -120,6 +122,7 @@ def predict(
             seed=seed,
             num_recycles=num_recycles,
             plan=plan,
+            pae=keeps_pae(target.num_residues, pae),
         )
 
     size = target.num_residues

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ from fastfold.inference.prediction import Prediction
 
 Precision = Literal["fp32", "bf16"]
 OnCycle = Callable[[int, dict[str, Any]], None]
+LARGEST_PAE = 5000
+"""Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
 
@@ -82,6 +85,7 @@ def fold(
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
     plan: FoldPlan | None = None,
+    pae: bool = True,
 ) -> Prediction:
     """Run the network on a target's features: in place, without dropout and gradients.
 
@@ -96,6 +100,7 @@ def fold(
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
         plan: How to run it, for :func:`run_network`; by default with :data:`FOLDING_POLICY`.
+        pae: Whether the prediction has aligned errors of all pairs; without, nothing of that size is ever there.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -105,8 +110,12 @@ def fold(
         return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
 
     is_complex = model.multimer and len(chains) > 1
-    rest = () if plan is None else (plan,)
-    result, arrays = (run or run_network)(model, features, num_recycles, on_cycle, is_complex, *rest)
+    if run is None:
+        run = partial(run_network, plan=plan, pae=pae)
+    result, arrays = run(model, features, num_recycles, on_cycle, is_complex)
+    if not pae:
+        for key in ("pae", "max_pae"):
+            arrays.pop(key, None)
     structure = result["structure_module"]
     arrays["atom_positions"] = structure["final_atom_positions"]
     order = _input_order(sampler)
@@ -115,7 +124,7 @@ def fold(
         raise OutputError(
             f"{name}: the network produced numbers that are not finite; try --precision fp32 and check the weights"
         )
-    pae = values.get("pae")
+    errors = values.get("pae")
     return Prediction(
         name=name,
         sequences=tuple(chain.sequence for chain in chains),
@@ -128,7 +137,7 @@ def fold(
         atom_positions=values["atom_positions"][order],
         atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
         plddt=values["plddt"][order],
-        pae=None if pae is None else pae[np.ix_(order, order)],
+        pae=None if errors is None else _ordered(errors, order),
         max_pae=float(values["max_pae"]) if "max_pae" in values else None,
         ptm=float(values["ptm"]) if "ptm" in values else None,
         iptm=float(values["iptm"]) if "iptm" in values else None,
@@ -142,8 +151,11 @@ def run_network(
     on_cycle: OnCycle | None,
     is_complex: bool,
     plan: FoldPlan | None = None,
+    pae: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
+
+    Confidences of pairs are computed in blocks of rows; of these, ``pae`` alone is kept whole.
 
     Args:
         model: The network.
@@ -152,6 +164,7 @@ def run_network(
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         is_complex: Whether there are interfaces to score.
         plan: How to run it; by default with :data:`FOLDING_POLICY`.
+        pae: Whether to keep ``pae``.
     """
     data = model.config.get("data")
     num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
@@ -163,21 +176,32 @@ def run_network(
     try:
         with torch.inference_mode():
             result = model.eval()(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
-            return result, _confidences(result, is_complex)
+            return result, _confidences(result, is_complex, pae)
     finally:
         model.train(training)
 
 
-def _confidences(result: dict[str, Any], is_complex: bool) -> dict[str, Tensor]:
+def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:
     found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
     head = result.get("predicted_aligned_error")
     if head is not None:
         logits, breaks = head["logits"], head["breaks"]
-        found["pae"], found["max_pae"] = predicted_aligned_error(logits, breaks)
+        if pae:
+            found["pae"], found["max_pae"] = predicted_aligned_error(logits, breaks)
         found["ptm"] = predicted_tm_score(logits, breaks)
         if is_complex:
             found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
     return found
+
+
+def _ordered(errors: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Rows and columns in an order; the array itself where they are in it already."""
+    return errors if np.array_equal(order, np.arange(len(order))) else errors[np.ix_(order, order)]
+
+
+def keeps_pae(residues: int, wanted: bool | None) -> bool:
+    """Whether a target's aligned errors are kept; where nobody has decided, up to :data:`LARGEST_PAE` residues."""
+    return residues <= LARGEST_PAE if wanted is None else wanted
 
 
 def _input_order(sampler: FeatureSampler) -> np.ndarray:

@@ -6,6 +6,7 @@ Each function counts the tensors that live at once in one step, as the code of :
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ _FIXED_CUDA, _CUDA_BLOCK = 768 << 20, 2**27
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
 # Bytes per pair of residues in a block: distances, bins and one-hot rows on the way to an embedding; scores of points.
 _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
+
+Before = Callable[[int], int]
+"""Elements of a block to bytes."""
 
 LARGEST_BLOCK = 1 << 22
 """Elements of the largest blocks that rows are cut into: larger ones gain nothing."""
@@ -119,13 +123,15 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     always = fixed + fold.parameters + unit + mask
     steps, row = costs.of(config, fold), row_elements(config, fold)
 
-    def cut(name: str, resident: int, per_element: float, constant: int = 0) -> Operator:
-        """A step whose rows are cut: blocks take so many bytes for each of their elements."""
+    def cut(
+        name: str, resident: int, per_element: float, constant: int = 0, before: Before = lambda _: 0
+    ) -> Operator:
+        """A step whose rows are cut: blocks take so many bytes for each of their elements, or more ``before`` that."""
         sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
         ways = tuple(
             Way(
                 size,
-                constant + int(per_element * size * row[name]),
+                max(before(size * row[name]), constant + int(per_element * size * row[name])),
                 steps.work[name] + steps.per_block[name] * -(-n // size),
             )
             for size in dict.fromkeys(sizes)
@@ -143,9 +149,21 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     heads = c.evoformer.msa_row_attention_with_pair_bias.num_head
     in_stack = always + msa + extra
     found.append(cut("MSA attention", in_stack, 4 * e, heads * pairs * e))
-    outer = c.evoformer.outer_product_mean.num_outer_channel
-    sides = 3 * max(fold.extra, msa_rows) * n * outer * e
-    found.append(cut("outer product mean", in_stack, 3 * e, sides))
+    side = c.evoformer.outer_product_mean.num_outer_channel * n * e
+    stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
+
+    def projection(elements: int) -> int:
+        """Both sides, and a block of the MSA normalised, projected to each of them, and joined."""
+        return max(
+            2 * depth * side
+            + min(elements, depth * n * width) * e
+            + 2 * min(depth, elements // (n * width)) * side
+            for depth, width in stacks
+        )
+
+    # Then the right side once more, in the order of the products, and the norm of each pair of a block.
+    sides = 3 * max(fold.extra, msa_rows) * side
+    found.append(cut("outer product mean", in_stack, 8 / c.pair_channel, sides, projection))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
     found.append(_multiplication(config, fold, steps, in_stack, contraction))

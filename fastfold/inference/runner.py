@@ -19,7 +19,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.failures import debugging, reason
 from fastfold.inference.files import CompletionMarker
 from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, choose_device, fold
+from fastfold.inference.folding import Precision, choose_device, fold, keeps_pae
 from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import MINI, Network, about_mini, open_networks, suitable
@@ -39,12 +39,15 @@ class Settings:
         seed: Seed of everything random.
         precision: ``fp32`` or ``bf16``.
         plots: Whether pictures are drawn.
+        pae: Whether aligned errors of all pairs are kept and written; None for short targets only
+            (:func:`~fastfold.inference.folding.keeps_pae`).
     """
 
     num_recycles: int | None = None
     seed: int = 0
     precision: Precision = "fp32"
     plots: bool = True
+    pae: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +213,10 @@ class _Runner:
                     f"warning: {target.name}: no alignment of {what} in {self.msa_dir}; its sequence alone is used"
                 )
         evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
+        if self.settings.pae is None and not keeps_pae(target.num_residues, None):
+            say(
+                f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
+            )
         names = ", ".join(network.name for network in networks)
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}")
         predictions = [
@@ -283,6 +290,7 @@ class _Runner:
                 on_cycle=on_cycle,
                 run=None if self.team is None else self.team.run,
                 plan=plan,
+                pae=keeps_pae(target.num_residues, self.settings.pae),
             )
 
         try:

@@ -10,16 +10,20 @@ from __future__ import annotations
 import json
 import sys
 
-import numpy as np
-import torch
+from fastfold.environment import prepare_environment
 
-from fastfold.data.alignment import Msa
-from fastfold.data.features import featurize
-from fastfold.data.targets import target_from_sequence
-from fastfold.evoformer.config import model_config
-from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import Planner
-from fastfold.inference.folding import Precision, fold, set_precision
+prepare_environment()  # as the command line does, before PyTorch is loaded
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from fastfold.data.alignment import Msa  # noqa: E402
+from fastfold.data.features import featurize  # noqa: E402
+from fastfold.data.targets import target_from_sequence  # noqa: E402
+from fastfold.evoformer.config import model_config  # noqa: E402
+from fastfold.evoformer.model import AlphaFold  # noqa: E402
+from fastfold.inference.fold_plan import Planner  # noqa: E402
+from fastfold.inference.folding import Precision, fold, set_precision  # noqa: E402
 
 
 def measure(preset: str, residues: int, precision: Precision, rows: int, which: str) -> dict[str, int]:
