@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+
 import pytest
 
-from fastfold.kernels.tuning import LaunchConfig
+from fastfold.kernels.tuning import LaunchConfig, launch_config
 
 WHOLE = 512
 """``BK`` with which rows enter a product at once, as they do on tensor cores."""
@@ -15,10 +21,26 @@ CHUNKS = 16
 def force_blocks(monkeypatch: pytest.MonkeyPatch, **blocks: int) -> None:
     """Let every kernel that normalises rows run with these blocks, where it has them."""
     from fastfold.kernels import normalised_rows
-    from fastfold.kernels.tuning import launch_config
 
+    _force(monkeypatch, [normalised_rows], blocks)
+
+
+def force_all_blocks(monkeypatch: pytest.MonkeyPatch, **blocks: int) -> None:
+    """Let every kernel run with these blocks, where it has them."""
+    from fastfold import kernels
+
+    for module in pkgutil.iter_modules(kernels.__path__):
+        if module.name.endswith(("_triton", "_kernel", "_kernels")):
+            importlib.import_module(f"fastfold.kernels.{module.name}")
+    modules = [m for name, m in sys.modules.items() if name.startswith("fastfold.kernels.")]
+    users = [m for m in modules if hasattr(m, "launch_config") and m.__name__ != launch_config.__module__]
+    _force(monkeypatch, users, blocks)
+
+
+def _force(monkeypatch: pytest.MonkeyPatch, modules: Iterable[ModuleType], blocks: dict[str, int]) -> None:
     def forced(kernel: str, key: str, device: object) -> LaunchConfig:
         shipped = launch_config(kernel, key, device)  # type: ignore[arg-type]
         return LaunchConfig({name: blocks.get(name, size) for name, size in shipped.blocks.items()})
 
-    monkeypatch.setattr(normalised_rows, "launch_config", forced)
+    for module in modules:
+        monkeypatch.setattr(module, "launch_config", forced)
