@@ -81,6 +81,16 @@ def _layer_norm(n: int) -> Case:
     return Case("layer_norm", f"N={n}", n, make, frozenset(), 0, 2 * u, 0, 3 * u)
 
 
+def _residual_update(n: int) -> Case:
+    def make(device: torch.device, dtype: torch.dtype) -> Inputs:
+        m = _Maker(device, dtype)
+        inputs: Inputs = {"x": m.randn(n, n, C_Z), "residual": m.randn(n, n, C_Z), "bias": m.randn(C_Z)}
+        return inputs | {"dropout": m.mask(1, n, C_Z)}
+
+    u = n * n * C_Z
+    return Case("residual_update", f"N={n}", n, make, frozenset({"dropout"}), 0, 3 * u, 0, 2 * u)
+
+
 def _softmax(n: int) -> Case:
     rows = max(1, min(n, 2**28 // (HEADS * n * n)))
 
@@ -178,6 +188,7 @@ def cases(sizes: Iterable[int] = SIZES, alignments: Iterable[tuple[int, int]] = 
             _transition(n),
             _outer_product_mean(128, n, f"128 x {n}"),
             _pair_bias(n),
+            _residual_update(n),
             _softmax(n),
         ]
     for rows, n in alignments:

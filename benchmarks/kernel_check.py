@@ -21,6 +21,7 @@ from fastfold.kernels.attention import attention_definition
 from fastfold.kernels.layer_norm import layer_norm_definition
 from fastfold.kernels.outer_product_mean import outer_product_mean_definition
 from fastfold.kernels.pair_bias import pair_bias_definition
+from fastfold.kernels.residual_update import residual_update_definition
 from fastfold.kernels.softmax import softmax_definition
 from fastfold.kernels.transition import transition_definition
 
@@ -79,6 +80,7 @@ def _part(case: Case, sample: Tensor) -> _Part:
     definitions: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
         "layer_norm": (layer_norm_definition, ("x",)),
         "transition": (transition_definition, ("x",)),
+        "residual_update": (residual_update_definition, ("x", "residual")),
         "softmax": (softmax_definition, ("scores", "mask")),
         "triangle_attention": (attention_definition, ("q", "k", "v", "mask")),
         "row_attention": (attention_definition, ("q", "k", "v", "mask")),

@@ -110,6 +110,7 @@ _OURS: dict[str, Operator] = {
     "outer_product_mean": kernels.outer_product_mean,
     "transition": kernels.transition,
     "pair_bias": kernels.pair_bias,
+    "residual_update": kernels.residual_update,
 }
 _PLAIN: dict[str, Operator] = {
     name: getattr(plain, "attention" if name.endswith("attention") else name) for name in _OURS

@@ -27,6 +27,7 @@ _OPERATORS = (
     "outer_product_mean",
     "row_attention",
     "pair_bias",
+    "residual_update",
     "softmax",
 )
 _SIZES = (1024, 384, 2048, 256, 4096, 512, 768, 3072)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from kernel_cases import Case
@@ -175,18 +176,28 @@ def write_tables(
     """
     written = []
     chip = chip_class(device)
+    timed = {"timed_on": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     for path in sorted(folder.glob("*.json")):
         table = json.loads(path.read_text(encoding="utf-8"))
         before = json.dumps(table)
         for (kernel, key), config in best.items():
             if kernel in table:
-                entry = {
-                    "blocks": config.blocks,
-                    "num_warps": config.num_warps,
-                    "num_stages": config.num_stages,
-                }
+                entry: dict[str, Any] = {"blocks": config.blocks, "num_warps": config.num_warps}
+                entry |= {"num_stages": config.num_stages} | timed
                 table[kernel].setdefault(chip, {})[key] = entry
         if json.dumps(table) != before:
-            write_atomic(path, json.dumps(table, indent=2) + "\n")
+            write_atomic(path, table_text(table))
             written.append(path)
     return written
+
+
+def table_text(table: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """A table as JSON, with a line for each entry."""
+    kernels = []
+    for kernel, chips in table.items():
+        classes = []
+        for chip, entries in chips.items():
+            lines = [f"   {json.dumps(key)}: {json.dumps(entry)}" for key, entry in entries.items()]
+            classes.append(f"  {json.dumps(chip)}: {{\n" + ",\n".join(lines) + "\n  }")
+        kernels.append(f" {json.dumps(kernel)}: {{\n" + ",\n".join(classes) + "\n }")
+    return "{\n" + ",\n".join(kernels) + "\n}\n"

@@ -148,6 +148,19 @@ def transition(
     return _finished(functional.linear(hidden, w2, b2), residual, None)
 
 
+def residual_update(
+    x: Tensor,
+    residual: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    gate: Tensor | None = None,
+    dropout: Tensor | None = None,
+) -> Tensor:
+    """See :func:`fastfold.kernels.residual_update`."""
+    x = x if bias is None else x + bias
+    return _finished(x if gate is None else x * gate.sigmoid(), residual, dropout)
+
+
 def _finished(update: Tensor, residual: Tensor | None, dropout: Tensor | None) -> Tensor:
     update = update if dropout is None else update * dropout
     return update if residual is None else residual + update

@@ -125,7 +125,9 @@ def test_the_block_is_the_official_one(load: Any) -> None:
             assert official[step][name] == value, (step, name)
 
 
-@pytest.mark.parametrize("operator", ["layer_norm", "triangle_multiplication", "outer_product_mean"])
+@pytest.mark.parametrize(
+    "operator", ["layer_norm", "residual_update", "triangle_multiplication", "outer_product_mean"]
+)
 def test_the_check_at_large_sizes_notices_what_is_wrong(
     load: Any, operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
