@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from fastfold.kernels.host_tier import WaitingRows
 from fastfold.kernels.triangle_contraction import ContractionPlan
 
 Branch = Callable[[Tensor, slice, Tensor | None, Tensor | None], Tensor]
@@ -32,6 +33,7 @@ class ExecutionPolicy:
         contraction: How much a triangle multiplication holds at a time, and where its product waits.
         hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
             rather than embed it twice.
+        park_pair: Let the pair wait on the contraction's host while templates are embedded.
         lazy_logits: Give the logits of pairs as :class:`LazyRows`, computed when they are asked for.
         heads: Names of the heads to run; None for all. What no head needs is freed early.
     """
@@ -40,6 +42,7 @@ class ExecutionPolicy:
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     hold_templates: bool = True
+    park_pair: bool = False
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
 
@@ -83,6 +86,14 @@ class ExecutionPolicy:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
+    def parked(self, pair: Tensor) -> WaitingRows | None:
+        """The pair ``[*, N, N, c]`` on the host until it is asked back; None where it stays."""
+        host = self.contraction.host
+        alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
+        if not self.park_pair or not self.inplace or host is None or not alone or torch.is_grad_enabled():
+            return None
+        return WaitingRows(pair, host)
+
     def map(
         self,
         x: Tensor,
@@ -92,6 +103,7 @@ class ExecutionPolicy:
         start: int = 0,
         channels: int = 1,
         consume: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor:
         """``function(block, index)`` over blocks of ``x``, joined along the same axis of the results.
 
@@ -102,13 +114,13 @@ class ExecutionPolicy:
             start: The index that the first of ``x`` has in whatever ``x`` is a part of.
             channels: How many elements the function makes of one of ``x``, for the size of the blocks.
             consume: ``x`` is not needed any more: its memory may hold the result.
+            out: Where the result goes, if no gradients are recorded.
         """
         blocks = list(self.slices(x, dim, channels))
-        out: Tensor | None = None
         results = []
         for index in blocks:
             found = function(_take(x, dim, index), slice(start + index.start, start + index.stop))
-            if len(blocks) == 1 or torch.is_grad_enabled():
+            if (len(blocks) == 1 and out is None) or torch.is_grad_enabled():
                 results.append(found)
                 continue
             if out is None:

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
+from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer, updated
+from fastfold.kernels.host_tier import WaitingRows
 from fastfold.protein.own_frame import own_frame_direction
 from fastfold.protein.torsions import chi_angles, pseudo_beta, pseudo_beta_mask
 
@@ -64,6 +65,8 @@ class MultimerTemplateEmbedder(Executed):
         asym_id = features["asym_id"]
         count = features["template_aatype"].shape[-2]
         total: Tensor | None = None
+        waiting = self.policy.parked(pair)
+        pair = pair if waiting is None else waiting.stand_in
         for t in range(count):
             embedded = self._embed(
                 features["template_aatype"][..., t, :],
@@ -71,6 +74,7 @@ class MultimerTemplateEmbedder(Executed):
                 features["template_all_atom_mask"][..., t, :, :],
                 asym_id,
                 pair,
+                waiting,
                 pair_mask,
                 first_row,
             )
@@ -78,8 +82,15 @@ class MultimerTemplateEmbedder(Executed):
             del embedded
         assert total is not None, "the multimer network needs at least one (possibly empty) template"
 
+        pair = self._add(pair, total, count, waiting)
+        del total
+        return pair if waiting is None else waiting.back()
+
+    def _add(self, pair: Tensor, total: Tensor, count: int, waiting: WaitingRows | None) -> Tensor:
+        """The pair with the mean of all templates added."""
+
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            return add_update(rows, self.output(F.relu(total[..., index, :, :] / count)), out)
+            return updated(rows, self.output(F.relu(total[..., index, :, :] / count)), out, waiting, index)
 
         return self.policy.residual(pair, branch, dim=-3)
 
@@ -96,6 +107,7 @@ class MultimerTemplateEmbedder(Executed):
         mask: Tensor,
         asym_id: Tensor,
         pair: Tensor,
+        waiting: WaitingRows | None,
         pair_mask: Tensor,
         first_row: int,
     ) -> Tensor:
@@ -120,6 +132,8 @@ class MultimerTemplateEmbedder(Executed):
             for axis, linear in enumerate(self.unit_vector):
                 total = total + linear(vectors[..., axis : axis + 1].to(pair.dtype))
             total = total + self.backbone_mask(backbone_pair.to(pair.dtype))
+            if waiting is not None:
+                query = waiting.rows(slice(rows.start - first_row, rows.stop - first_row))
             return total + self.query(self.query_norm(query))
 
         embedded = self.policy.map(pair, embed_rows, dim=-3, start=first_row)

@@ -14,6 +14,7 @@ from fastfold.evoformer.embedders import distogram_bins
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.kernels.host_tier import WaitingRows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.rigid import Rigid
 from fastfold.protein.torsions import atom37_to_torsion_angles
@@ -50,6 +51,16 @@ def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
     # The official frame has C on its x axis and N in the x-y plane.
     frames = Rigid.from_three_points(2 * ca - c, ca, n)[..., rows, None]
     return frames.invert_apply(ca[..., None, :, :])
+
+
+def updated(
+    rows: Tensor, update: Tensor, out: Tensor | None, waiting: WaitingRows | None, index: slice
+) -> Tensor:
+    """The end of a branch that adds to rows of the pair, here or where it waits."""
+    if waiting is None:
+        return add_update(rows, update, out)
+    waiting.write(index, waiting.rows(index).add_(update))
+    return rows
 
 
 class TemplateEmbedder(Executed):
@@ -119,9 +130,16 @@ class TemplateEmbedder(Executed):
         # The weights need the pair as it was and all templates; after that each template adds its part.
         held: dict[int, Tensor] = {}
         logits = []
-        for t in shown:
+        waiting = self.policy.parked(pair) if shown else None
+        pair = pair if waiting is None else waiting.stand_in
+        scores: Tensor | None = None
+        if not torch.is_grad_enabled():
+            size = (*pair.shape[:-1], self.attention.heads, len(shown))
+            scores = pair.new_empty(size, dtype=torch.promote_types(pair.dtype, torch.float32))
+        for place, t in enumerate(shown):
             template = embed(t)
-            logits.append(self._logits(pair, template))
+            own = None if scores is None else scores[..., place]
+            logits.append(self._logits(pair, template, waiting, own))
             if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
                 held[t] = template
             del template
@@ -132,40 +150,52 @@ class TemplateEmbedder(Executed):
         def softmax(rows: Tensor, _: slice) -> Tensor:
             return torch.softmax(rows.masked_fill(hidden, -1e9), -1)
 
-        weights = torch.stack(logits, -1)
+        weights = torch.stack(logits, -1) if scores is None else scores
         del logits
         weights = self.policy.map(weights, softmax, dim=-4, consume=True)
         any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
         for place, t in enumerate(shown):
             template = held.pop(t) if t in held else embed(t)
             bias = self.attention.output.bias if place == 0 else None
-            pair = self._add(pair, template, weights[..., place], any_template, bias)
+            pair = self._add(pair, waiting, template, weights[..., place], any_template, bias)
             del template
+        if waiting is not None:
+            del scores, weights
+            pair = waiting.back()
         return pair
 
-    def _logits(self, pair: Tensor, template: Tensor) -> Tensor:
+    def _logits(
+        self, pair: Tensor, template: Tensor, waiting: WaitingRows | None, out: Tensor | None
+    ) -> Tensor:
         """How much each pair attends to a template ``[*, rows, N, c_t]``: ``[*, rows, N, H]``, in an exact dtype."""
         exact = torch.promote_types(pair.dtype, torch.float32)
 
         def of_rows(rows: Tensor, index: slice) -> Tensor:
             split = (self.attention.heads, -1)
+            if waiting is not None:
+                rows = waiting.rows(index)
             q = self.attention.query(rows).unflatten(-1, split).to(exact)
             k = self.attention.key(template[..., index, :, :]).unflatten(-1, split).to(exact)
             return (q * k).sum(-1) * q.shape[-1] ** -0.5
 
-        return self.policy.map(pair, of_rows, dim=-3)
+        return self.policy.map(pair, of_rows, dim=-3, out=out)
 
     def _add(
-        self, pair: Tensor, template: Tensor, weights: Tensor, any_template: Tensor, bias: Tensor | None
+        self,
+        pair: Tensor,
+        waiting: WaitingRows | None,
+        template: Tensor,
+        weights: Tensor,
+        any_template: Tensor,
+        bias: Tensor | None,
     ) -> Tensor:
         """The pair with one template's part of the attention added, and the bias if it is given."""
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
             value = self.attention.value(template[..., index, :, :]).unflatten(-1, (self.attention.heads, -1))
             attended = (value * weights[..., index, :, :].unsqueeze(-1).to(value.dtype)).flatten(-2)
-            return add_update(
-                rows, F.linear(attended, self.attention.output.weight, bias) * any_template, out
-            )
+            update = F.linear(attended, self.attention.output.weight, bias) * any_template
+            return updated(rows, update, out, waiting, index)
 
         return self.policy.residual(pair, branch, dim=-3)
 

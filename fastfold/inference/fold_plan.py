@@ -81,7 +81,7 @@ class FoldPlan:
             if operator.unit == "kept":
                 words = "all kept" if way.size else "embedded twice"
             if way.host:
-                words += ", product on the host"
+                words += ", pair on the host" if operator.unit == "kept" else ", product on the host"
             rows.append((operator.name, words, operator.resident + way.working))
         return rows
 
@@ -124,7 +124,7 @@ class Planner:
         plans, errors = [], []
         for found in self._alternatives(fold):
             try:
-                plans.append(choose_ways(found, budget))
+                plans.append(choose_ways(found, budget, host_budget=self.host_memory))
             except BudgetError as error:
                 errors.append(error)
         if not plans:
@@ -133,13 +133,15 @@ class Planner:
         fastest = min(sum(min(w.seconds for w in o.ways) for o in p) for p in self._alternatives(fold))
         product: Way = chunks.chosen["triangle multiplication"]
         contraction = ContractionPlan(product.size, _HOST if product.host else None)
-        held = chunks.chosen["templates"].size > 0 if "templates" in chunks.chosen else True
+        templates_way = chunks.chosen.get("templates")
+        held = templates_way is None or templates_way.size > 0
+        parked = templates_way is not None and templates_way.host > 0
         slow_down = chunks.seconds / fastest if fastest else 1.0
         unit = pair_bytes(self.config, fold)
         largest = all(chunks.chosen[o.name].size == o.ways[0].size for o in chunks.operators)
         if largest and (product.size, product.host > 0) == contractions(self.config, host=False)[0]:
             return FoldPlan(chunks, unit, slow_down, FOLDING_POLICY, {})
-        policy = replace(FOLDING_POLICY, contraction=contraction, hold_templates=held)
+        policy = replace(FOLDING_POLICY, contraction=contraction, hold_templates=held, park_pair=parked)
         row = row_elements(self.config, fold)
         blocks: dict[str, int | None] = {name: chunks.chosen[name].size * row[name] for name in row}
         return FoldPlan(chunks, unit, slow_down, policy, blocks | {"templates": TEMPLATE_BLOCK})
@@ -147,7 +149,8 @@ class Planner:
     def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """The smallest budget in bytes with which there is a plan."""
         fold = self._fold(residues, rows, templates)
-        return min(smallest_that_works(found) for found in self._alternatives(fold))
+        host = self.host_memory
+        return min(smallest_that_works(found, host_budget=host) for found in self._alternatives(fold))
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """The largest number of residues for which there is a plan within a budget."""
@@ -159,7 +162,7 @@ class Planner:
         """The steps with each of the contractions."""
         for contraction in contractions(self.config, host=self.host_memory > 0):
             found = operators(self.config, fold, self.costs, contraction)
-            if all(way.host <= self.host_memory for operator in found for way in operator.ways):
+            if all(min(way.host for way in operator.ways) <= self.host_memory for operator in found):
                 yield found
 
     def _fold(self, residues: int, rows: int | None, templates: int | None) -> Fold:

@@ -32,6 +32,7 @@ class StepTimes:
         per_group: What each further group adds.
         streaming: What is added when their products wait on the host.
         templates: All templates once.
+        unit_copy: A copy of the pair to the host, or back.
     """
 
     work: dict[str, float]
@@ -40,6 +41,7 @@ class StepTimes:
     per_group: float
     streaming: float
     templates: float
+    unit_copy: float
 
     def multiplication(self, groups: int) -> float:
         """Seconds of all triangle multiplications in so many groups of channels."""
@@ -117,6 +119,7 @@ class Costs:
             both * 2 * pairs * self.per_pair,
             max(0.0, traffic - both * 2 * 2 * n**3 * c_z / self.rate) + both * 2 * 2 * self.per_block,
             fold.templates * template_blocks * one / self.rate,
+            pairs * c_z * fold.element_size / self.bandwidth,
         )
 
 

@@ -201,7 +201,7 @@ def _multiplication(
 def _templates(
     config: Any, fold: Fold, steps: StepTimes, resident: int, contraction: tuple[int, bool]
 ) -> Operator:
-    """Templates: all embedded ones held (size 1), or each embedded twice (size 0)."""
+    """Templates: all embedded ones held (size 1), or each embedded twice (size 0); the pair may wait on the host."""
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.residues**2, fold.templates
     multimer = is_multimer(config)
@@ -213,10 +213,17 @@ def _templates(
     channels, streamed = min(c, contraction[0]), contraction[1]
     embed = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
     if multimer:
-        return Operator("templates", resident, (Way(1, one + embed, steps.templates),), "kept")
-    scores = 4 * count * template.attention.num_head * pairs
-    held = (count - 1) * one + max(embed + scores, one + 2 * scores + block)
-    ways = [Way(1, held, steps.templates)]
-    if count > 1:
-        ways.append(Way(0, max(embed + scores, 2 * scores + block), 2 * steps.templates))
+        ways = [Way(1, one + embed, steps.templates)]
+    else:
+        scores = 4 * count * template.attention.num_head * pairs
+        ways = [Way(1, (count - 1) * one + embed + scores, steps.templates)]
+        if count > 1:
+            ways.append(Way(0, embed + scores, 2 * steps.templates))
+    if streamed:
+        # The pair's memory on the device is free meanwhile; it goes to the host and is read there by each template.
+        unit = pair_bytes(config, fold)
+        trunk = config.model.embeddings_and_evoformer.evoformer.triangle_multiplication_outgoing
+        host = unit + pairs * trunk.num_intermediate_channel * e
+        seconds = (2 + count * (1 if multimer else 3)) * steps.unit_copy
+        ways += [Way(w.size, max(0, w.working - unit), w.seconds + seconds, host=host) for w in ways]
     return Operator("templates", resident, tuple(ways), "kept")

@@ -49,7 +49,7 @@ class HostTier:
 
     def __init__(self, allocate: Allocate = host_memory) -> None:
         self._allocate = allocate
-        self._buffers: dict[torch.dtype, Tensor] = {}
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned = False
         self.sent = self.returned = 0
@@ -59,14 +59,22 @@ class HostTier:
         """Bytes held in the host's memory."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def buffer(self, elements: int, like: Tensor) -> Tensor:
-        """Flat memory of the dtype of ``like``, page-locked if that is on a GPU; any earlier content is lost."""
-        held = self._buffers.get(like.dtype)
+    def buffer(self, elements: int, like: Tensor, use: str = "rows") -> Tensor:
+        """Flat memory of the dtype of ``like``, page-locked if that is on a GPU.
+
+        Any earlier content of the same ``use`` is lost, that of others stays.
+        """
+        key = use, like.dtype
+        held = self._buffers.get(key)
         if held is None or len(held) < elements:
-            self.free()
+            self._release([other for other in self._buffers if other[0] == use])
             self._pinned = like.is_cuda
-            held = self._buffers[like.dtype] = self._allocate(elements, like.dtype, like.is_cuda)
+            held = self._buffers[key] = self._allocate(elements, like.dtype, like.is_cuda)
         return held[:elements]
+
+    def resize(self, tensor: Tensor, nbytes: int) -> None:
+        """Give a tensor's memory on the device back (0 bytes), or get it again."""
+        tensor.untyped_storage().resize_(nbytes)
 
     def stream(self, device: torch.device) -> torch.cuda.Stream | None:
         """The stream of all copies of a GPU; None for other devices, where a copy is done when it returns."""
@@ -78,17 +86,60 @@ class HostTier:
 
     def free(self) -> None:
         """Give the memory back."""
-        for stream in self._streams.values():
-            stream.synchronize()
-        if self._pinned:
-            for buffer in self._buffers.values():
-                torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
-        self._buffers.clear()
+        self._release(list(self._buffers))
         self._pinned = False
+
+    def _release(self, keys: Sequence[tuple[str, torch.dtype]]) -> None:
+        if self._pinned and keys:
+            torch.cuda.synchronize()
+        for key in keys:
+            buffer = self._buffers.pop(key)
+            if self._pinned:
+                torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
 
     def __del__(self) -> None:
         if self._pinned:
             self.free()
+
+
+class WaitingRows:
+    """A tensor ``[*, N, N, c]`` without memory on the device, which is read and written on the host in blocks of rows.
+
+    Args:
+        tensor: Contiguous and alone in its memory; not to be used until :meth:`back`.
+        host: Where it waits.
+
+    Attributes:
+        stand_in: A tensor of its shape without memory or contents, to be cut into blocks in its place.
+    """
+
+    def __init__(self, tensor: Tensor, host: HostTier) -> None:
+        self.stand_in = tensor.new_empty(()).expand(tensor.shape)
+        self._tensor, self._host = tensor, host
+        self._home = host.buffer(tensor.numel(), tensor, "waiting").view(tensor.shape)
+        self._home.copy_(tensor, non_blocking=True)
+        host.sent += tensor.nbytes
+        # Freed memory is used again by what is queued on this stream, after the copy.
+        host.resize(tensor, 0)
+
+    def rows(self, index: slice) -> Tensor:
+        """Rows ``[*, rows, N, c]`` on the device."""
+        home = self._home[..., index, :, :]
+        self._host.returned += home.nbytes
+        return torch.empty(home.shape, dtype=home.dtype, device=self._tensor.device).copy_(
+            home, non_blocking=True
+        )
+
+    def write(self, index: slice, rows: Tensor) -> None:
+        """Let rows ``[*, rows, N, c]`` take the place of those that wait."""
+        self._home[..., index, :, :].copy_(rows, non_blocking=True)
+        self._host.sent += rows.nbytes
+
+    def back(self) -> Tensor:
+        """The tensor, with its memory and contents."""
+        self._host.resize(self._tensor, self._tensor.nbytes)
+        self._host.returned += self._tensor.nbytes
+        return self._tensor.copy_(self._home, non_blocking=True)
 
 
 class StreamedRows:

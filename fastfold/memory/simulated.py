@@ -33,7 +33,7 @@ class SimulatedDevice(Device):
     def __init__(self, budget: int) -> None:
         super().__init__(budget, torch.device("cpu"))
         self.other = self._highest = 0
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}
         self._paused = 0
 
     @contextmanager
@@ -84,20 +84,32 @@ class SimulatedDevice(Device):
         if self._paused or key in self._known or key in self._buffers:
             return
         self._charge(size, "a tensor made by an operator")
-        self._known.add(key)
+        self._known[key] = size
         self.other += size
         self._highest = max(self._highest, self.other)
-        weakref.finalize(storage, self._gone, key, size)
+        weakref.finalize(storage, self._gone, key)
+
+    def resized(self, tensor: Tensor) -> None:
+        """Counts a tensor anew whose memory was given back, or asked for again."""
+        storage = tensor.untyped_storage()
+        more = storage.nbytes() - self._known[storage._cdata]
+        if more > 0:
+            self._charge(more, "memory of a tensor")
+        else:
+            self._discharge(-more)
+        self._known[storage._cdata] += more
+        self.other += more
+        self._highest = max(self._highest, self.other)
 
     def on_host(self, tensor: Tensor) -> Tensor:
         """Notes that a tensor's memory is the host's, so that views made of it later are not counted."""
         storage = tensor.untyped_storage()
-        self._known.add(storage._cdata)
-        weakref.finalize(storage, self._known.discard, storage._cdata)
+        self._known[storage._cdata] = 0
+        weakref.finalize(storage, self._known.pop, storage._cdata, None)
         return tensor
 
-    def _gone(self, key: int, size: int) -> None:
-        self._known.discard(key)
+    def _gone(self, key: int) -> None:
+        size = self._known.pop(key)
         self.other -= size
         self._discharge(size)
 

@@ -71,8 +71,14 @@ def test_ten_thousand_residues_in_bfloat16() -> None:
         plan = planner.plan(10_000, limit * 10**9, rows=32, templates=0)
         assert plan.streams == (host > 0)
         assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
+        # With four templates, the pair waits on the host too.
+        plan = planner.plan(10_000, limit * 10**9, rows=32)
+        assert plan.policy.park_pair == (host > 0)
+        assert plan.chunks.host == (2 * 10_000**2 * 128 * 2 if host else 0)
     with pytest.raises(BudgetError):
         Planner(CONFIG, 2, "cuda").plan(10_000, 40 * 10**9, rows=32, templates=0)
+    with pytest.raises(BudgetError):
+        Planner(CONFIG, 2, "cuda", host_memory=30 * 10**9).plan(10_000, 40 * 10**9, rows=32)
 
 
 def test_the_host_is_used_only_where_the_device_is_too_small() -> None:
