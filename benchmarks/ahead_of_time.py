@@ -77,7 +77,8 @@ def main() -> int:
     ]
     lines += ["| " + " | ".join(map(str, row)) + " |" for row in [HEADER, ["---"] * len(HEADER), *rows]]
     write_atomic(options.out / "ahead_of_time.md", "\n".join(lines) + "\n")
-    print(*(f"DEFECT: {defect}" for defect in defects), sep="\n")
+    for defect in defects:
+        print(f"DEFECT: {defect}")
     return int(bool(defects))
 
 

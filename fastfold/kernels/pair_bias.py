@@ -27,8 +27,8 @@ _EPS = 1e-5
 LONGEST_ROW = 256
 """Most channels that Triton's kernels take."""
 
-MOST_HEADS = 32
-"""Most heads that they take."""
+MOST_HEADS = 16
+"""Most heads that they take: with 32 beside 128 channels of float32 the registers of a program do not suffice."""
 
 
 def pair_bias_definition(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def pair_bias(
         norm_weight: ``[c]``, scale of the normalisation.
         norm_bias: ``[c]``, its shift.
         weight: W ``[H, c]``.
-        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 256 channels or 32 heads are
+        backend: As in :func:`fastfold.kernels.backend.choose_backend`; more than 256 channels or 16 heads are
             PyTorch's in any case.
 
     Returns:

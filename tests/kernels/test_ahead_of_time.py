@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -14,9 +15,9 @@ import pytest
 
 import fastfold.kernels
 from fastfold.errors import ConfigError
-from fastfold.kernels.ahead_of_time import Needs, Specimen, build
+from fastfold.kernels.ahead_of_time import Needs, Specimen, all_specimens, build
 from fastfold.kernels.backend import interpreted
-from fastfold.kernels.tuning import FALLBACK
+from fastfold.kernels.tuning import CHIPS, FALLBACK, configurations
 
 # A process of its own, because this one runs Triton's interpreter.
 BUILD = """
@@ -42,6 +43,9 @@ MODULES = {
 """Every module that kernels live in, so that none is forgotten in the lists of specimens."""
 
 
+TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "ahead_of_time.csv"
+
+
 def _build(first_only: bool) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", BUILD, json.dumps(first_only)]
@@ -65,6 +69,45 @@ def test_one_kernel_of_each_module_builds_without_spills() -> None:
 @pytest.mark.slow
 def test_every_kernel_and_configuration_builds_without_spills() -> None:
     _check(_build(first_only=False))
+
+
+def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
+    """Every kernel and configuration, with the blocks that it has now, for every architecture that it ships for."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["kernel"] for row in rows if row["spill_bytes"] != "0"] == []
+    found = {
+        (row["kernel"], row["architecture"]): (row["blocks"], row["warps"], row["stages"]) for row in rows
+    }
+    specimens = all_specimens()
+    wanted = {}
+    for specimen in specimens:
+        blocks = " ".join(f"{name}={size}" for name, size in specimen.blocks.items())
+        for architecture in specimen.architectures:
+            how = (blocks, str(specimen.num_warps), str(specimen.num_stages))
+            wanted[specimen.name, f"sm_{architecture}"] = how
+    assert len(wanted) == sum(len(specimen.architectures) for specimen in specimens), "two have one name"
+    assert found == wanted, "run benchmarks/ahead_of_time.py --match the kernels that changed"
+
+
+def test_every_entry_of_the_table_of_configurations_is_built() -> None:
+    """No key is misspelled, and none is left over from a kernel that is gone."""
+    built = {(s.kernel.__name__.removesuffix("_kernel"), s.chip, *_how(s)) for s in all_specimens()}
+    for kernel, chips in configurations().items():
+        for chip, entries in chips.items():
+            assert chip in CHIPS
+            for key, config in entries.items():
+                # Chunks of channels are no wider than the rows.
+                blocks = {n: x for n, x in config.blocks.items() if n != "BK" or "_short" in key}
+                how = (config.num_warps, config.num_stages)
+                assert any(
+                    b[:2] == (kernel, chip) and b[2:4] == how and blocks.items() <= dict(b[4]).items()
+                    for b in built
+                ), (kernel, chip, key)
+
+
+def _how(specimen: Specimen) -> tuple[Any, ...]:
+    return specimen.num_warps, specimen.num_stages, tuple(specimen.blocks.items())
 
 
 def test_spills_and_too_much_shared_memory_are_defects() -> None:
