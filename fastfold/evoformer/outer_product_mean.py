@@ -39,18 +39,24 @@ class OuterProductMean(Executed):
         left, right, left_mask, right_mask = self.sides(msa, msa_mask)
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            return kernels.outer_product_mean(
-                left[..., index, :],
-                right,
-                left_mask[..., index],
-                right_mask,
-                self.output.weight,
-                self.output.bias,
-                residual=rows,
-                out=out,
-            )
+            return self.update(left[..., index, :], right, left_mask[..., index], right_mask, rows, out)
 
         return self.policy.residual(pair, branch, dim=-3)
+
+    def update(
+        self,
+        left: Tensor,
+        right: Tensor,
+        left_mask: Tensor,
+        right_mask: Tensor,
+        rows: Tensor,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Some rows of the pair ``[*, I, J, c_z]`` with their update, from what :meth:`sides` gives for them."""
+        weight, bias = self.output.weight, self.output.bias
+        return kernels.outer_product_mean(
+            left, right, left_mask, right_mask, weight, bias, residual=rows, out=out
+        )
 
     def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What the products are of: ``left`` and ``right`` ``[*, S, N, c]``, and their masks ``[*, S, N]``."""

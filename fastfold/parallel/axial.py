@@ -190,7 +190,7 @@ def contract(
         dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
         group: The ranks.
         sizes: Lengths of that axis' shards.
-        block_elements: Elements of the products that exist at a time; by default about as many as this rank keeps
+        block_elements: Elements of the products that exist at a time; by default a quarter of what this rank keeps
             of the result, so that memory falls as the ranks grow.
 
     Returns:
@@ -203,7 +203,7 @@ def contract(
     channels = left.shape[-3]
     per_channel = max(1, left.shape[:-3].numel() * left.shape[-2] * right.shape[-2])
     if block_elements is None:
-        block_elements = max(_BLOCK, channels * per_channel // max(4, group.size))
+        block_elements = max(_BLOCK, channels * per_channel // max(16, 4 * group.size))
     step = max(1, min(channels, block_elements // per_channel))
     result: Tensor = _Contraction.apply(left, right, left.dim() + dim, group, list(sizes), step)
     return result

@@ -87,6 +87,7 @@ class AxialEvoformerBlock(EvoformerBlock):
         msa = self._update_msa(msa, pair, msa_mask)
         pair = self.outer_product_mean(msa, pair, msa_mask)
         by_sequence = switch_msa(self.shards, msa, msa_mask, residues=False)
+        del msa  # its copy is under way
         pair = self._update_pair(pair, pair_mask)
         return by_sequence.wait(), pair
 

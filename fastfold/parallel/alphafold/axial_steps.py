@@ -6,7 +6,8 @@ act on. Each class here is a form of the layer that it derives from, with the sa
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
@@ -14,6 +15,7 @@ from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.handle import Handle
+from fastfold.parallel.panels import absent, broadcasts
 
 
 class AxialMSARowAttention(MSARowAttention):
@@ -51,12 +53,49 @@ class AxialOuterProductMean(OuterProductMean):
 
     shards: AxialShards
 
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``.
+
+        With gradients, the left projection of all residues is gathered and kept. Without, no rank ever has all of it:
+        one rank's part after another passes, and what it is for is computed while the next is under way.
+        """
+        if torch.is_grad_enabled():
+            return super().forward(msa, pair, msa_mask)
+        left, right = self._project(self.left, msa), self._project(self.right, msa)
+        out = pair if self.policy.inplace else torch.empty_like(pair)
+        sizes = self.shards.sizes(msa_mask.shape[-1])
+        owners = [rank for rank, size in enumerate(sizes) if size]
+
+        def piece(number: int) -> Tensor:
+            rank = owners[number]
+            if rank == self.shards.group.rank:
+                return left
+            return absent(left, *left.shape[:-2], sizes[rank], left.shape[-1])
+
+        own_mask, start = self.shards.take(msa_mask, -1), 0
+        for passing in broadcasts(piece, owners, self.shards.group):
+            stop = start + passing.shape[-2]
+            rows, result = pair[..., start:stop, :, :], out[..., start:stop, :, :]
+            for index in self.policy.slices(rows, -3):
+                self.update(
+                    passing[..., index, :],
+                    right,
+                    msa_mask[..., start:stop][..., index],
+                    own_mask,
+                    rows[..., index, :, :],
+                    result[..., index, :, :],
+                )
+            start = stop
+        return out
+
     def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``left [*, S, N, c]``, ``right [*, S, n, c]`` and masks from ``msa [*, S, n, c_m]`` and the whole mask."""
-        left = self.policy.map(msa, lambda rows, _: self.left(self.norm(rows)), dim=-3)
-        whole = self.shards.gather_async(left, -2, msa_mask.shape[-1])
-        right = self.policy.map(msa, lambda rows, _: self.right(self.norm(rows)), dim=-3)
+        whole = self.shards.gather_async(self._project(self.left, msa), -2, msa_mask.shape[-1])
+        right = self._project(self.right, msa)
         return whole.wait(), right, msa_mask, self.shards.take(msa_mask, -1)
+
+    def _project(self, layer: nn.Module, msa: Tensor) -> Tensor:
+        return self.policy.map(msa, lambda rows, _: layer(self.norm(rows)), dim=-3)
 
 
 class AxialTriangleMultiplication(ShardedTriangleMultiplication):
