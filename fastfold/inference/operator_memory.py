@@ -15,8 +15,9 @@ from fastfold.inference.operator_cost import Costs, StepTimes
 from fastfold.kernels.triangle_contraction import contraction_bytes
 from fastfold.memory.chunking import Operator, Way
 
-# PyTorch's own buffers, the heap, and the buffers of the operators' own blocks, of 4 MiB of float32 or less.
-_FIXED_CPU = 64 << 20
+# PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
+# leave in the heap, in blocks. Not the program itself, whose code and threads take some 400 MiB after its first fold.
+_FIXED_CPU, _GAPS_CPU = 32 << 20, 5
 # On a GPU also the driver's context; a block of attention has 2^17 positions with 1,024 channels in all.
 _FIXED_CUDA, _CUDA_BLOCK = 768 << 20, 2**27
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
@@ -127,11 +128,13 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
         name: str, resident: int, per_element: float, constant: int = 0, before: Before = lambda _: 0
     ) -> Operator:
         """A step whose rows are cut: blocks take so many bytes for each of their elements, or more ``before`` that."""
+        gaps = _GAPS_CPU * e if fold.device == "cpu" else 0
         sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
         ways = tuple(
             Way(
                 size,
-                max(before(size * row[name]), constant + int(per_element * size * row[name])),
+                max(before(size * row[name]), constant + int(per_element * size * row[name]))
+                + gaps * size * row[name],
                 steps.work[name] + steps.per_block[name] * -(-n // size),
             )
             for size in dict.fromkeys(sizes)
@@ -161,9 +164,11 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
             for depth, width in stacks
         )
 
-    # Then the right side once more, in the order of the products, and the norm of each pair of a block.
-    sides = 3 * max(fold.extra, msa_rows) * side
-    found.append(cut("outer product mean", in_stack, 8 / c.pair_channel, sides, projection))
+    # Then the right side and the block's rows of the left one once more, in the order of the products, and the norm of
+    # each pair of the block.
+    deepest = max(fold.extra, msa_rows) * side
+    per_element = (8 * n + deepest / n) / row["outer product mean"]
+    found.append(cut("outer product mean", in_stack, per_element, 3 * deepest, projection))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
     found.append(_multiplication(config, fold, steps, in_stack, contraction))
