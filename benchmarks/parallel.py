@@ -5,7 +5,8 @@ Usage: python benchmarks/parallel.py [--quick] [--gpu h200] [--measured FILE] [-
 1. Bytes per rank of one Evoformer block at 1 to 512 ranks, counted by running its collectives' shapes on PyTorch's
    fake process group, for dynamic axial parallelism and for the 2D grid, beside FastFold's formula.
 2. The share of communication that the asynchronous schedule hides, on two gloo processes with an artificial network.
-3. Strong scaling of AlphaFold's initial training to 512 GPUs by the cost model, with its assumptions.
+3. What a rank holds of the network, counted on the fake process group too.
+4. Strong scaling of AlphaFold's initial training to 512 GPUs by the cost model, with its assumptions.
 
 Only 2 measures time, in computing time of the thread, so that a busy machine gives the same numbers.
 """
@@ -18,6 +19,7 @@ import os
 import platform
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ import torch.multiprocessing  # noqa: E402
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.overlap import measure_overlap  # noqa: E402
+from benchmarks.rank_memory import rank_memory  # noqa: E402
 from fastfold.atomic_files import write_atomic  # noqa: E402
 from fastfold.parallel.alphafold.block_volume import block_communication, fastfold_elements  # noqa: E402
 from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
@@ -46,6 +49,8 @@ RANKS = (1, 2, 4, 8, 64, 512)
 RESIDUES, SEQUENCES = (256, 384, 2048), (128, 512)
 GPUS = (1, 8, 64, 128, 256, 512)
 RATIOS = (0.1, 0.25, 0.5, 1.0)
+MEMORY_RANKS = (1, 2, 4, 8)
+MEMORY_SIZE = {"residues": 256, "msa": 128, "extra_msa": 256}
 
 
 def grid_plan(ranks: int) -> ParallelPlan | None:
@@ -57,7 +62,9 @@ def grid_plan(ranks: int) -> ParallelPlan | None:
 def communication(quick: bool) -> list[dict[str, Any]]:
     """Bytes that a rank sends in the forward pass of a block, and on few ranks in the backward pass.
 
-    Those of rank 0, whose shards are the longest; of axial parallelism also the mean over all ranks.
+    Those of the rank that sends most; of axial parallelism also the mean over all ranks. With axial parallelism it is
+    rank 0, whose shards are the longest. On a grid rank 0 keeps a part of what is turned around the diagonal, which
+    the last rank of its row does not.
     """
     rows = []
     for residues in RESIDUES[: 1 if quick else None]:
@@ -66,12 +73,14 @@ def communication(quick: bool) -> list[dict[str, Any]]:
                 row: dict[str, Any] = {"residues": residues, "sequences": sequences, "ranks": ranks}
                 row["fastfold"] = 4 * fastfold_elements(ranks, residues, sequences)
                 for name, plan in (("dap", ParallelPlan(dap=ranks)), ("grid", grid_plan(ranks))):
-                    if plan is not None:
-                        size = {"residues": residues, "sequences": sequences, "backward": ranks <= 8}
-                        forward, backward = block_communication(plan, **size)
-                        row[name] = forward.sent
-                        if ranks <= 8:
-                            row[f"{name}_backward"] = backward.sent
+                    if plan is None:
+                        continue
+                    size = {"residues": residues, "sequences": sequences, "backward": ranks <= 8}
+                    places = (0,) if name == "dap" else (0, plan.dap_grid[1] - 1)
+                    logs = [block_communication(plan, rank=rank, **size) for rank in places]
+                    row[name] = max(forward.sent for forward, _ in logs)
+                    if ranks <= 8:
+                        row[f"{name}_backward"] = max(backward.sent for _, backward in logs)
                 row["dap_mean"] = mean_over_ranks(ranks, residues, sequences, row["dap"])
                 rows.append(row)
     return rows
@@ -101,7 +110,7 @@ def mean_over_ranks(ranks: int, residues: int, sequences: int, first: float) -> 
 def communication_table(rows: list[dict[str, Any]]) -> str:
     """In MB, float32."""
     lines = [
-        "| residues | MSA | ranks | FastFold | DAP, mean | DAP, rank 0 | grid, rank 0 | better / FastFold |",
+        "| residues | MSA | ranks | FastFold | DAP, mean | DAP, most | grid, most | better / FastFold |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -141,6 +150,28 @@ def overlap_table(found: dict[str, Any]) -> str:
     for network in found["networks"]:
         speed = network["asynchronous_seconds"] / network["immediate_seconds"]
         lines.append(f"| {network['ratio']:g} | {network['asynchronous_hidden']:.0%} | {speed:.2f} |")
+    return "\n".join(lines)
+
+
+def memory(quick: bool) -> list[dict[str, Any]]:
+    """U that rank 0 holds under axial parallelism, of folding and of training."""
+    size = {"residues": 64, "msa": 32, "extra_msa": 64} if quick else MEMORY_SIZE
+    return [
+        {"ranks": ranks} | size | asdict(rank_memory(ParallelPlan(dap=ranks), **size))
+        for ranks in MEMORY_RANKS
+    ]
+
+
+def memory_table(rows: list[dict[str, Any]]) -> str:
+    """A line for each number of ranks: U, and what all ranks hold together."""
+    lines = [
+        "| ranks | folding, peak | block, all kept | block, recomputed | times ranks |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        held = [row[name] for name in ("folding", "block", "checkpoint")]
+        together = " / ".join(f"{x * row['ranks']:.1f}" for x in held)
+        lines.append(f"| {row['ranks']} | {' | '.join(f'{x:.2f} U' for x in held)} | {together} |")
     return "\n".join(lines)
 
 
@@ -211,6 +242,7 @@ def measure(quick: bool, gpu: str, measured: Path | None) -> dict[str, Any]:
         "machine": machine(),
         "communication": communication(quick),
         "overlap": overlap(quick),
+        "memory": memory(quick),
         "scaling": scaled,
         "assumptions": assumptions,
     }
@@ -218,7 +250,7 @@ def measure(quick: bool, gpu: str, measured: Path | None) -> dict[str, Any]:
 
 def report(numbers: dict[str, Any]) -> str:
     """The numbers of :func:`measure` as Markdown."""
-    hidden = numbers["overlap"]
+    hidden, held = numbers["overlap"], numbers["memory"][0]
     return f"""# Parallelism
 
 Machine: {numbers["machine"]}. No number here was measured on a GPU.
@@ -226,10 +258,11 @@ Machine: {numbers["machine"]}. No number here was measured on a GPU.
 ## Communication of one Evoformer block
 
 MB that a rank sends in the forward pass, float32, widths 256 and 128, counted on the fake process group; the backward
-pass was counted up to 8 ranks and sends the same. FastFold's formula is (N - 1) / N · [272 r² + 32 s r + 512 (s r + r²)
-/ N] elements. Rank 0 has the longest shards: where the ranks do not divide an axis (512 ranks for 256 residues, say) it
-sends more than the mean, which is what the formula gives. The grid is as square as the number of ranks lets it be; on
-one and two ranks there is none.
+pass was counted up to 8 ranks and sends the same. FastFold's formula is (N - 1) / N · [272 r² + 32 s r + 512 (s r +
+r²) / N] elements. Where the ranks do not divide an axis (512 ranks for 256 residues, say) those with the longest shards
+send more than the mean, which is what the formula gives. The grid is as square as the number of ranks lets it be; on
+one and two ranks there is none. The last column is the lesser of DAP's mean and the most that a rank of the grid sends,
+over FastFold.
 
 {communication_table(numbers["communication"])}
 
@@ -244,6 +277,18 @@ waits for a message. Time is computing time of the thread. Where every collectiv
 hidden.
 
 {overlap_table(hidden)}
+
+## Memory of a rank
+
+Rank 0 of the network of `model_1_ptm` under axial parallelism, {held["residues"]} residues, MSA {held["msa"]}, extra
+MSA {held["extra_msa"]}, float32, in U = N² · 128 · 4 bytes; parameters and features not counted. Folding: the most that
+exists at a time, with blocks as small beside the pair as those of 2,000 residues are. Block: what an Evoformer block
+of training keeps for its backward pass, with all activations and with activations computed again. From two ranks on
+memory falls nearly as 1/P: biases, masks and, in training, the left projection of the outer product are whole on every
+rank. The step from one rank to two gains less, because the operators of one process keep and hold less than their
+sharded forms, and because a switch has two copies of what it moves.
+
+{memory_table(numbers["memory"])}
 
 ## Strong scaling of initial training, by the cost model
 

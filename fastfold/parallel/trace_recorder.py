@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -130,6 +130,10 @@ class Recorder(TorchDispatchMode):
         self._alive = 0
         self._peak = 0.0
         self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Count the memory of these no more than that of parameters: of a model's inputs, say."""
+        self._parameters |= {x.untyped_storage()._cdata for x in tensors}
 
     def watch(self, name: str, module: nn.Module) -> list[Any]:
         """Record a submodule apart."""

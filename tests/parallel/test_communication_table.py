@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from benchmarks.parallel import mean_over_ranks
 from fastfold.parallel.alphafold.block_volume import block_communication, fastfold_elements
 from fastfold.parallel.plan import ParallelPlan
 
@@ -60,6 +61,16 @@ def test_uneven_shards_send_no_more_in_the_mean() -> None:
     ]
     assert max(sent) > min(sent)
     assert sum(sent) / ranks / 4 <= fastfold_elements(ranks, residues, sequences)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("residues", "sequences"), [(256, 128), (384, 512)])
+def test_more_ranks_than_residues_send_no_more_in_the_mean(residues: int, sequences: int) -> None:
+    """512 ranks: the first sends up to a third more than the formula, the mean of all does not."""
+    plan, theirs = ParallelPlan(dap=512), 4 * fastfold_elements(512, residues, sequences)
+    forward, _ = block_communication(plan, residues=residues, sequences=sequences, backward=False)
+    assert forward.sent > theirs
+    assert mean_over_ranks(512, residues, sequences, forward.sent) <= theirs
 
 
 def test_one_rank_sends_nothing() -> None:

@@ -1,0 +1,71 @@
+"""What one rank of many holds of a network, counted on ranks that do not exist."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.execution import set_policy
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.fold_plan import FOLDING_POLICY
+from fastfold.parallel.alphafold.dap import dap_parallel
+from fastfold.parallel.alphafold.workload import alphafold_workload, made_up_features, one_block_each
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.trace_recorder import Recorder
+from fastfold.parallel.tracing import counting_mesh
+
+_C_Z, _BYTES = 128, 4
+# Into so many the pair of 2,000 residues is cut by the policy of a fold; short ones would not be cut at all.
+_BLOCKS = 128
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Of one rank, in U: the bytes of the whole pair tensor, N² · 128 · 4.
+
+    Attributes:
+        folding: Most that exists at a time while a structure is predicted; parameters and features not counted.
+        block: What an Evoformer block of training keeps for its backward pass.
+        checkpoint: What it keeps where its activations are computed again.
+    """
+
+    folding: float
+    block: float
+    checkpoint: float
+
+
+def rank_memory(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int) -> RankMemory:
+    """Memory of rank 0, which has the longest shards, of the network of ``model_1_ptm``, float32.
+
+    Args:
+        plan: Only ``dap`` is used: axial or a grid.
+        residues: N.
+        msa: Rows of the MSA.
+        extra_msa: Rows of the extra MSA.
+    """
+    sizes = {"residues": residues, "msa": msa, "extra_msa": extra_msa}
+    unit = residues**2 * _C_Z * _BYTES
+    regions = alphafold_workload("model_1_ptm", **sizes, precision="fp32").trace(plan).regions
+    block = regions["evoformer.blocks.0"]
+    folding = _folding_peak(plan, **sizes)
+    return RankMemory(folding / unit, (block.entering + block.kept) / unit, block.entering / unit)
+
+
+def _folding_peak(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int) -> float:
+    """Bytes; one block in each stack, because those after it need no more.
+
+    On real tensors: what is computed decides where an operator's blocks begin. What other ranks would send is noise.
+    """
+    config = one_block_each(model_config("model_1_ptm"))
+    features = made_up_features(config, residues, msa, extra_msa)
+    with counting_mesh(plan) as mesh, torch.no_grad():
+        network = AlphaFold(config).eval()
+        dap_parallel(network, mesh)
+        set_policy(network, replace(FOLDING_POLICY, block_elements=residues**2 * _C_Z // _BLOCKS))
+        recorder = Recorder(network)
+        recorder.leave_out(features.values())
+        with recorder:
+            network(features, 0)
+    return recorder.result().peak
