@@ -65,7 +65,7 @@ def plan_target(
     residues: int,
     budget: int,
     *,
-    name: str,
+    name: str | None = None,
     rows: int | None = None,
     templates: int | None = None,
 ) -> FoldPlan:
@@ -75,7 +75,7 @@ def plan_target(
         planner: For its network and device.
         residues: Its length, all chains together.
         budget: Bytes.
-        name: Its name.
+        name: Its name, for the message.
         rows: Rows of all alignments; None for as many as the network takes.
         templates: Shown to the network; None for as many as it takes.
 

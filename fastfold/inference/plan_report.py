@@ -49,7 +49,7 @@ def report_fold_plan(options: argparse.Namespace) -> str:
     )
     budget = parse_bytes(options.memory_budget)
     rows, templates = options.msa + options.extra_msa, options.templates
-    plan = plan_target(planner, options.residues, budget, name=options.model, rows=rows, templates=templates)
+    plan = plan_target(planner, options.residues, budget, rows=rows, templates=templates)
     longest = planner.longest(budget, rows=rows, templates=templates)
     what = (
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, on "
