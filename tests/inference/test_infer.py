@@ -76,7 +76,8 @@ def test_a_target_gets_structure_scores_aligned_error_picture_settings_and_marke
     assert (cli.out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
 
     config = cli.load("T1_config.json")
-    assert config["settings"] == {"num_recycles": 1, "seed": 7, "precision": "fp32", "plots": True}
+    settings = {"num_recycles": 1, "seed": 7, "precision": "fp32", "plots": True, "pae": None}
+    assert config["settings"] == settings
     assert config["device"] in ("cpu", "cuda")
     assert config["chains"] == {"A": SEQUENCE}
     assert config["source"] == "input.fasta"
