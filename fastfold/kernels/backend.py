@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.kernels.layout import LONGEST_ROW
 
 Backend = Literal["auto", "triton", "torch"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch")
@@ -50,6 +51,11 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
             f"Triton kernels cannot run here: {reason}; use the backend auto or torch ({VARIABLE})"
         )
     return "torch"
+
+
+def rows_run_on_triton(x: Tensor, backend: str | None) -> bool:
+    """Whether Triton runs an operator whose programs hold rows of ``x``; longer ones are left to PyTorch."""
+    return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
 
 
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None

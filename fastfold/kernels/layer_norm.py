@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import rows_run_on_triton
 from fastfold.kernels.blocks import (
     block_positions,
     exact_dtype,
@@ -16,9 +16,6 @@ from fastfold.kernels.blocks import (
     position_blocks,
     without_autocast,
 )
-
-LONGEST_ROW = 4096
-"""Channels of the longest row that Triton's kernels take."""
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
@@ -33,17 +30,12 @@ def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None,
     return out.to(x.dtype)
 
 
-def _runs_on_triton(x: Tensor, backend: str | None) -> bool:
-    """Whether Triton runs the operator; longer rows than a program holds are left to PyTorch."""
-    return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
-
-
 @torch.library.custom_op("fastfold::layer_norm", mutates_args=())
 @without_autocast
 def _layer_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
 ) -> Tensor:
-    if _runs_on_triton(x, backend):
+    if rows_run_on_triton(x, backend):
         from fastfold.kernels.layer_norm_triton import layer_norm_forward
 
         with torch.cuda.device_of(x):
@@ -71,7 +63,7 @@ def _layer_norm_backward(
 ) -> list[Tensor]:
     """Gradients for x, weight and bias in this order, those that ``need`` asks for."""
     exact = exact_dtype(x)
-    if _runs_on_triton(x, backend):
+    if rows_run_on_triton(x, backend):
         from fastfold.kernels.layer_norm_triton import layer_norm_backward
 
         with torch.cuda.device_of(x):

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
-from fastfold.kernels.layout import padded
+from fastfold.kernels.layout import ROW_WIDTHS, padded
 from fastfold.kernels.strided_rows import row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast
 from fastfold.kernels.tuning import launch_config, shipped
@@ -205,10 +205,9 @@ def layer_norm_backward(
 def specimens() -> list[Specimen]:
     """Both kernels for every dtype, length class of a row and configuration."""
     kernels = {"forward": layer_norm_forward_kernel, "backward": layer_norm_backward_kernel}
-    widths = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     found = []
     for dtype, width, (direction, kernel) in itertools.product(
-        TRITON_TYPES.values(), widths, kernels.items()
+        TRITON_TYPES.values(), ROW_WIDTHS, kernels.items()
     ):
         for chip, config in shipped(f"layer_norm_{direction}", str(width)):
             data = dict.fromkeys(("p_x", "p_out", "p_grad", "p_grad_x"), f"*{dtype}")

@@ -6,6 +6,12 @@ import math
 
 from torch import Tensor
 
+LONGEST_ROW = 4096
+"""Elements of the longest row that the Triton kernels take whose programs hold whole rows."""
+
+ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Lengths to which these rows are padded."""
+
 
 def batched(x: Tensor, axes: int = 4) -> Tensor:
     """``x`` with its leading axes merged into one before the last ``axes``: a view wherever strides allow it."""

@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import rows_run_on_triton
 from fastfold.kernels.blocks import exact_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.gradients import unwritten_gradients, wanted_gradients
-
-LONGEST_ROW = 4096
-"""Channels of the longest row that Triton's kernels take."""
 
 
 def residual_update_definition(
@@ -37,11 +34,6 @@ def residual_update_definition(
     return out.to(x.dtype)
 
 
-def _runs_triton(x: Tensor, backend: str | None) -> bool:
-    """Whether Triton runs the operator; longer rows than a program holds are left to PyTorch."""
-    return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
-
-
 @without_autocast
 def fill_update(
     out: Tensor,
@@ -53,7 +45,7 @@ def fill_update(
     backend: str | None,
 ) -> None:
     """Fill ``out``, which may be ``x``, ``residual`` or ``gate``."""
-    if _runs_triton(x, backend):
+    if rows_run_on_triton(x, backend):
         from fastfold.kernels.residual_update_triton import write_update
 
         write_update(out, x, residual, bias, gate, dropout)
@@ -101,7 +93,7 @@ def _residual_update_backward(
     """Gradients of ``x``, ``bias`` and ``gate``; empty for what is not there or not needed."""
     inputs = [x if t is None else t for t in (x, bias, gate)]
     needs = [True, need_bias, gate is not None]
-    if _runs_triton(x, backend):
+    if rows_run_on_triton(x, backend):
         from fastfold.kernels.residual_update_backward_triton import update_backward
 
         return wanted_gradients(update_backward(grad, x, bias, gate, dropout, need_bias), inputs, needs)

@@ -14,13 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
-from fastfold.kernels.layout import padded
+from fastfold.kernels.layout import ROW_WIDTHS, padded
 from fastfold.kernels.strided_rows import Rows, row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast
 from fastfold.kernels.tuning import launch_config, shipped
-
-WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Padded channels that configurations ship for."""
 
 SIZES = ["count", "size_1", "size_2"]
 """Sizes that no kernel is specialised on."""
@@ -164,7 +161,7 @@ def specimens_of_rows(name: str, kernel: Any) -> list[Specimen]:
     strides = [n for n in kernel.arg_names if n.startswith("stride_")]
     switches = ("HAS_RESIDUAL", "HAS_BIAS", "HAS_GATE", "HAS_DROPOUT", "NEED_BIAS")
     found = []
-    for dtype, width in itertools.product(TRITON_TYPES.values(), WIDTHS):
+    for dtype, width in itertools.product(TRITON_TYPES.values(), ROW_WIDTHS):
         signature = {n: f"*{dtype}" for n in kernel.arg_names if n.startswith("p_")}
         signature |= dict.fromkeys([*SIZES, "channels", *strides], "i32") | {"p_grad_bias": "*fp32"}
         for chip, config in shipped(name, str(width)):

@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import rows_run_on_triton
 from fastfold.kernels.blocks import Scratch, exact_dtype, without_autocast
 from fastfold.kernels.layout import batched
 
 MASKED_LOGIT = -1e9
 """AlphaFold's stand-in for minus infinity: a row whose keys are all masked has the same weight everywhere,
 so attention makes it the mean of its values."""
-
-LONGEST_ROW = 4096
-"""Keys of the longest row that Triton's kernels take."""
 
 
 def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
@@ -40,7 +37,7 @@ def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: 
     bias = None if bias is None else batched(bias, 3)
     mask = None if mask is None else batched(mask, 2)
     operands = batched(out, 4), batched(scores, 4), bias, mask
-    if _runs_on_triton(scores, backend):
+    if rows_run_on_triton(scores, backend):
         from fastfold.kernels.softmax_triton import softmax_forward
 
         with torch.cuda.device_of(scores):
@@ -79,7 +76,7 @@ def _softmax_backward(
     flat_scores = None if grad_scores is None else batched(grad_scores, 4)
     mask = None if mask is None else batched(mask, 2)
     operands = batched(grad, 4), batched(out, 4), mask, flat_scores
-    if _runs_on_triton(out, backend):
+    if rows_run_on_triton(out, backend):
         from fastfold.kernels.softmax_triton import softmax_backward
 
         with torch.cuda.device_of(out):
@@ -141,11 +138,6 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _softmax.register_autograd(_backward, setup_context=_setup_context)
-
-
-def _runs_on_triton(scores: Tensor, backend: str | None) -> bool:
-    """Whether Triton runs the operator; longer rows than a program holds are left to PyTorch."""
-    return choose_backend(scores, backend) == "triton" and scores.shape[-1] <= LONGEST_ROW
 
 
 def softmax(

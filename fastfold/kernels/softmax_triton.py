@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.ahead_of_time import TRITON_TYPES, Specimen
-from fastfold.kernels.layout import innermost, padded, strides
+from fastfold.kernels.layout import ROW_WIDTHS, innermost, padded, strides
 from fastfold.kernels.softmax import MASKED_LOGIT
 from fastfold.kernels.triton_arithmetic import cast
 from fastfold.kernels.tuning import launch_config, shipped
@@ -223,10 +223,9 @@ def softmax_backward(
 def specimens() -> list[Specimen]:
     """Both kernels for every dtype, length class of a row and configuration."""
     kernels = {"forward": softmax_forward_kernel, "backward": softmax_backward_kernel}
-    widths = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     found = []
     for dtype, width, (direction, kernel) in itertools.product(
-        TRITON_TYPES.values(), widths, kernels.items()
+        TRITON_TYPES.values(), ROW_WIDTHS, kernels.items()
     ):
         for chip, config in shipped(f"softmax_{direction}", str(width)):
             integers = [n for n in kernel.arg_names if n.startswith("stride_")]
