@@ -2,7 +2,7 @@
 
 An operation along one axis of ``[A, B, c]`` (attention within rows, say) needs that axis whole and can be cut along
 the other. :class:`AxialShards` holds the rule of the cut (any length over any number of ranks, without padding), the
-switch and the gathers; :func:`contract` multiplies matrices whose contracted axis is cut.
+switch and the gathers; ``axial_product.py`` multiplies matrices whose contracted axis is cut.
 
 Gradients are exact adjoints throughout: what the ranks hold after ``backward`` is the gradient of the sum of all
 ranks' losses. Where every rank computes one and the same loss, a parameter's gradient is therefore the **mean** over
@@ -11,24 +11,19 @@ the ranks (:func:`mean_gradients`, or the mean that DDP and FSDP take over data 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import exchange
+from fastfold.parallel.axial_product import Cut, contract
 from fastfold.parallel.buckets import Buckets
 from fastfold.parallel.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.groups import Group, shard_sizes
 from fastfold.parallel.handle import Handle
-
-# Fewest elements of a block of products that is sent at once.
-_BLOCK = 2**18
 
 
 @dataclass(frozen=True)
@@ -70,10 +65,29 @@ class AxialShards:
         """``x``, a shard along ``join`` of an axis of ``length``, as a shard along ``cut`` of the same tensor."""
         return self.switch_async(x, cut=cut, join=join, length=length).wait()
 
-    def contract(self, left: Tensor, right: Tensor, dim: int, *, block_elements: int | None = None) -> Tensor:
-        """:func:`contract` over this group, the result cut by this rule."""
-        length = left.shape[-2] if dim == -2 else right.shape[-2]
-        return contract(left, right, dim, self.group, self.sizes(length), block_elements=block_elements)
+    def contract(
+        self,
+        left: Tensor,
+        right: Tensor,
+        dim: int,
+        length: int,
+        *,
+        way: str = "auto",
+        block_elements: int | None = None,
+    ) -> Tensor:
+        """:func:`fastfold.parallel.axial_product.contract` over this group, both axes cut by this rule.
+
+        Args:
+            left: ``[*, c, A, k]``, this rank's part of an axis of ``length``.
+            right: ``[*, c, B, k]`` likewise.
+            dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
+            length: Of the contracted axis.
+            way: How; see there.
+            block_elements: See there.
+        """
+        whole = left.shape[-2] if dim == -2 else right.shape[-2]
+        cut = Cut(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole))
+        return contract(left, right, cut, way=way, block_elements=block_elements)
 
 
 @dataclass(frozen=True)
@@ -119,94 +133,6 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
             raise ConfigError(
                 f"the ranks of one {group.name} group work on one thing, but their {name} differs: {column.tolist()}"
             )
-
-
-class _Contraction(Function):
-    """Products are sent while the next are computed; backward, gradients are fetched while products are made."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, left: Tensor, right: Tensor, dim: int, group: Group, sizes: Sequence[int], step: int
-    ) -> Tensor:
-        ctx.save_for_backward(left, right)
-        ctx.dim, ctx.group, ctx.sizes, ctx.step = dim, group, sizes, step
-        parts: list[Tensor] = []
-        under_way = None
-        for channels in _blocks(left.shape[-3], step):
-            product = left[..., channels, :, :] @ right[..., channels, :, :].mT
-            started = exchange.start_reduce_scatter(product, dim, group, sizes)
-            del product
-            if under_way is not None:
-                parts.append(under_way.wait())
-            under_way = started
-        assert under_way is not None
-        parts.append(under_way.wait())
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -3)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right = ctx.saved_tensors
-        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
-        blocks = list(_blocks(left.shape[-3], ctx.step))
-
-        def start(channels: slice) -> exchange.Pending:
-            return exchange.start_gather(grad[..., channels, :, :], ctx.dim, ctx.group, ctx.sizes)
-
-        under_way = start(blocks[0])
-        for number, channels in enumerate(blocks):
-            following = start(blocks[number + 1]) if number + 1 < len(blocks) else None
-            whole = under_way.wait()
-            grad_left[..., channels, :, :] = whole @ right[..., channels, :, :]
-            grad_right[..., channels, :, :] = whole.mT @ left[..., channels, :, :]
-            if following is not None:
-                under_way = following
-        return grad_left, grad_right, None, None, None, None
-
-
-def _blocks(channels: int, step: int) -> Iterator[slice]:
-    for start in range(0, channels, step):
-        yield slice(start, min(channels, start + step))
-
-
-def contract(
-    left: Tensor,
-    right: Tensor,
-    dim: int,
-    group: Group,
-    sizes: Sequence[int],
-    *,
-    block_elements: int | None = None,
-) -> Tensor:
-    """Products ``left rightᵀ`` of every channel, summed over the ranks' shards of the contracted axis.
-
-    Forward reduce-scatters the products, backward gathers their gradient, block by block of channels beside the
-    matrix products: no rank ever holds more than two blocks of anything whole, and only the shards are kept between
-    the passes.
-
-    Args:
-        left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty).
-        right: ``[*, c, B, k]`` likewise.
-        dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
-        group: The ranks.
-        sizes: Lengths of that axis' shards.
-        block_elements: Elements of the products that exist at a time; by default a quarter of what this rank keeps
-            of the result, so that memory falls as the ranks grow.
-
-    Returns:
-        This rank's shard of ``[*, c, A, B]``.
-    """
-    if dim not in (-2, -1):
-        raise ValueError(f"the result is cut along -2 or -1, not {dim}")
-    if group.size == 1:
-        return left @ right.mT
-    channels = left.shape[-3]
-    per_channel = max(1, left.shape[:-3].numel() * left.shape[-2] * right.shape[-2])
-    if block_elements is None:
-        block_elements = max(_BLOCK, channels * per_channel // max(16, 4 * group.size))
-    step = max(1, min(channels, block_elements // per_channel))
-    result: Tensor = _Contraction.apply(left, right, left.dim() + dim, group, list(sizes), step)
-    return result
 
 
 def mean_gradients(parameters: Iterable[Tensor], group: Group) -> None:

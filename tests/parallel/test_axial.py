@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
 import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.axial import AxialShards, Rows, check_alike, mean_gradients
+from fastfold.parallel.axial_product import choose_contraction
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import difference
@@ -15,9 +19,9 @@ from tests.parallel.launch import launch
 CHANNELS, A, B, K = 5, 7, 4, 3
 
 
-def _products() -> list[float]:
+def _products(ranks: int) -> list[float]:
     """Differences of products, and gradients of both factors, in blocks of one, two and all channels."""
-    shards = AxialShards(ParallelMesh(ParallelPlan(dap=2)).group("dap"))
+    shards = AxialShards(ParallelMesh(ParallelPlan(dap=ranks)).group("dap"))
     torch.manual_seed(0)
     left, right = (torch.randn(2, CHANNELS, size, K, dtype=torch.float64) for size in (A, B))
     weight = torch.randn(2, CHANNELS, A, B, dtype=torch.float64)
@@ -25,21 +29,38 @@ def _products() -> list[float]:
     expected = whole[0] @ whole[1].mT
     (expected * weight).sum().backward()
     found = []
-    for dim in (-2, -1):
-        for channels in (1, 2, CHANNELS):
-            own = [shards.take(x, -1).clone().requires_grad_() for x in (left, right)]
-            product = shards.contract(*own, dim, block_elements=2 * channels * A * B)
-            (product * shards.take(weight, dim)).sum().backward()
-            found.append(difference(product.detach(), shards.take(expected.detach(), dim)))
-            found += [difference(x.grad, shards.take(y.grad, -1)) for x, y in zip(own, whole, strict=True)]
+    for dim, way, channels in product((-2, -1), ("terms", "channels"), (1, 2, CHANNELS)):
+        own = [shards.take(x, -1).clone().requires_grad_() for x in (left, right)]
+        ours = shards.contract(*own, dim, K, way=way, block_elements=2 * channels * A * B)
+        (ours * shards.take(weight, dim)).sum().backward()
+        found.append(difference(ours.detach(), shards.take(expected.detach(), dim), expected))
+        found += [
+            difference(x.grad, shards.take(y.grad, -1), y.grad) for x, y in zip(own, whole, strict=True)
+        ]
     return found
 
 
-def test_a_product_over_a_cut_axis_equals_the_whole_one() -> None:
-    """Whatever the number of blocks in which it is sent, for uneven shards, in both results' cuts."""
-    for found in launch(_products, 2):
-        assert len(found) == 18
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_product_over_a_cut_axis_equals_the_whole_one(ranks: int) -> None:
+    """Either way, whatever the number of blocks, for uneven and (4 ranks) empty shards, in both results' cuts."""
+    for found in launch(_products, ranks, ranks):
+        assert len(found) == 36
         assert max(found) < 1e-14
+
+
+def test_contractions_take_the_way_that_sends_less_and_refuse_unknown_ones() -> None:
+    square = (256, 256, 256, 128)
+    assert [choose_contraction("auto", *square, ranks) for ranks in (2, 3, 4, 128, 129)] == [
+        "terms",
+        "terms",
+        "channels",
+        "channels",
+        "terms",
+    ]
+    # A long contracted axis makes large factors of a small product.
+    assert choose_contraction("auto", 8, 8, 1024, 128, 64) == "terms"
+    with pytest.raises(ValueError, match="contraction is one of auto, terms, channels, got 'rows'"):
+        choose_contraction("rows", *square, 4)
 
 
 def _means() -> list[Tensor | None]:

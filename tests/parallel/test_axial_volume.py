@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.alphafold.block_volume import fastfold_elements
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -60,13 +61,15 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
     ],
 )
 def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
-    """Of r² each: 8 + 4 + 4 biases and 2 x 128 products; 32 s r of projections; the rest are switches.
+    """Of r² each: 8 + 4 + 4 biases, 32 s r of projections; two products' terms, or two factors and the product.
 
-    Two switches of the pair instead of FastFold's four, and the same again backward.
+    The rest are switches, two of the pair instead of FastFold's four; and the same again backward.
     """
     r, s = residues, sequences
-    gathered = 272 * r * r + 32 * s * r
+    # Products of 128 channels: their terms on 2 ranks and on more than 128.
+    products = 3 * 2 * 128 / ranks if 3 < ranks <= 128 else 2 * 128
+    gathered = (16 + products) * r * r + 32 * s * r
     forward, backward = _elements_sent(ranks, r, s)
     assert forward == pytest.approx((ranks - 1) / ranks * (gathered + (512 * s * r + 256 * r * r) / ranks))
-    assert backward == forward
-    assert forward < (ranks - 1) / ranks * (gathered + 512 * (s * r + r * r) / ranks)
+    assert backward == pytest.approx(forward)
+    assert forward < fastfold_elements(ranks, r, s)

@@ -1,4 +1,4 @@
-"""What an Evoformer block sends, beside FastFold's formula: DAP never more, and from 4 ranks on a grid far less."""
+"""What an Evoformer block sends, beside FastFold's formula: DAP never more, and from 4 ranks on far less."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ def _sent(plan: ParallelPlan, residues: int, sequences: int) -> tuple[float, flo
     ("ranks", "residues", "sequences"),
     [
         (4, 256, 128),
+        (4, 256, 512),
         (64, 2048, 512),
         pytest.param(8, 384, 512, marks=pytest.mark.slow),
         pytest.param(512, 2048, 512, marks=pytest.mark.slow),
     ],
 )
-def test_axial_never_sends_more_than_fastfold_and_the_grid_clearly_less(
+def test_axial_never_sends_more_than_fastfold_and_the_better_of_it_and_the_grid_clearly_less(
     ranks: int, residues: int, sequences: int
 ) -> None:
     theirs = fastfold_elements(ranks, residues, sequences)
     axial = _sent(ParallelPlan(dap=ranks), residues, sequences)
     grid = _sent(ParallelPlan(dap=ranks, dap_mode="grid", dap_rows=GRIDS[ranks]), residues, sequences)
-    assert all(0.5 * theirs < sent <= theirs for sent in axial)
+    assert all(0.1 * theirs < sent <= theirs for sent in axial)
     # The better of the two, forward and backward together.
     assert min(sum(axial), sum(grid)) < 0.85 * 2 * theirs
 
 
-def test_the_grid_sends_ever_less_with_more_ranks_where_axial_does_not() -> None:
-    residues, sequences = 2048, 512
-    axial, grid = [], []
-    for ranks in (4, 64):
-        axial.append(sum(_sent(ParallelPlan(dap=ranks), residues, sequences)))
-        grid.append(sum(_sent(ParallelPlan(dap=ranks, dap_mode="grid"), residues, sequences)))
-    # 16 times the ranks: √16 less on the grid, the same products of r² everywhere in one dimension.
-    assert axial[1] > 0.9 * axial[0]
-    assert grid[1] < grid[0] / 3
+def test_products_send_ever_less_with_more_ranks_and_on_the_grid_far_less_with_more_than_channels() -> None:
+    residues, sequences, every = 2048, 512, (4, 64, 256)
+    axial = [sum(_sent(ParallelPlan(dap=ranks), residues, sequences)) for ranks in every]
+    grid = [sum(_sent(ParallelPlan(dap=ranks, dap_mode="grid"), residues, sequences)) for ranks in every]
+    assert axial[1] < axial[0] / 4
+    assert grid[1] < grid[0] / 4
+    # With 128 channels not every rank can have whole matrices: all terms of the sums are sent, or panels of blocks.
+    assert axial[2] > axial[0]
+    assert grid[2] < axial[2] / 4
 
 
 def test_uneven_shards_send_no_more_in_the_mean() -> None:

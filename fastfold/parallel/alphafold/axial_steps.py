@@ -103,7 +103,8 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
 
     With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``: a rank that has the columns
     ``k`` of the pair has its terms of all sums, and one that has the rows has those of the incoming edges. So
-    nothing is gathered; the terms are reduce-scattered into the layout that the residual has.
+    nothing is gathered: on few ranks the terms are reduce-scattered into the layout that the residual has, on more of
+    them the factors are switched to whole matrices of some channels, and the product is switched back.
     """
 
     shards: AxialShards
@@ -120,12 +121,15 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
             pair_mask: The same shard of the mask, without channels.
         """
-        left, right = self.factors(pair, pair_mask)
-        if self.outgoing:
-            product = self.shards.contract(left, right, -1)
-        else:
-            product = self.shards.contract(right.mT, left.mT, -2)
-        del left, right
+        length = pair.shape[-3 if self.outgoing else -2]
+
+        def contract(left: Tensor, right: Tensor) -> Tensor:
+            if self.outgoing:
+                return self.shards.contract(left, right, -1, length)
+            # The official program contracts left[k, j] with right[k, i].
+            return self.shards.contract(right.mT, left.mT, -2, length)
+
+        product = self.product(pair, pair_mask, contract, self.shards.group.size)
         return self.updated(pair, product, self._dropout(pair))
 
     def _dropout(self, pair: Tensor) -> Tensor | None:

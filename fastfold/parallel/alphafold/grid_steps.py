@@ -266,11 +266,12 @@ class GridTriangleMultiplication(ShardedTriangleMultiplication):
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         """Updated block of the pair under the whole ``pair_mask [*, N, N]``."""
         grid, length = self.layout.grid, pair_mask.shape[-1]
-        left, right = self.factors(pair, grid.take(pair_mask, (-2, -1)))
-        if self.outgoing:
-            product = contract(left, right, length, grid, self.layout.contraction)
-        else:
+
+        def multiply(left: Tensor, right: Tensor) -> Tensor:
+            if self.outgoing:
+                return contract(left, right, length, grid, self.layout.contraction)
             # The official program contracts left[k, j] with right[k, i].
-            product = contract_columns(right, left, length, grid, self.layout.contraction)
-        del left, right
+            return contract_columns(right, left, length, grid, self.layout.contraction)
+
+        product = self.product(pair, grid.take(pair_mask, (-2, -1)), multiply, grid.whole.size)
         return self.updated(pair, product, _factors(self.dropout, pair, (length, length), grid))

@@ -11,37 +11,65 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.execution import add_update
+from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+
+Contract = Callable[[Tensor, Tensor], Tensor]
+"""From blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
 
 
 class ShardedTriangleMultiplication(TriangleMultiplication):
     """Triangle multiplication of which this rank holds a part; the contraction is the derived class's matter."""
 
-    def factors(self, pair: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Both gated projections of the edges.
+    def product(self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int) -> Tensor:
+        """The contracted edges of both gated projections, ``[*, c, rows, columns]``.
+
+        Without gradients for so many channels at a time as the policy's plan says, by default a quarter: only so many
+        of their factors then exist.
 
         Args:
             pair: ``[*, rows, columns, c_z]``, any part of the pair.
             mask: ``[*, rows, columns]`` likewise.
-
-        Returns:
-            ``left`` and ``right``, ``[*, c, rows, columns]`` each; views of one tensor.
+            contract: Gets the left and the right factor.
+            ranks: How many take part; at least as many channels are contracted at a time.
         """
+        channels = len(self.projection.weight) // 2
+        if torch.is_grad_enabled():
+            factors = _recomputed(self._factors, pair, mask, slice(0, channels))
+            return contract(*factors.movedim(-1, -3).chunk(2, dim=-3))
+        step = min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
+        out = pair.new_empty(0)
+        for start in range(0, channels, step):
+            some = slice(start, min(channels, start + step))
+            factors = self._factors(pair, mask, some).movedim(-1, -3)
+            part = contract(*factors.chunk(2, dim=-3))
+            del factors
+            if start == 0:
+                out = part.new_empty(*part.shape[:-3], channels, *part.shape[-2:])
+            out[..., some, :, :] = part
+        return out
 
-        left, right = _recomputed(self._factors, pair, mask).movedim(-1, -3).chunk(2, dim=-3)
-        return left, right
-
-    def _factors(self, pair: Tensor, mask: Tensor) -> Tensor:
-        """``[*, rows, columns, 2 c]``."""
+    def _factors(self, pair: Tensor, mask: Tensor, channels: slice) -> Tensor:
+        """Some channels of the left factor and the same of the right one, ``[*, rows, columns, 2 c]``."""
+        layers = [self._of_channels(layer, channels) for layer in (self.projection, self.gate)]
 
         def project(rows: Tensor, index: slice) -> Tensor:
             x = self.norm_in(rows)
-            return self.projection(x) * torch.sigmoid(self.gate(x)) * mask[..., index, :, None].to(x.dtype)
+            projection, gate = (linear(x, *layer) for layer in layers)
+            return projection * torch.sigmoid(gate) * mask[..., index, :, None].to(x.dtype)
 
         return self.policy.map(pair, project, dim=-3, channels=4)
+
+    def _of_channels(self, layer: Linear, channels: slice) -> tuple[Tensor, ...]:
+        """Weight and bias of a layer that gives both factors, for some channels of each."""
+        whole = (layer.weight, layer.bias)
+        if 2 * (channels.stop - channels.start) == len(layer.weight):
+            return whole
+        return tuple(x.unflatten(0, (2, -1))[:, channels].flatten(0, 1) for x in whole)
 
     def updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
         """``pair`` plus its update.
