@@ -11,6 +11,7 @@ the ranks (:func:`mean_gradients`, or the mean that DDP and FSDP take over data 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,12 @@ from fastfold.parallel import exchange
 from fastfold.parallel.axial_product import Cut, contract
 from fastfold.parallel.buckets import Buckets
 from fastfold.parallel.collectives import all_to_all_async, gather, gather_async
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.exchange import landed
+from fastfold.parallel.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.handle import Handle
+
+# A switch in place: blocks of channels at most, and fewest elements of one.
+_BLOCKS, _BLOCK = 4, 2**18
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,33 @@ class AxialShards:
     def switch(self, x: Tensor, *, cut: int, join: int, length: int) -> Tensor:
         """``x``, a shard along ``join`` of an axis of ``length``, as a shard along ``cut`` of the same tensor."""
         return self.switch_async(x, cut=cut, join=join, length=length).wait()
+
+    def switch_into(self, x: Tensor, home: Tensor, *, cut: int, join: int, length: int) -> Tensor:
+        """:meth:`switch`, without gradients, over the memory of ``home`` if the result fits there.
+
+        By blocks of channels, so that little exists beside the two.
+
+        Args:
+            x: ``[*, A, B, c]``, a shard along ``join``.
+            home: A contiguous tensor whose content is not needed any more; may be ``x``.
+            cut: Dimension to cut, -3 or -2.
+            join: The other one.
+            length: Whole length of ``join``.
+        """
+        sizes, joined = self.sizes(x.shape[cut]), self.sizes(length)
+        shape = list(x.shape)
+        shape[cut], shape[join] = sizes[self.group.rank], length
+        fits = home.is_contiguous() and home.shape[-1] == x.shape[-1] and math.prod(shape) <= home.numel()
+        out = home.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
+        # Whatever its rows and columns, a channel of all of them lies where it lay: a block overwrites nothing else.
+        blocks = shard_slices(x.shape[-1], max(1, min(_BLOCKS, x.numel() // _BLOCK)))
+        dims = cut % x.dim(), join % x.dim()
+        started = (
+            [exchange.start_all_to_all(x[..., block], *dims, self.group, sizes, joined)] for block in blocks
+        )
+        for block, (part,) in zip(blocks, landed(started), strict=True):
+            out[..., block] = part
+        return out
 
     def contract(
         self,

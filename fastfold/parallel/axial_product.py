@@ -11,9 +11,8 @@ more than two blocks of anything whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fastfold.parallel import exchange
-from fastfold.parallel.exchange import Pending
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.exchange import Pending, landed
+from fastfold.parallel.groups import Group, shard_slices
 
 CONTRACTIONS = ("auto", "terms", "channels")
 
@@ -75,27 +74,15 @@ def _term_blocks(channels: int, step: int) -> list[_Block]:
 
 def _channel_blocks(channels: int, ranks: int, step: int, device: torch.device) -> list[_Block]:
     """At most ``step`` channels of each rank at a time; those of a rank are consecutive."""
-    own = shard_sizes(channels, ranks)
-    starts = [0, *accumulate(own)]
+    own = [range(channels)[part] for part in shard_slices(channels, ranks)]
     blocks = []
-    for first in range(0, max(own), step):
-        parts = [range(start, start + n)[first : first + step] for start, n in zip(starts, own, strict=False)]
+    for first in range(0, len(own[0]), step):
+        parts = [numbers[first : first + step] for numbers in own]
         sizes = [len(part) for part in parts]
         if sum(sizes) == channels:
             return [_Block(slice(0, channels), sizes)]
         blocks.append(_Block(torch.tensor([i for part in parts for i in part], device=device), sizes))
     return blocks
-
-
-def _landed(started: Iterable[Sequence[Pending]]) -> Iterator[list[Tensor]]:
-    """Results of collectives, each waited for when the ones after it have been started."""
-    before: Sequence[Pending] = ()
-    for pending in started:
-        if before:
-            yield [each.wait() for each in before]
-        before = pending
-    if before:
-        yield [each.wait() for each in before]
 
 
 class _Terms(Function):
@@ -113,7 +100,7 @@ class _Terms(Function):
                 yield [exchange.start_reduce_scatter(product, cut.dim, cut.group, cut.sizes)]
                 del product
 
-        for block, (part,) in zip(ctx.blocks, _landed(terms()), strict=True):
+        for block, (part,) in zip(ctx.blocks, landed(terms()), strict=True):
             block.put(out, part)
         return out
 
@@ -124,7 +111,7 @@ class _Terms(Function):
         cut: Cut = ctx.cut
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         started = ([exchange.start_gather(b.of(grad), cut.dim, cut.group, cut.sizes)] for b in ctx.blocks)
-        for block, (whole,) in zip(ctx.blocks, _landed(started), strict=True):
+        for block, (whole,) in zip(ctx.blocks, landed(started), strict=True):
             block.put(grad_left, whole @ block.of(right))
             block.put(grad_right, whole.mT @ block.of(left))
         return grad_left, grad_right, None, None
@@ -145,12 +132,14 @@ class _Channels(Function):
         )
 
         def products() -> Iterator[list[Pending]]:
-            for block, both in zip(ctx.blocks, _landed(factors), strict=True):
+            for block, both in zip(ctx.blocks, landed(factors), strict=True):
                 if keeps:
                     kept.extend(both)
-                yield [_from_channels(both[0] @ both[1].mT, cut.dim, cut.sizes, block, cut.group)]
+                product = both[0] @ both[1].mT
+                del both
+                yield [_from_channels(product, cut.dim, cut.sizes, block, cut.group)]
 
-        for block, (part,) in zip(ctx.blocks, _landed(products()), strict=True):
+        for block, (part,) in zip(ctx.blocks, landed(products()), strict=True):
             block.put(out, part)
         ctx.save_for_backward(*kept)
         return out
@@ -163,12 +152,12 @@ class _Channels(Function):
         arriving = ([_to_channels(b.of(grad), cut.dim, cut.sizes, b, cut.group)] for b in ctx.blocks)
 
         def gradients() -> Iterator[list[Pending]]:
-            blocks = zip(ctx.blocks, _landed(arriving), kept[::2], kept[1::2], strict=True)
+            blocks = zip(ctx.blocks, landed(arriving), kept[::2], kept[1::2], strict=True)
             for block, (whole,), left, right in blocks:
                 both = whole @ right, whole.mT @ left
                 yield [_from_channels(x, last, cut.contracted, block, cut.group) for x in both]
 
-        for block, parts in zip(ctx.blocks, _landed(gradients()), strict=True):
+        for block, parts in zip(ctx.blocks, landed(gradients()), strict=True):
             for of_all, part in zip(grads, parts, strict=True):
                 block.put(of_all, part)
         return *grads, None, None

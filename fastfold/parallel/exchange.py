@@ -9,7 +9,7 @@ send and hold more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,16 +39,35 @@ class Pending:
     work: dist.Work | None = None
 
     def wait(self) -> Tensor:
-        """The result, once every rank has sent its part (on a GPU: the stream waits, not the host)."""
+        """The result, once every rank has sent its part (on a GPU: the stream waits, not the host).
+
+        To be asked for once: the buffers that it is made of are let go.
+        """
         if self.work is not None:
             self.work.wait()
             self.work = None
-        return self.finish()
+        finish, self.finish = self.finish, _taken
+        return finish()
+
+
+def _taken() -> Tensor:
+    raise RuntimeError("the result of a collective was asked for twice")
 
 
 def ready(x: Tensor) -> Pending:
     """A result that needs no communication."""
     return Pending(lambda: x)
+
+
+def landed(started: Iterable[Sequence[Pending]]) -> Iterator[list[Tensor]]:
+    """Results of collectives, each waited for when the ones after it have been started."""
+    under_way: Sequence[Pending] = ()
+    for pending in started:
+        done, under_way = under_way, pending
+        if done:
+            yield [each.wait() for each in done]
+    if under_way:
+        yield [each.wait() for each in under_way]
 
 
 def _even(sizes: Sequence[int]) -> bool:

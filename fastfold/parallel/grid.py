@@ -10,13 +10,12 @@ Gradients are exact adjoints: what the ranks hold after ``backward`` is the grad
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 from torch import Tensor
 
 from fastfold.parallel.collectives import all_to_all_async, gather_async
 from fastfold.parallel.exchange import Box
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.handle import Handle
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.redistribute import redistribute_async
@@ -175,8 +174,3 @@ class Grid:
         own = self.own_rows(length)
         part = self.row.shard(own.stop - own.start)
         return slice(own.start + part.start, own.start + part.stop)
-
-
-def shard_slices(length: int, parts: int) -> list[slice]:
-    """The shards of an axis of ``length`` cut by :func:`fastfold.parallel.groups.shard_sizes`."""
-    return [slice(start, stop) for start, stop in pairwise([0, *accumulate(shard_sizes(length, parts))])]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
 
 import torch.distributed as dist
 
@@ -22,6 +23,11 @@ def shard_sizes(length: int, parts: int) -> list[int]:
         raise ValueError(f"cannot cut a length of {length} into {parts} shards")
     whole, longer = divmod(length, parts)
     return [whole + (i < longer) for i in range(parts)]
+
+
+def shard_slices(length: int, parts: int) -> list[slice]:
+    """The shards of an axis of ``length`` cut by :func:`shard_sizes`."""
+    return [slice(start, stop) for start, stop in pairwise([0, *accumulate(shard_sizes(length, parts))])]
 
 
 @dataclass(frozen=True)

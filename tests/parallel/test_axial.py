@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.parallel import axial
 from fastfold.parallel.axial import AxialShards, Rows, check_alike, mean_gradients
 from fastfold.parallel.axial_product import choose_contraction
 from fastfold.parallel.mesh import ParallelMesh
@@ -61,6 +62,31 @@ def test_contractions_take_the_way_that_sends_less_and_refuse_unknown_ones() -> 
     assert choose_contraction("auto", 8, 8, 1024, 128, 64) == "terms"
     with pytest.raises(ValueError, match="contraction is one of auto, terms, channels, got 'rows'"):
         choose_contraction("rows", *square, 4)
+
+
+def _switches(ranks: int) -> list[bool]:
+    """From rows to columns and back over the memory of the first, in blocks of channels."""
+    axial._BLOCK = 1
+    shards = AxialShards(ParallelMesh(ParallelPlan(dap=ranks)).group("dap"))
+    found = []
+    for lengths in ((A, A), (A, B), (B, A)):
+        whole = torch.arange(2.0 * lengths[0] * lengths[1] * CHANNELS).view(2, *lengths, CHANNELS)
+        rows = shards.take(whole, -3).clone()
+        columns = shards.switch_into(rows, rows, cut=-2, join=-3, length=lengths[0])
+        found.append(torch.equal(columns, shards.take(whole, -2)))
+        # Nothing new where there is room.
+        found.append((columns.data_ptr() == rows.data_ptr()) == (columns.numel() <= rows.numel()))
+        back = shards.switch_into(columns, rows, cut=-3, join=-2, length=lengths[1])
+        found += [torch.equal(back, shards.take(whole, -3)), back.data_ptr() == rows.data_ptr()]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_switch_in_place_takes_the_memory_of_what_it_moves(ranks: int) -> None:
+    """Shards of any lengths, of which those along the other axis are larger or smaller."""
+    for found in launch(_switches, ranks, ranks):
+        assert len(found) == 12
+        assert all(found), found
 
 
 def _means() -> list[Tensor | None]:

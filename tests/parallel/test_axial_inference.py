@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.inference import folding
 from fastfold.parallel.alphafold import axial_parallel
@@ -43,9 +45,10 @@ def _fold(ranks: int) -> dict[str, float]:
     return found
 
 
-def test_a_fold_equals_that_of_one_process() -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_fold_equals_that_of_one_process(ranks: int) -> None:
     """A sequence alone (a rank without a row of its alignment) and a complex, with recycling."""
-    for found in launch(_fold, 2, 2, timeout=500.0):
+    for found in launch(_fold, ranks, ranks, timeout=500.0):
         assert {"synthetic_monomer pae", "synthetic_monomer ptm", "synthetic_multimer iptm"} <= set(found)
         for name, error in found.items():
             # The confidences are computed in float32, whatever the network runs in.

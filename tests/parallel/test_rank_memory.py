@@ -12,7 +12,7 @@ from fastfold.parallel.plan import ParallelPlan
 
 @cache
 def _memory(ranks: int) -> RankMemory:
-    return rank_memory(ParallelPlan(dap=ranks), residues=128, msa=64, extra_msa=128)
+    return rank_memory(ParallelPlan(dap=ranks), residues=256, msa=128, extra_msa=256)
 
 
 @pytest.mark.slow
@@ -22,7 +22,9 @@ def test_memory_of_a_rank_falls_as_one_over_the_ranks(what: str) -> None:
     held = {ranks: getattr(_memory(ranks), what) for ranks in (1, 2, 4, 8)}
     print({ranks: f"{x:.2f} U, together {x * ranks:.2f} U" for ranks, x in held.items()})
     # What is whole everywhere becomes the larger part with more ranks.
-    assert held[4] < 0.54 * held[2]
+    assert held[4] < 0.56 * held[2]
     assert held[8] < 0.58 * held[4]
+    if what == "folding":
+        assert held[2] < 0.56 * held[1]
     # Operators of one process keep less than their sharded forms, but for the inputs of blocks.
     assert held[8] < (0.15 if what == "checkpoint" else 0.32) * held[1]

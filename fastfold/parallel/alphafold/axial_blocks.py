@@ -11,29 +11,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
-from fastfold.parallel.alphafold.axial_steps import AxialTriangleAttention, AxialTriangleMultiplication
+from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.parallel.alphafold.axial_steps import AxialTriangleAttention
 from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.exchange import Pending, ready
 from fastfold.parallel.handle import Handle
 
-PairStep = AxialTriangleAttention | AxialTriangleMultiplication
+Moving = Handle | Pending
 
 
-def switch_pair(shards: AxialShards, pair: Tensor, *, columns: bool) -> Handle:
-    """Start switching the pair to a shard along its columns, or to one along its rows."""
-    if columns:
-        return shards.switch_async(pair, cut=-2, join=-3, length=pair.shape[-2])
-    return shards.switch_async(pair, cut=-3, join=-2, length=pair.shape[-3])
+def works_in_place(policy: ExecutionPolicy) -> bool:
+    """Whether results may take the memory of what they are made of: callers' tensors change."""
+    return policy.inplace and not torch.is_grad_enabled()
 
 
-def switch_msa(shards: AxialShards, msa: Tensor, msa_mask: Tensor, *, residues: bool) -> Handle:
-    """Start switching the MSA to a shard along its residues, or to one along its sequences."""
+def switch_pair(shards: AxialShards, pair: Tensor, *, columns: bool, inplace: bool = False) -> Moving:
+    """Start switching the pair to a shard along its columns, or to one along its rows.
+
+    In place it is done at once, and the result takes the memory of ``pair``.
+    """
+    cut, join = (-2, -3) if columns else (-3, -2)
+    where = {"cut": cut, "join": join, "length": pair.shape[cut]}
+    return ready(shards.switch_into(pair, pair, **where)) if inplace else shards.switch_async(pair, **where)
+
+
+def switch_msa(
+    shards: AxialShards, msa: Tensor, msa_mask: Tensor, *, residues: bool, home: Tensor | None = None
+) -> Moving:
+    """Start switching the MSA to a shard along its residues, or to one along its sequences.
+
+    With a ``home`` it is done at once, over that tensor's memory if there is enough of it.
+    """
     sequences, length = msa_mask.shape[-2:]
-    if residues:
-        return shards.switch_async(msa, cut=-2, join=-3, length=sequences)
-    return shards.switch_async(msa, cut=-3, join=-2, length=length)
+    cut, join, whole = (-2, -3, sequences) if residues else (-3, -2, length)
+    where = {"cut": cut, "join": join, "length": whole}
+    return (
+        shards.switch_async(msa, **where) if home is None else ready(shards.switch_into(msa, home, **where))
+    )
 
 
 def run_pair_steps(
@@ -55,12 +73,14 @@ def run_pair_steps(
             # The bias is small and ready first: it travels before the pair does, and is computed from either shard.
             attends = isinstance(step, AxialTriangleAttention)
             started = step.start_bias(pair, columns=columns) if attends else None
-            moved = switch_pair(shards, pair, columns=step.columns)
+            moved = switch_pair(shards, pair, columns=step.columns, inplace=works_in_place(step.policy))
             bias = None if started is None else started.wait()
             pair, columns = moved.wait(), step.columns
         mask = shards.take(pair_mask, -1 if columns else -2)
         pair = step(pair, mask) if bias is None else step(pair, mask, bias)
-    return pair if columns == end else switch_pair(shards, pair, columns=end).wait()
+    if columns == end:
+        return pair
+    return switch_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
 
 
 class AxialEvoformerBlock(EvoformerBlock):
@@ -79,22 +99,27 @@ class AxialEvoformerBlock(EvoformerBlock):
             msa_mask: ``[*, S, N]``, whole.
             pair_mask: ``[*, N, N]``, whole.
         """
+        home = msa if works_in_place(self.msa_transition.policy) else None
         if self.outer_product_first:
-            by_sequence = switch_msa(self.shards, msa, msa_mask, residues=False)
+            # In place: not before the outer product has read it.
+            moving = None if home is not None else self._by_sequence(msa, msa_mask, home)
             pair = self.outer_product_mean(msa, pair, msa_mask)
-            msa = self._update_msa(by_sequence.wait(), pair, msa_mask)
-            return msa, self._update_pair(pair, pair_mask)
-        msa = self._update_msa(msa, pair, msa_mask)
+            rows = (moving or self._by_sequence(msa, msa_mask, home)).wait()
+            return self._update_msa(rows, pair, msa_mask, home), self._update_pair(pair, pair_mask)
+        msa = self._update_msa(msa, pair, msa_mask, home)
         pair = self.outer_product_mean(msa, pair, msa_mask)
-        by_sequence = switch_msa(self.shards, msa, msa_mask, residues=False)
+        moving = self._by_sequence(msa, msa_mask, home)
         del msa  # its copy is under way
         pair = self._update_pair(pair, pair_mask)
-        return by_sequence.wait(), pair
+        return moving.wait(), pair
 
-    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, home: Tensor | None) -> Moving:
+        return switch_msa(self.shards, msa, msa_mask, residues=False, home=home)
+
+    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, home: Tensor | None) -> Tensor:
         """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
-        msa = switch_msa(self.shards, msa, msa_mask, residues=True).wait()
+        msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
 
@@ -137,12 +162,15 @@ class AxialBlockStack(BlockStack):
         if len(state_and_masks) == 2 or not self.blocks:
             return super().forward(*state_and_masks)
         msa, pair, msa_mask, pair_mask = state_and_masks
-        residues = bool(self.blocks[0].outer_product_first)
-        columns = switch_pair(self.shards, pair, columns=True)
+        first = self.blocks[0]
+        assert isinstance(first, AxialEvoformerBlock)
+        residues, inplace = first.outer_product_first, works_in_place(first.msa_transition.policy)
+        home = msa if inplace else None
+        columns = switch_pair(self.shards, pair, columns=True, inplace=inplace)
         if residues:
-            msa = switch_msa(self.shards, msa, msa_mask, residues=True).wait()
+            msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
         msa, pair = super().forward(msa, columns.wait(), msa_mask, pair_mask)
-        rows = switch_pair(self.shards, pair, columns=False)
+        rows = switch_pair(self.shards, pair, columns=False, inplace=inplace)
         if residues:
-            msa = switch_msa(self.shards, msa, msa_mask, residues=False).wait()
+            msa = switch_msa(self.shards, msa, msa_mask, residues=False, home=home).wait()
         return msa, rows.wait()

@@ -33,8 +33,9 @@ from fastfold.parallel.alphafold.grid_steps import (
 )
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.exchange import Box
-from fastfold.parallel.grid import Grid, shard_slices
+from fastfold.parallel.grid import Grid
 from fastfold.parallel.grid_product import CONTRACTIONS
+from fastfold.parallel.groups import shard_slices
 from fastfold.parallel.handle import Handle
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.redistribute import redistribute_async

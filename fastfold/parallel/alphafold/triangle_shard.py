@@ -51,6 +51,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             if start == 0:
                 out = part.new_empty(*part.shape[:-3], channels, *part.shape[-2:])
             out[..., some, :, :] = part
+            del part
         return out
 
     def _factors(self, pair: Tensor, mask: Tensor, channels: slice) -> Tensor:
