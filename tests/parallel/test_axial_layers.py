@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fastfold.parallel.alphafold.axial_steps import AxialOuterProductMean
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import CASES, differences
@@ -29,3 +30,14 @@ def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...]) -> N
     for rank, found in enumerate(launch(_worst, ranks, ranks, batch)):
         for name, (worst, error) in found.items():
             assert error < 1e-12, f"{name}, rank {rank}: {worst} differs by {error}"
+
+
+def _keeping() -> float:
+    AxialOuterProductMean._fetches_again = lambda *_: False  # type: ignore[method-assign]
+    mesh = ParallelMesh(ParallelPlan(dap=2))
+    return max(differences(CASES["outer product"], mesh).values())
+
+
+def test_an_outer_product_of_a_deep_alignment_equals_one_process() -> None:
+    """There the left projection is kept whole, and not gathered again backward as in the other cases."""
+    assert max(launch(_keeping, 2)) < 1e-12

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
 from fastfold.evoformer.execution import ExecutionPolicy
-from fastfold.parallel.alphafold.axial_steps import AxialTriangleAttention
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.exchange import Pending, ready
 from fastfold.parallel.handle import Handle
@@ -68,16 +67,10 @@ def run_pair_steps(
         end: Which of the two the result shall be.
     """
     for step in steps:
-        bias = None
         if step.columns != columns:
-            # The bias is small and ready first: it travels before the pair does, and is computed from either shard.
-            attends = isinstance(step, AxialTriangleAttention)
-            started = step.start_bias(pair, columns=columns) if attends else None
-            moved = switch_pair(shards, pair, columns=step.columns, inplace=works_in_place(step.policy))
-            bias = None if started is None else started.wait()
-            pair, columns = moved.wait(), step.columns
-        mask = shards.take(pair_mask, -1 if columns else -2)
-        pair = step(pair, mask) if bias is None else step(pair, mask, bias)
+            moving = switch_pair(shards, pair, columns=step.columns, inplace=works_in_place(step.policy))
+            pair, columns = moving.wait(), step.columns
+        pair = step(pair, shards.take(pair_mask, -1 if columns else -2))
     if columns == end:
         return pair
     return switch_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
@@ -100,16 +93,15 @@ class AxialEvoformerBlock(EvoformerBlock):
             pair_mask: ``[*, N, N]``, whole.
         """
         home = msa if works_in_place(self.msa_transition.policy) else None
-        if self.outer_product_first:
-            # In place: not before the outer product has read it.
-            moving = None if home is not None else self._by_sequence(msa, msa_mask, home)
-            pair = self.outer_product_mean(msa, pair, msa_mask)
-            rows = (moving or self._by_sequence(msa, msa_mask, home)).wait()
-            return self._update_msa(rows, pair, msa_mask, home), self._update_pair(pair, pair_mask)
-        msa = self._update_msa(msa, pair, msa_mask, home)
+        if not self.outer_product_first:
+            msa = self._update_msa(msa, pair, msa_mask, home)
+        # Beside the outer product, which only reads; in place not before it has done so.
+        moving = None if home is not None else self._by_sequence(msa, msa_mask, home)
         pair = self.outer_product_mean(msa, pair, msa_mask)
-        moving = self._by_sequence(msa, msa_mask, home)
+        moving = moving or self._by_sequence(msa, msa_mask, home)
         del msa  # its copy is under way
+        if self.outer_product_first:
+            return self._update_msa(moving.wait(), pair, msa_mask, home), self._update_pair(pair, pair_mask)
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 

@@ -6,16 +6,25 @@ act on. Each class here is a form of the layer that it derives from, with the sa
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fastfold import kernels
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.parallel import exchange
+from fastfold.parallel.alphafold.recomputing import recomputed
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.axial import AxialShards
-from fastfold.parallel.handle import Handle
 from fastfold.parallel.panels import absent, broadcasts
+
+# Of the outer product mean: added to the number of sequences.
+_EPS = 1e-3
 
 
 class AxialMSARowAttention(MSARowAttention):
@@ -38,14 +47,10 @@ class AxialTriangleAttention(TriangleAttention):
         """Whether the pair is cut along its columns for this step, rather than along its rows."""
         return not self.starting
 
-    def start_bias(self, pair: Tensor, *, columns: bool) -> Handle:
-        """Start gathering the bias ``[*, H, N, N]`` from a shard of the pair along its rows or its columns."""
-        cut, length = (-1, pair.shape[-3]) if columns else (-2, pair.shape[-2])
-        return self.shards.gather_async(super().bias(pair), cut, length)
-
     def bias(self, pair: Tensor) -> Tensor:
         """Whole bias ``[*, H, N, N]`` from the shard that this step acts on."""
-        return self.start_bias(pair, columns=self.columns).wait()
+        cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
+        return self.shards.gather(super().bias(pair), cut, length)
 
 
 class AxialOuterProductMean(OuterProductMean):
@@ -54,14 +59,41 @@ class AxialOuterProductMean(OuterProductMean):
     shards: AxialShards
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``.
+        """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
+        if not torch.is_grad_enabled():
+            return self._passing(msa, pair, msa_mask)
+        left, right = recomputed(self._projections, msa).chunk(2, -1)
+        masks = msa_mask, self.shards.take(msa_mask, -1)
+        parameters = self.output.weight, self.output.bias
+        if self._fetches_again(*msa_mask.shape[-2:]):
+            updated: Tensor = _FetchedAgain.apply(left, right, pair, *masks, *parameters, self.shards)
+            return updated
+        whole = self.shards.gather(left, -2, msa_mask.shape[-1])
+        return self.update(whole, right, *masks, pair, None)
 
-        With gradients, the left projection of all residues is gathered and kept. Without, no rank ever has all of it:
-        one rank's part after another passes, and what it is for is computed while the next is under way.
+    def _fetches_again(self, sequences: int, residues: int) -> bool:
+        """Whether the backward pass gathers the left projection once more, rather than that it is kept whole.
+
+        Not of alignments that are deeper than they are long, where it is much of all that is sent. Nor on more ranks
+        than there are channels, which send the terms of all triangle products (``axial_product.py``).
         """
-        if torch.is_grad_enabled():
-            return super().forward(msa, pair, msa_mask)
-        left, right = self._project(self.left, msa), self._project(self.right, msa)
+        return sequences <= residues and self.shards.group.size <= len(self.output.bias)
+
+    def _projections(self, msa: Tensor) -> Tensor:
+        """Left and right projection of this rank's columns, ``[*, S, n, 2 c]``."""
+
+        def project(rows: Tensor, _: slice) -> Tensor:
+            x = self.norm(rows)
+            return torch.cat([self.left(x), self.right(x)], -1)
+
+        return self.policy.map(msa, project, dim=-3)
+
+    def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+        """:meth:`forward` without gradients, in which no rank ever has the left projection of all residues.
+
+        One rank's part after another passes, and what it is for is computed while the next is under way.
+        """
+        left, right = self._projections(msa).chunk(2, -1)
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])
         owners = [rank for rank, size in enumerate(sizes) if size]
@@ -88,14 +120,46 @@ class AxialOuterProductMean(OuterProductMean):
             start = stop
         return out
 
-    def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``left [*, S, N, c]``, ``right [*, S, n, c]`` and masks from ``msa [*, S, n, c_m]`` and the whole mask."""
-        whole = self.shards.gather_async(self._project(self.left, msa), -2, msa_mask.shape[-1])
-        right = self._project(self.right, msa)
-        return whole.wait(), right, msa_mask, self.shards.take(msa_mask, -1)
 
-    def _project(self, layer: nn.Module, msa: Tensor) -> Tensor:
-        return self.policy.map(msa, lambda rows, _: layer(self.norm(rows)), dim=-3)
+class _FetchedAgain(Function):
+    """Outer product mean of which this rank's own projections are kept; both passes gather the left one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        pair: Tensor,
+        left_mask: Tensor,
+        right_mask: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        shards: AxialShards,
+    ) -> Tensor:
+        ctx.save_for_backward(left, right, left_mask, right_mask, weight, bias)
+        ctx.shards = shards
+        whole = _whole(left, left_mask, shards)
+        return kernels.outer_product_mean(
+            whole, right, left_mask, right_mask, weight, bias, _EPS, residual=pair
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, left_mask, right_mask, weight, bias = ctx.saved_tensors
+        whole = _whole(left, left_mask, ctx.shards)
+        # The operator's own backward pass, which needs nothing of its forward pass but the inputs.
+        of_left, of_right, of_weight, of_bias = torch.ops.fastfold.outer_product_mean_backward(
+            grad, whole, right, left_mask, right_mask, weight, bias, _EPS, [True] * 4, None
+        )
+        sizes = ctx.shards.sizes(left_mask.shape[-1])
+        own = exchange.start_reduce_scatter(of_left, of_left.dim() - 2, ctx.shards.group, sizes).wait()
+        return own, of_right, grad, None, None, of_weight, of_bias, None
+
+
+def _whole(left: Tensor, mask: Tensor, shards: AxialShards) -> Tensor:
+    """The left projection ``[*, S, N, c]`` of all residues."""
+    return exchange.start_gather(left, left.dim() - 2, shards.group, shards.sizes(mask.shape[-1])).wait()
 
 
 class AxialTriangleMultiplication(ShardedTriangleMultiplication):

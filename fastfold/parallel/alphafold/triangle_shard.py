@@ -7,16 +7,15 @@ The backward pass computes both again from the pair and the contracted edges, as
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.execution import add_update
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.alphafold.recomputing import recomputed
 
 Contract = Callable[[Tensor, Tensor], Tensor]
 """From blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
@@ -39,7 +38,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         """
         channels = len(self.projection.weight) // 2
         if torch.is_grad_enabled():
-            factors = _recomputed(self._factors, pair, mask, slice(0, channels))
+            factors = recomputed(self._factors, pair, mask, slice(0, channels))
             return contract(*factors.movedim(-1, -3).chunk(2, dim=-3))
         step = min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
         out = pair.new_empty(0)
@@ -80,7 +79,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             product: The contracted edges ``[*, c, rows, columns]``.
             dropout: Factors for this part of the pair, or None.
         """
-        return _recomputed(self._updated, pair, product, dropout)
+        return recomputed(self._updated, pair, product, dropout)
 
     def _updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
         def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
@@ -89,11 +88,3 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             return add_update(rows, update if dropout is None else update * dropout, out)
 
         return self.policy.residual(pair, branch, dim=-3, dropout=dropout)
-
-
-def _recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """A function's result, of which only the arguments are kept for the backward pass; it draws no numbers."""
-    if not torch.is_grad_enabled():
-        return function(*arguments)
-    found: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return found
