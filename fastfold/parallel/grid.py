@@ -171,6 +171,32 @@ class Grid:
 
     def row_part(self, length: int) -> slice:
         """Which of all rows, an axis of ``length``, this rank has after :meth:`to_rows_async`."""
+        return self.row_parts(length)[self.whole.rank]
+
+    def row_parts(self, length: int) -> list[slice]:
+        """Which of all rows each rank of ``whole`` has after :meth:`to_rows_async`; together all of them once."""
+        found = []
+        blocks = shard_slices(length, self.rows)
+        for row, column in (self.place(rank) for rank in range(self.whole.size)):
+            block = blocks[row]
+            part = shard_slices(block.stop - block.start, self.columns)[column]
+            found.append(slice(block.start + part.start, block.start + part.stop))
+        return found
+
+    def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> Handle:
+        """Start giving every rank its row's part of an axis, of which ``x`` is a shard over all ranks.
+
+        Args:
+            x: Cut along ``dim`` into consecutive shards over ``whole``.
+            dim: Counted from the end.
+            length: Of the whole axis.
+        """
+        shards: list[Box] = [(part,) for part in self.whole_slices(length)]
+        parts: list[Box] = [(part,) for part in self.row_parts(length)]
+        moved = redistribute_async(x, (dim,), shards, parts, self.whole).wait()
         own = self.own_rows(length)
-        part = self.row.shard(own.stop - own.start)
-        return slice(own.start + part.start, own.start + part.stop)
+        return gather_async(moved, dim, self.row, shard_sizes(own.stop - own.start, self.columns))
+
+    def whole_slices(self, length: int) -> list[slice]:
+        """The shards of an axis that is cut over all ranks."""
+        return shard_slices(length, self.whole.size)

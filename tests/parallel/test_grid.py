@@ -20,8 +20,8 @@ from tests.parallel.mutation import undetected_reductions
 
 # Rows of the grids that so many ranks make.
 GRIDS = {2: (1, 2), 4: (2, 4, 1), 6: (2, 3)}
-# Nothing divides 7, and 1 leaves ranks without anything.
-LENGTHS = ((7, 9), (1, 7), (5, 1))
+# Nothing divides 7, 1 leaves ranks without anything, and shards of 6 over 4 ranks are no halves of its halves.
+LENGTHS = ((7, 9), (1, 7), (5, 1), (6, 2))
 
 
 def _plan(ranks: int, rows: int) -> ParallelPlan:
@@ -87,6 +87,13 @@ def _layouts(grid: Grid) -> None:
                 lambda t, g=view, n=a: t[:, g.row_part(n)],  # type: ignore[misc]
                 lambda t, g=view, n=b, m=back.shape[1]: g.from_rows(t, m, n),  # type: ignore[misc]
                 back,
+            )
+            _check_layout(
+                "rows of shards",
+                x,
+                lambda t, g=view: t[:, g.whole.shard(t.shape[1])],  # type: ignore[misc]
+                lambda t, g=view, n=a: g.rows_of_shards_async(t, -3, n).wait(),  # type: ignore[misc]
+                x[:, view.own_rows(a)],
             )
             block = view.take(z, (-2, -1))
             channels = z[view.whole.shard(3)]

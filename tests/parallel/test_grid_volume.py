@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fastfold.errors import ConfigError
@@ -26,21 +25,17 @@ MSA_HEADS, PAIR_HEADS = 8, 4
 def _expected(grid: Grid, ways: dict[str, str]) -> float:
     """Elements that a rank sends in both passes of a block."""
     layout = GridLayout(grid, **ways)
-    attentions = [
-        ((S, N, C_M), MSA_HEADS, False),
-        ((N, S, C_M), 0, True),
-        ((N, N, C_Z), PAIR_HEADS, False),
-        ((N, N, C_Z), PAIR_HEADS, True),
-    ]
-    total = 0.0
-    for shape, heads, turned in attentions:
-        sent = attention_elements(shape, heads, grid.turned if turned else grid)
-        total += sent["ring" if layout.rings(shape, heads, turned=turned) else "switch"]
+    ranks, shape = grid.whole.size, (N, N, C_Z)
+    # The MSA is switched twice, its attention's bias is gathered.
+    total = 2 * (ranks - 1) / ranks * (2 * S * N * C_M / ranks + MSA_HEADS * N**2)
+    for turned in (False, True):
+        sent = attention_elements(shape, PAIR_HEADS, grid.turned if turned else grid)
+        total += sent["ring" if layout.rings(shape, PAIR_HEADS, turned=turned) else "switch"]
     for view in (grid, grid.turned):
         way = choose_contraction(layout.contraction, N, C_HIDDEN, view)
         total += elements_sent(N, C_HIDDEN, view)[way]
-    # Of the outer product's sides the left one is turned and gathered along rows, the right one down columns.
-    side = S * N * C_OUTER / grid.whole.size
+    # Both of the outer product's sides are gathered; all of the right one is on other ranks before.
+    side = S * N * C_OUTER / ranks
     return total + 2 * side * (1 + grid.columns - 1 + grid.rows - 1)
 
 
@@ -48,14 +43,14 @@ def _measured(mesh: ParallelMesh, ways: dict[str, str]) -> float:
     grid = Grid.of(mesh)
     config = model_config("model_1").model.embeddings_and_evoformer.evoformer
 
-    def zeros(rows: int, channels: int) -> Tensor:
-        return grid.take(torch.zeros(rows, N, channels)).clone().requires_grad_()
-
     with torch.device("meta"):
         block = EvoformerBlock(config, C_M, C_Z)
         grid_parallel(block, mesh, **ways)
         with mesh.record() as log:
-            msa, pair = block(zeros(S, C_M), zeros(N, C_Z), torch.ones(S, N), torch.ones(N, N))
+            own = grid.whole.shard(S)
+            msa = torch.zeros(own.stop - own.start, N, C_M, requires_grad=True)
+            pair = grid.take(torch.zeros(N, N, C_Z)).clone().requires_grad_()
+            msa, pair = block(msa, pair, torch.ones(S, N), torch.ones(N, N))
             (msa.sum() + pair.sum()).backward()
     return log.sent / 4
 
@@ -73,10 +68,10 @@ def test_a_block_sends_what_the_formulas_say(ranks: int, rows: int, ways: dict[s
         dist.destroy_process_group()
     print(f"{ranks} ranks, {ways}: {sent / N**2:.1f} r² elements")
     assert sent == pytest.approx(expected)
-    # Five panels of each product's operands; keys and values six times around each ring; biases and the outer product's
-    # sides are what is left of the bound.
+    # Five panels of each product's operands and keys and values six times around each ring; biases of the pair and the
+    # outer product's sides are what is left of the bound. The MSA's bias is whole everywhere.
     tensors = (2 * 5 * C_HIDDEN + 2 * 6 * C_Z) * N**2 + 2 * 6 * S * N * C_M
-    assert sent < tensors / min(rows, ranks // rows)
+    assert sent < tensors / min(rows, ranks // rows) + 2 * MSA_HEADS * N**2
 
 
 def test_unknown_ways_and_missing_grids_are_refused() -> None:

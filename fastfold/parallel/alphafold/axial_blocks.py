@@ -158,11 +158,19 @@ class AxialBlockStack(BlockStack):
         assert isinstance(first, AxialEvoformerBlock)
         residues, inplace = first.outer_product_first, works_in_place(first.msa_transition.policy)
         home = msa if inplace else None
-        columns = switch_pair(self.shards, pair, columns=True, inplace=inplace)
+        moving = self._entering(pair, pair_mask, inplace=inplace)
         if residues:
             msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
-        msa, pair = super().forward(msa, columns.wait(), msa_mask, pair_mask)
-        rows = switch_pair(self.shards, pair, columns=False, inplace=inplace)
+        msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask)
+        moving = self._leaving(pair, pair_mask, inplace=inplace)
         if residues:
             msa = switch_msa(self.shards, msa, msa_mask, residues=False, home=home).wait()
-        return msa, rows.wait()
+        return msa, moving.wait()
+
+    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+        """Start moving rows of the pair to what the blocks work on."""
+        return switch_pair(self.shards, pair, columns=True, inplace=inplace)
+
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+        """Start moving it back."""
+        return switch_pair(self.shards, pair, columns=False, inplace=inplace)

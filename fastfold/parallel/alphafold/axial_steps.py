@@ -62,8 +62,9 @@ class AxialOuterProductMean(OuterProductMean):
         """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
         if not torch.is_grad_enabled():
             return self._passing(msa, pair, msa_mask)
-        left, right = recomputed(self._projections, msa).chunk(2, -1)
-        masks = msa_mask, self.shards.take(msa_mask, -1)
+        own_mask = self.shards.take(msa_mask, -1)
+        left, right, *_ = recomputed(self.sides, msa, own_mask)
+        masks = msa_mask, own_mask
         parameters = self.output.weight, self.output.bias
         if self._fetches_again(*msa_mask.shape[-2:]):
             updated: Tensor = _FetchedAgain.apply(left, right, pair, *masks, *parameters, self.shards)
@@ -79,21 +80,13 @@ class AxialOuterProductMean(OuterProductMean):
         """
         return sequences <= residues and self.shards.group.size <= len(self.output.bias)
 
-    def _projections(self, msa: Tensor) -> Tensor:
-        """Left and right projection of this rank's columns, ``[*, S, n, 2 c]``."""
-
-        def project(rows: Tensor, _: slice) -> Tensor:
-            x = self.norm(rows)
-            return torch.cat([self.left(x), self.right(x)], -1)
-
-        return self.policy.map(msa, project, dim=-3)
-
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """:meth:`forward` without gradients, in which no rank ever has the left projection of all residues.
 
         One rank's part after another passes, and what it is for is computed while the next is under way.
         """
-        left, right = self._projections(msa).chunk(2, -1)
+        own_mask, start = self.shards.take(msa_mask, -1), 0
+        left, right, *_ = self.sides(msa, own_mask)
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])
         owners = [rank for rank, size in enumerate(sizes) if size]
@@ -104,7 +97,6 @@ class AxialOuterProductMean(OuterProductMean):
                 return left
             return absent(left, *left.shape[:-2], sizes[rank], left.shape[-1])
 
-        own_mask, start = self.shards.take(msa_mask, -1), 0
         for passing in broadcasts(piece, owners, self.shards.group):
             stop = start + passing.shape[-2]
             rows, result = pair[..., start:stop, :, :], out[..., start:stop, :, :]

@@ -66,13 +66,13 @@ def _shards(
     mesh: ParallelMesh, msa: tuple[int, int], pair: tuple[int, int]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """This rank's part of both representations between blocks."""
+    shards = AxialShards(mesh.group("dap"))
+    sequences = _length(shards.own(msa[0])), msa[1]
     if mesh.plan.dap_mode == "grid":
         grid = Grid.of(mesh)
-        rows, columns = (_length(part) for part in grid.boxes(msa)[grid.whole.rank])
-        pair_rows, pair_columns = (_length(part) for part in grid.boxes(pair)[grid.whole.rank])
-        return (rows, columns), (pair_rows, pair_columns)
-    shards = AxialShards(mesh.group("dap"))
-    return (_length(shards.own(msa[0])), msa[1]), (pair[0], _length(shards.own(pair[1])))
+        rows, columns = (_length(part) for part in grid.boxes(pair)[grid.whole.rank])
+        return sequences, (rows, columns)
+    return sequences, (pair[0], _length(shards.own(pair[1])))
 
 
 def _length(part: slice) -> int:

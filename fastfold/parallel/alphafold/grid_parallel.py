@@ -7,14 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.evoformer import BlockStack
+from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
+from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.alphafold.axial_blocks import AxialBlockStack, AxialEvoformerBlock, Moving
 from fastfold.parallel.alphafold.axial_network import (
     AxialAlphaFold,
     AxialDistogramHead,
@@ -24,8 +25,6 @@ from fastfold.parallel.alphafold.forms import take_forms
 from fastfold.parallel.alphafold.grid_steps import (
     ATTENTIONS,
     GridLayout,
-    GridMSAColumnAttention,
-    GridMSAColumnGlobalAttention,
     GridMSARowAttention,
     GridOuterProductMean,
     GridTriangleAttention,
@@ -35,14 +34,23 @@ from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.exchange import Box
 from fastfold.parallel.grid import Grid
 from fastfold.parallel.grid_product import CONTRACTIONS
-from fastfold.parallel.groups import shard_slices
-from fastfold.parallel.handle import Handle
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.redistribute import redistribute_async
 
 
-class GridBlockStack(BlockStack):
-    """A stack on blocks of the grid, from and to shards along sequences and rows.
+class GridEvoformerBlock(AxialEvoformerBlock):
+    """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
+
+    def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        pair = self.triangle_multiplication_outgoing(pair, pair_mask)
+        pair = self.triangle_multiplication_incoming(pair, pair_mask)
+        pair = self.triangle_attention_starting(pair, pair_mask)
+        pair = self.triangle_attention_ending(pair, pair_mask)
+        return self.pair_transition(pair)
+
+
+class GridBlockStack(AxialBlockStack):
+    """A stack on blocks of the pair, from and to shards along sequences and rows.
 
     These are the shards of dynamic axial parallelism, which the rest of the network works on.
     """
@@ -50,7 +58,7 @@ class GridBlockStack(BlockStack):
     layout: GridLayout
 
     def forward(self, *state_and_masks: Tensor) -> Any:
-        """Run all blocks on shards ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole.
+        """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole.
 
         Args:
             state_and_masks: ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; ``[*, S, N]`` and ``[*, N, N]``.
@@ -58,30 +66,31 @@ class GridBlockStack(BlockStack):
         Returns:
             The updated shards.
         """
-        count = len(state_and_masks) // 2
-        state, masks = state_and_masks[:count], state_and_masks[count:]
-        started = [self._move(x, mask, to_blocks=True) for x, mask in zip(state, masks, strict=True)]
-        result = super().forward(*[handle.wait() for handle in started], *masks)
-        found = result if count > 1 else (result,)
-        ended = [self._move(x, mask, to_blocks=False) for x, mask in zip(found, masks, strict=True)]
-        updated = tuple(handle.wait() for handle in ended)
-        return updated if count > 1 else updated[0]
+        if len(state_and_masks) > 2:
+            return super().forward(*state_and_masks)
+        pair, pair_mask = state_and_masks
+        moving = self._entering(pair, pair_mask, inplace=False)
+        pair = super().forward(moving.wait(), pair_mask)
+        return self._leaving(pair, pair_mask, inplace=False).wait()
 
-    def _move(self, x: Tensor, mask: Tensor, *, to_blocks: bool) -> Handle:
-        """Start moving one representation from shards along its first axis to blocks, or back."""
+    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+        rows, blocks = self._layouts(pair_mask.shape[-1])
+        return redistribute_async(pair, (-3, -2), rows, blocks, self.layout.grid.whole)
+
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+        rows, blocks = self._layouts(pair_mask.shape[-1])
+        return redistribute_async(pair, (-3, -2), blocks, rows, self.layout.grid.whole)
+
+    def _layouts(self, length: int) -> tuple[list[Box], list[Box]]:
+        """Each rank's rows of the pair, and its block."""
         grid = self.layout.grid
-        rows, length = mask.shape[-2:]
-        shards: list[Box] = [(part, slice(0, length)) for part in shard_slices(rows, grid.whole.size)]
-        blocks = grid.boxes((rows, length))
-        source, target = (shards, blocks) if to_blocks else (blocks, shards)
-        return redistribute_async(x, (-3, -2), source, target, grid.whole)
+        return [(part, slice(0, length)) for part in grid.whole_slices(length)], grid.boxes((length, length))
 
 
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {
     BlockStack: GridBlockStack,
+    EvoformerBlock: GridEvoformerBlock,
     MSARowAttention: GridMSARowAttention,
-    MSAColumnAttention: GridMSAColumnAttention,
-    MSAColumnGlobalAttention: GridMSAColumnGlobalAttention,
     OuterProductMean: GridOuterProductMean,
     TriangleAttention: GridTriangleAttention,
     TriangleMultiplication: GridTriangleMultiplication,
@@ -100,10 +109,10 @@ def grid_parallel(
 ) -> None:
     """Put the stacks of a network, or a stack, on the mesh's grid of ``dap`` ranks, in place.
 
-    Within the stacks the pair lies in blocks of residues and the MSA in blocks of sequences and residues. The rest of
-    the network works on rows of the pair and sequences of the MSA, as with
-    :func:`fastfold.parallel.alphafold.axial_parallel`, and what is said there about features, dropout and gradients
-    holds here: after ``backward`` of the same loss on every rank a parameter's gradient is the mean over the group.
+    Within the stacks the pair lies in blocks of residues. The MSA, and the pair in the rest of the network, are cut as
+    with :func:`fastfold.parallel.alphafold.axial_parallel`, and what is said there about features, dropout and
+    gradients holds here: after ``backward`` of the same loss on every rank a parameter's gradient is the mean over
+    the group.
 
     Args:
         model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules.

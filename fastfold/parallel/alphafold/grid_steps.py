@@ -1,13 +1,12 @@
-"""Steps of the Evoformer on a grid of ranks: pair in blocks of residues, MSA in blocks of sequences and residues.
+"""Steps of the Evoformer on a grid of ranks: the pair in blocks of residues, the MSA cut along one axis.
 
-Transitions act on positions alone and run unchanged. Each class here is a form of the layer that it derives from, with
-the same parameters; representations are blocks, masks are whole, because they have no channels. Dropout factors are
-drawn whole, alike on every rank, and each takes its part, so that they are those of a single process.
+Transitions and the MSA's column attention run unchanged. Each class here is a form of the layer that it derives from,
+with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn whole,
+alike on every rank, and each takes its part, so that they are those of a single process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,12 +14,13 @@ from torch import Tensor
 
 from fastfold.evoformer.attention import Attention, columns
 from fastfold.evoformer.dropout import SharedDropout
-from fastfold.evoformer.msa_attention import MSAColumnAttention, MSAColumnGlobalAttention, MSARowAttention
+from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.parallel.alphafold.recomputing import recomputed
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
-from fastfold.parallel.collectives import gather, gather_async
+from fastfold.parallel.collectives import gather
 from fastfold.parallel.grid import Grid
 from fastfold.parallel.grid_product import contract, contract_columns
 from fastfold.parallel.sequence_parallel import ring_attention
@@ -49,7 +49,7 @@ class GridLayout:
 
         Args:
             shape: Of the whole tensor.
-            heads: Heads of the bias; 0 if there is none.
+            heads: Heads of the bias.
             turned: Whether rows are those of the transposed tensor.
         """
         if self.attention != "auto":
@@ -65,7 +65,7 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
 
     Args:
         shape: Of the whole tensor, cut over the grid's rows and columns.
-        heads: Heads of the bias; 0 if there is none.
+        heads: Heads of the bias.
         grid: The ranks.
     """
     rows, length, channels = shape
@@ -99,7 +99,7 @@ def _ring(
     attention: Attention,
     block: Tensor,
     mask: Tensor,
-    bias: Tensor | None,
+    bias: Tensor,
     dropout: Tensor | None,
     grid: Grid,
 ) -> Tensor:
@@ -110,7 +110,7 @@ def _ring(
         attention: Its attention.
         block: ``[*, rows, columns, c]``.
         mask: ``[*, A, L]``, whole.
-        bias: This rank's block ``[*, H, rows, columns]`` of ``[*, H, L, L]``, or None.
+        bias: This rank's block ``[*, H, rows, columns]`` of ``[*, H, L, L]``.
         dropout: Factors for the block, or None.
         grid: The ranks.
     """
@@ -119,11 +119,10 @@ def _ring(
     x = norm(block)
     q, k, v = (layer(x).unflatten(-1, split) for layer in (attention.query, attention.key, attention.value))
     square = grid.rows == grid.columns
-    if bias is not None:
-        # Queries cut as this tensor's columns are, keys down the column of ranks.
-        bias = grid.turn(bias, (length, length), (-2, -1))
-        if not square:
-            bias = gather(bias, -1, grid.column, grid.row_sizes(length))
+    # Queries cut as this tensor's columns are, keys down the column of ranks.
+    bias = grid.turn(bias, (length, length), (-2, -1))
+    if not square:
+        bias = gather(bias, -1, grid.column, grid.row_sizes(length))
     mixed = ring_attention(
         q,
         k,
@@ -132,7 +131,7 @@ def _ring(
         grid.take(mask, (-2, -1)),
         group=grid.row,
         sizes=grid.column_sizes(length),
-        bias_group=grid.column if square and bias is not None else None,
+        bias_group=grid.column if square else None,
     ).flatten(-2)
     if attention.gate is not None:
         mixed = mixed * torch.sigmoid(attention.gate(x))
@@ -141,22 +140,16 @@ def _ring(
 
 
 class GridMSARowAttention(MSARowAttention):
-    """Attention within sequences that are cut over the grid's columns."""
+    """Attention of this rank's sequences; the pair lies in blocks, and the bias is gathered."""
 
     layout: GridLayout
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated block of ``msa`` from its and the pair's block, or that of the bias, and the whole ``msa_mask``."""
-        grid = self.layout.grid
-        sequences, length = msa_mask.shape[-2:]
-        bias = self.bias(pair) if bias is None else bias
-        if self.layout.rings((sequences, length, msa.shape[-1]), self.attention.heads, turned=False):
-            factors = _factors(self.dropout, msa, (sequences, length), grid)
-            return _ring(self.norm, self.attention, msa, msa_mask, bias, factors, grid)
-        rows = grid.to_rows_async(msa, length)
-        whole = grid.gather(bias, (length, length), (-2, -1))
-        updated = super().forward(rows.wait(), pair, msa_mask[..., grid.row_part(sequences), :], whole)
-        return grid.from_rows(updated, msa.shape[-3], length)
+        """Updated ``msa [*, s, N, c_m]`` from a block of the pair and ``msa_mask [*, s, N]``."""
+        if bias is None:
+            residues = msa.shape[-2]
+            bias = self.layout.grid.gather(self.bias(pair), (residues, residues), (-2, -1))
+        return super().forward(msa, pair, msa_mask, bias)
 
 
 class GridTriangleAttention(TriangleAttention):
@@ -191,71 +184,32 @@ class GridTriangleAttention(TriangleAttention):
         return updated.transpose(-3, -2) if turned else updated
 
 
-def _on_whole_columns(
-    step: Callable[[Tensor, Tensor], Tensor], msa: Tensor, msa_mask: Tensor, layout: GridLayout
-) -> Tensor:
-    """A step along columns of the MSA, which a column of ranks cuts once more and has whole."""
-    grid = layout.grid.turned
-    sequences, length = msa_mask.shape[-2:]
-    moved = grid.to_rows_async(msa.transpose(-3, -2), sequences).wait().transpose(-3, -2)
-    mask = msa_mask[..., grid.row_part(length)]
-    updated = step(moved, mask)
-    return grid.from_rows(updated.transpose(-3, -2), msa.shape[-2], sequences).transpose(-3, -2)
-
-
-class GridMSAColumnAttention(MSAColumnAttention):
-    """Attention within residues' columns of the MSA, which are cut over the grid's rows."""
-
-    layout: GridLayout
-
-    def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated block of ``msa`` under the whole ``msa_mask [*, S, N]``."""
-        sequences, length = msa_mask.shape[-2:]
-        if not self.layout.rings((length, sequences, msa.shape[-1]), 0, turned=True):
-            return _on_whole_columns(super().forward, msa, msa_mask, self.layout)
-        grid = self.layout.grid
-        factors = columns(_factors(self.dropout, msa, (sequences, length), grid))
-        rows = msa.transpose(-3, -2)
-        updated = _ring(self.norm, self.attention, rows, msa_mask.mT, None, factors, grid.turned)
-        return updated.transpose(-3, -2)
-
-
-class GridMSAColumnGlobalAttention(MSAColumnGlobalAttention):
-    """Global attention within residues' columns of the extra MSA, which are always switched to be whole.
-
-    Its one query for each column leaves nothing for a ring to do beside sending.
-    """
-
-    layout: GridLayout
-
-    def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated block of ``msa`` under the whole ``msa_mask [*, S, N]``."""
-        return _on_whole_columns(super().forward, msa, msa_mask, self.layout)
-
-
 class GridOuterProductMean(OuterProductMean):
     """Update of this rank's block of the pair, from all sequences of its rows' and its columns' residues.
 
-    Both projections are gathered along the sequences: O(S N c / √P).
+    Both projections are gathered along the residues: O(S N c / √P).
     """
 
     layout: GridLayout
 
     def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``left [*, S, rows, c]``, ``right [*, S, columns, c]`` and their masks, from a block and the whole mask."""
-        grid = self.layout.grid
-        sequences, length = msa_mask.shape[-2:]
-        x = self.norm(msa)
-        # The right side first: it travels while the left one is turned.
-        right = gather_async(self.right(x), -3, grid.column, grid.row_sizes(sequences))
-        # Sequences over the grid's columns and residues over its rows, so that a row of ranks has its rows' residues.
-        left = grid.turn(self.left(x), (sequences, length))
-        left = gather(left, -3, grid.row, grid.column_sizes(sequences))
+        """``left [*, S, rows, c]``, ``right [*, S, columns, c]`` and their masks.
+
+        Args:
+            msa: ``[*, S, n, c_m]``, this rank's residues.
+            msa_mask: ``[*, S, N]``, whole.
+        """
+        grid, length = self.layout.grid, msa_mask.shape[-1]
+        mask = msa_mask[..., grid.whole.shard(length)]
+        left, right, *_ = recomputed(super().sides, msa, mask)
+        # The right side, of which more is on other ranks, travels first.
+        moving = grid.turned.rows_of_shards_async(right, -2, length)
+        left = grid.rows_of_shards_async(left, -2, length).wait()
         left_mask, right_mask = (
             msa_mask[..., grid.own_rows(length)],
             msa_mask[..., grid.own_columns(length)],
         )
-        return left, right.wait(), left_mask, right_mask
+        return left, moving.wait(), left_mask, right_mask
 
 
 class GridTriangleMultiplication(ShardedTriangleMultiplication):

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 
-def recomputed(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     """A function's result, of which only the arguments are kept for the backward pass; it draws no numbers."""
     if not torch.is_grad_enabled():
         return function(*arguments)
-    found: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return found
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)

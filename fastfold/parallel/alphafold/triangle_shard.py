@@ -79,7 +79,8 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             product: The contracted edges ``[*, c, rows, columns]``.
             dropout: Factors for this part of the pair, or None.
         """
-        return recomputed(self._updated, pair, product, dropout)
+        found: Tensor = recomputed(self._updated, pair, product, dropout)
+        return found
 
     def _updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
         def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
