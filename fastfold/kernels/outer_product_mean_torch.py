@@ -123,8 +123,13 @@ def _tiles(shape: torch.Size, c: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _products(left: Tensor, right: Tensor, scratch: Scratch) -> Tensor:
-    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``."""
+    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``.
+
+    One product for each left column: in a batch of them PyTorch would copy the right side for every one, on a CPU in
+    bfloat16, which is the largest tensor of all where the alignment is deep.
+    """
     (i, c, _), (j, _, _) = left.shape, right.shape
     out = scratch("products", i, j * c, c)
-    torch.bmm(right.flatten(0, 1).expand(i, -1, -1), left.mT, out=out)
+    for b_left, b_out in zip(left, out, strict=True):
+        torch.mm(right.flatten(0, 1), b_left.t(), out=b_out)
     return out.view(i * j, c * c)
