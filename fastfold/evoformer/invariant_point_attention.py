@@ -79,11 +79,14 @@ class InvariantPointAttention(Executed):
             to_points.apply(self.value_points(single).unflatten(-1, (h, self.p_v, 3))),
         )
         first = rows.start or 0
-        updates = []
-        for index in self.policy.slices(single.new_empty(()).expand(pair.shape), -3):
-            own = slice(first + index.start, first + index.stop)
-            updates.append(self._update(single, rows_of(pair, index), frames, mask, own, keys))
-        return updates[0] if len(updates) == 1 else torch.cat(updates, dim=-2)
+
+        def update(_: Tensor, own: slice) -> Tensor:
+            index = slice(own.start - first, own.stop - first)
+            return self._update(single, rows_of(pair, index), frames, mask, own, keys)
+
+        *lead, columns, channels = pair.shape
+        residues = single.new_empty(()).expand(*lead, 1)
+        return self.policy.map(residues, update, dim=-2, start=first, channels=columns * channels)
 
     def _update(
         self,

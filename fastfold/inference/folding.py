@@ -168,7 +168,7 @@ def run_network(
     """
     data = model.config.get("data")
     num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
-    if plan is None or not plan.blocks:
+    if plan is None:
         set_policy(model, FOLDING_POLICY)
     else:
         set_policy(model, plan.policy, plan.blocks)

@@ -18,16 +18,23 @@ from fastfold.memory.chunking import Operator, Way
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
 # leave in the heap, in blocks. Not the program itself, whose code and threads take some 400 MiB after its first fold.
 _FIXED_CPU, _GAPS_CPU = 32 << 20, 5
-# On a GPU also the driver's context; a block of attention has 2^17 positions with 1,024 channels in all.
-_FIXED_CUDA, _CUDA_BLOCK = 768 << 20, 2**27
+# Freed blocks of up to this size the C library keeps for itself (glibc's largest threshold of mmap).
+_KEPT_CPU = 32 << 20
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
+# Of these, what stays to the end of a cycle (row masks, masked rows); arrays of an extra row.
+_CLUSTER_REST, _EXTRA_ARRAYS = 12, 16
 # Bytes per pair of residues in a block: distances, bins and one-hot rows on the way to an embedding; scores of points.
 _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 
 Before = Callable[[int], int]
 """Elements of a block to bytes."""
 
+FIXED_CUDA = 768 << 20
+"""Bytes of a GPU that plans leave to the driver's context, PyTorch's workspaces, and gaps."""
+
+CUDA_BLOCK = 1 << 27
+"""Elements of the largest block of attention on a GPU: 2^17 positions with 1,024 channels in all."""
 LARGEST_BLOCK = 1 << 22
 """Elements of the largest blocks that rows are cut into: larger ones gain nothing."""
 TEMPLATE_BLOCK = 1 << 20
@@ -117,7 +124,7 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     unit, mask = pair_bytes(config, fold), pairs * e
     fixed = _FIXED_CPU + fold.rows * n * _RAW
     if fold.device == "cuda":
-        fixed = _FIXED_CUDA + _CUDA_BLOCK * e
+        fixed = FIXED_CUDA + CUDA_BLOCK * e
     msa_rows = fold.clusters + fold.templates
     msa = msa_rows * n * c.msa_channel * e
     extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra * n * c.extra_msa_channel * e
@@ -150,7 +157,8 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
         )
     ]
     heads = c.evoformer.msa_row_attention_with_pair_bias.num_head
-    in_stack = always + msa + extra
+    masks = (fold.extra + msa_rows) * n * e
+    in_stack = always + msa + extra + masks + fold.clusters * n * _CLUSTER_REST + _kept(fold)
     found.append(cut("MSA attention", in_stack, 4 * e, heads * pairs * e))
     side = c.evoformer.outer_product_mean.num_outer_channel * n * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
@@ -164,11 +172,12 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
             for depth, width in stacks
         )
 
-    # Then the right side and the block's rows of the left one once more, in the order of the products, and the norm of
-    # each pair of the block.
-    deepest = max(fold.extra, msa_rows) * side
-    per_element = (8 * n + deepest / n) / row["outer product mean"]
-    found.append(cut("outer product mean", in_stack, per_element, 3 * deepest, projection))
+    # Then the right side and the block's rows of the left one once more, in the order of the products, both masks in
+    # float32, and the norm of each pair of the block.
+    depth = max(fold.extra, msa_rows)
+    deepest, exact_mask = depth * side, 4 * depth * n
+    per_element = (8 * n + (deepest + exact_mask) / n) / row["outer product mean"]
+    found.append(cut("outer product mean", in_stack, per_element, 3 * deepest + exact_mask, projection))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
     found.append(_multiplication(config, fold, steps, in_stack, contraction))
@@ -180,6 +189,14 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
     found.append(cut("heads", trunk_done, 4 * 3, 2 * 4 * pairs))
     return found
+
+
+def _kept(fold: Fold) -> int:
+    """Bytes of features that are freed on a CPU, but not given back to the system: those of arrays that are small."""
+    if fold.device != "cpu":
+        return 0
+    clusters, extra = fold.clusters * fold.residues, fold.extra * fold.residues
+    return min(_KEPT_CPU, clusters * _CLUSTER_FEATURES) + min(_KEPT_CPU, extra * _EXTRA_ARRAYS)
 
 
 def contractions(config: Any, *, host: bool) -> list[tuple[int, bool]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -43,8 +45,8 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     if name == "torch":
         return "torch"
     reason = _no_triton(x)
-    # The interpreter is for tests: it is never what somebody wants who does not ask for it.
-    if reason is None and (name == "triton" or not interpreted()):
+    # The interpreter is for tests, and tensors of shapes alone are for counting: nobody gets them unasked.
+    if reason is None and (name == "triton" or not (interpreted() or x.is_meta)):
         return "triton"
     if name == "triton":
         raise ConfigError(
@@ -58,6 +60,37 @@ def rows_run_on_triton(x: Tensor, backend: str | None) -> bool:
     return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
 
 
+@contextmanager
+def without_launches() -> Iterator[None]:
+    """Inside, Triton's path runs on tensors of the device ``meta``, and its kernels are not launched.
+
+    What a GPU would have to allocate can be counted so on any machine. For the whole process.
+
+    Raises:
+        ConfigError: Triton is not installed.
+    """
+    if not _TRITON_INSTALLED:
+        raise ConfigError(
+            "what Triton's path allocates cannot be counted: the package triton is not installed"
+        )
+    from triton.runtime.jit import KernelInterface
+
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    before, launch = os.environ.get(VARIABLE), KernelInterface.__getitem__
+    os.environ[VARIABLE] = "triton"
+    KernelInterface.__getitem__ = lambda *_: nothing
+    try:
+        yield
+    finally:
+        KernelInterface.__getitem__ = launch
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -65,6 +98,6 @@ def _no_triton(x: Tensor) -> str | None:
     """Why Triton cannot work on ``x``; None if it can."""
     if x.dtype not in _DTYPES:
         return f"they know no {x.dtype}".replace("torch.", "")
-    if not (x.is_cuda or interpreted()):
+    if not (x.is_cuda or x.is_meta or interpreted()):
         return f"the tensor is on {x.device.type}, and they need a GPU"
     return None if _TRITON_INSTALLED else "the package triton is not installed"

@@ -2,17 +2,21 @@
 
 It has a hard budget, it counts every tensor that an operator makes, and what has left it reads as NaN. What would move
 over PCIe is counted, what that would cost in time is not.
+
+On the device ``meta`` the same without memory and contents, for programs that are too large for the machine: tensors
+have sizes alone, and where the program asks for a number it reads one.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -22,16 +26,18 @@ from .devices import Device, DeviceFull
 class SimulatedDevice(Device):
     """A CPU with the manners of a small accelerator.
 
-    Inside :meth:`running` every tensor that an operator makes takes room until its memory goes; what would exceed the
-    budget raises :class:`DeviceFull`. Workspaces inside a kernel are not seen. A dropped buffer is filled with NaN, so
+    Inside :meth:`running` every tensor that an operator makes here takes room until its memory goes; what would exceed
+    the budget raises :class:`DeviceFull`. Workspaces inside a kernel are not seen, but operators that are defined in
+    Python (``torch.library.custom_op``) are run, so that what they make is. A dropped buffer is filled with NaN, so
     that an access that was not announced shows in the loss.
 
     Args:
         budget: Bytes.
+        device: Where its tensors are: ``cpu``, or ``meta`` for sizes alone.
     """
 
-    def __init__(self, budget: int) -> None:
-        super().__init__(budget, torch.device("cpu"))
+    def __init__(self, budget: int, device: str = "cpu") -> None:
+        super().__init__(budget, torch.device(device))
         self.other = self._highest = 0
         self._known: dict[int, int] = {}
         self._paused = 0
@@ -81,7 +87,8 @@ class SimulatedDevice(Device):
         """Counts a tensor that an operator has made or that came with the batch, until its memory goes."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if self._paused or key in self._known or key in self._buffers:
+        elsewhere = tensor.device.type != self.device.type
+        if self._paused or elsewhere or key in self._known or key in self._buffers:
             return
         self._charge(size, "a tensor made by an operator")
         self._known[key] = size
@@ -128,16 +135,43 @@ class _Meter(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Callable[..., Any],
+        func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if self._simulated.device.type == "meta" and _is_question(func, args, kwargs):
+            return _answer(func, args[0])
+        definition = OPDEFS.get(func._schema.name)
+        if definition is not None:
+            with self:
+                return definition._init_fn(*args, **kwargs)
+        with self:
+            # In inference mode, operators made of others come here whole.
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+        out = func(*args, **kwargs)
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
                 self._simulated.hold(leaf)
         return out
+
+
+def _is_question(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the program wants to know contents of a tensor that has none."""
+    if func is torch.ops.aten._local_scalar_dense.default:
+        return bool(args[0].is_meta)
+    to_host = kwargs.get("device") == torch.device("cpu")
+    return func is torch.ops.aten._to_copy.default and to_host and bool(args[0].is_meta)
+
+
+def _answer(func: Any, tensor: Tensor) -> Any:
+    """Ones."""
+    if func is torch.ops.aten._local_scalar_dense.default:
+        return True if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+    return torch.ones(tensor.shape, dtype=tensor.dtype)
 
 
 def _poison(buffer: Tensor) -> None:

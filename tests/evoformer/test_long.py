@@ -19,6 +19,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.inference.folding import Precision, set_precision
+from fastfold.inference.simulation import SimulatedHost
 from fastfold.inference.verify import verify
 from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.triangle_contraction import ContractionPlan
@@ -90,22 +91,6 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
             assert error < 1e-5, (key, float(error))
 
 
-class _ArenaHost(HostTier):
-    """Host memory of a simulated device, which learns of memory that is given back."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        def allocate(elements: int, dtype: torch.dtype, pinned: bool) -> Tensor:
-            with device.host_work():
-                return device.on_host(torch.empty(elements, dtype=dtype))
-
-        super().__init__(allocate)
-        self._device = device
-
-    def resize(self, tensor: Tensor, nbytes: int) -> None:
-        super().resize(tensor, nbytes)
-        self._device.resized(tensor)
-
-
 @pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
 def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> None:
     """Under a hard budget, of which short targets take more for their blocks; the peak is less by one pair tensor."""
@@ -131,7 +116,7 @@ def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> N
     for park in (True, False):
         device = SimulatedDevice(int(2.3 * pair.nbytes) if park else 1 << 40)
         policy = ExecutionPolicy(
-            4 * n * 128, True, ContractionPlan(4, _ArenaHost(device)), hold_templates=False, park_pair=park
+            4 * n * 128, True, ContractionPlan(4, SimulatedHost(device)), hold_templates=False, park_pair=park
         )
         set_policy(embedder, policy)
         with torch.inference_mode(), device.running():

@@ -114,7 +114,7 @@ def test_the_exact_peak_beside_the_pair_on_a_device_with_a_hard_budget(
     exact = unit + mask + contraction_bytes(n, 128, 2, channels=channels, streamed=streamed)
     assert exact <= most_u * unit
     for budget, fits in ((exact, True), (exact - 1, False)):
-        device = SimulatedDevice(budget)
+        device = SimulatedDevice(budget, kind)
         plan = ContractionPlan(channels, _host(device, kind) if streamed else None)
         arguments = _arguments(device, n, plan, device=torch.device(kind), dtype=torch.bfloat16)
         with device.running():

@@ -1,0 +1,107 @@
+"""A whole fold of sizes alone, on a device that raises beyond what the plan has: the plan is right at full size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.config import model_config
+from fastfold.inference import simulation
+from fastfold.inference.fold_plan import Planner
+from fastfold.inference.operator_memory import CUDA_BLOCK
+from fastfold.inference.simulation import simulate
+from fastfold.memory import BudgetError, DeviceFull
+
+GB = 10**9
+
+
+def _config() -> Any:
+    """``model_1_ptm`` with one block in each stack: further ones use the same memory again."""
+    config = model_config("model_1_ptm")
+    trunk = config.model.embeddings_and_evoformer
+    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
+    trunk.template.template_pair_stack.num_block = 1
+    return config
+
+
+def _features(n: int, rows: int, templates: int) -> dict[str, Tensor]:
+    s, t = (rows, n), (templates, n)
+    shapes = {
+        "seq_mask": (n,),
+        "target_feat": (n, 22),
+        "msa_feat": (*s, 49),
+        "msa_mask": s,
+        "extra_has_deletion": s,
+        "extra_deletion_value": s,
+        "extra_msa_mask": s,
+        "template_mask": t[:1],
+        "template_all_atom_positions": (*t, 37, 3),
+        "template_all_atom_masks": (*t, 37),
+        "template_pseudo_beta": (*t, 3),
+        "template_pseudo_beta_mask": t,
+    }
+    whole = {"aatype": (n,), "residue_index": (n,), "extra_msa": s, "template_aatype": t}
+    found = {name: torch.ones(shape) for name, shape in shapes.items()}
+    return found | {name: torch.ones(shape, dtype=torch.int32) for name, shape in whole.items()}
+
+
+def _simulate(n: int, budget: int, **options: Any) -> simulation.Simulated:
+    rows, features = 32, _features(n, 32, 4)
+    return simulate(_config(), lambda *_: dict(features), n, budget, rows=2 * rows, **options)
+
+
+def _small_budget(n: int, host: int) -> int:
+    """Little more than the smallest that works, so that there are many blocks."""
+    planner = Planner(_config(), 2, "cuda", host_memory=host, parameters=15 * 10**6)
+    return planner.smallest(n, rows=64) * 21 // 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "host"), [(60, 0), (40, 100)])
+def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int) -> None:
+    """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB with the host."""
+    found = _simulate(10_000, limit * GB, host_memory=host * GB)
+    assert found.plan.streams == (host > 0)
+    assert found.peak <= found.planned < found.plan.peak < limit * GB
+    assert found.peak >= 0.98 * found.planned
+    # The product of a triangle multiplication and, while templates are embedded, the pair: nothing else waits there.
+    assert found.host == found.plan.chunks.host == (2 * found.plan.unit if host else 0)
+
+
+@pytest.mark.parametrize("host", [0, 100])
+def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int) -> None:
+    """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
+    found = _simulate(1024, _small_budget(1024, host * GB), host_memory=host * GB)
+    assert found.plan.streams == found.plan.policy.park_pair == (host > 0)
+    assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
+    assert found.host == found.plan.chunks.host == (2 * found.plan.unit if host else 0)
+
+
+@pytest.mark.slow
+def test_left_out_blocks_change_no_peak() -> None:
+    few, every = (_simulate(384, _small_budget(384, 0), every_block=every) for every in (False, True))
+    assert (few.plan.blocks["templates"] or 0) * 5 < 384**2 * 64
+    assert few.peak == every.peak
+
+
+def test_what_takes_more_than_planned_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is hard: a plan that forgets some of what is resident is found out."""
+    plan = Planner.plan
+
+    def optimistic(*args: Any, **options: Any) -> Any:
+        found = plan(*args, **options)
+        operators = tuple(replace(o, resident=o.resident * 7 // 10) for o in found.chunks.operators)
+        return replace(found, chunks=replace(found.chunks, operators=operators))
+
+    monkeypatch.setattr(Planner, "plan", optimistic)
+    with pytest.raises(DeviceFull):
+        _simulate(1000, 3 * GB)
+
+
+def test_a_budget_without_a_plan_is_refused() -> None:
+    with pytest.raises(BudgetError):
+        _simulate(1000, GB // 2)
