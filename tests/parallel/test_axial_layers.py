@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.parallel.alphafold.axial_steps import AxialOuterProductMean
+from fastfold.parallel.alphafold.fetched_again import FetchingStep
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import CASES, differences
@@ -33,11 +33,12 @@ def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...]) -> N
 
 
 def _keeping() -> float:
-    AxialOuterProductMean._fetches_again = lambda *_: False  # type: ignore[method-assign]
+    FetchingStep.keeps_gathered = True
     mesh = ParallelMesh(ParallelPlan(dap=2))
-    return max(differences(CASES["outer product"], mesh).values())
+    cases = ("row attention", "outer product", "starting", "ending")
+    return max(max(differences(CASES[name], mesh).values()) for name in cases)
 
 
-def test_an_outer_product_of_a_deep_alignment_equals_one_process() -> None:
-    """There the left projection is kept whole, and not gathered again backward as in the other cases."""
+def test_steps_that_keep_what_they_gather_equal_one_process() -> None:
+    """As in blocks that are recomputed; in the other cases the backward pass gathers again."""
     assert max(launch(_keeping, 2)) < 1e-12

@@ -63,8 +63,8 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
 def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
     """Of r² each: 8 + 4 + 4 biases, 32 s r of projections; two products' terms, or two factors and the product.
 
-    The rest are switches, two of the pair instead of FastFold's four. The same again backward, where the left
-    projection of an alignment that is not deep is gathered once more rather than kept.
+    The rest are switches, two of the pair instead of FastFold's four. The same again backward, where the biases
+    and the left projection of an alignment that is not deep are gathered once more rather than kept.
     """
     r, s = residues, sequences
     # Products of 128 channels: their terms on 2 ranks and on more than 128.
@@ -72,6 +72,6 @@ def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequence
     gathered = (16 + products) * r * r + 32 * s * r
     forward, backward = _elements_sent(ranks, r, s)
     assert forward == pytest.approx((ranks - 1) / ranks * (gathered + (512 * s * r + 256 * r * r) / ranks))
-    again = 32 * s * r if s <= r and ranks <= 128 else 0
+    again = 16 * r * r + (32 * s * r if s <= r else 0) if ranks <= 128 else 0
     assert backward == pytest.approx(forward + (ranks - 1) / ranks * again)
     assert backward < fastfold_elements(ranks, r, s)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
 from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.parallel.alphafold.fetched_again import FetchingStep
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.exchange import Pending, ready
 from fastfold.parallel.handle import Handle
@@ -151,6 +152,9 @@ class AxialBlockStack(BlockStack):
 
     def forward(self, *state_and_masks: Tensor) -> Any:
         """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole."""
+        for module in self.blocks.modules():
+            if isinstance(module, FetchingStep):
+                module.keeps_gathered = self.checkpointing
         if len(state_and_masks) == 2 or not self.blocks:
             return super().forward(*state_and_masks)
         msa, pair, msa_mask, pair_mask = state_and_masks

@@ -6,57 +6,62 @@ act on. Each class here is a form of the layer that it derives from, with the sa
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
-from fastfold import kernels
+from fastfold.evoformer.attention import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
-from fastfold.parallel import exchange
+from fastfold.parallel.alphafold.fetched_again import (
+    FetchingStep,
+    attention_fetched_again,
+    outer_product_fetched_again,
+)
 from fastfold.parallel.alphafold.recomputing import recomputed
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.axial import AxialShards
 from fastfold.parallel.panels import absent, broadcasts
 
-# Of the outer product mean: added to the number of sequences.
-_EPS = 1e-3
 
-
-class AxialMSARowAttention(MSARowAttention):
+class AxialMSARowAttention(MSARowAttention, FetchingStep):
     """Attention of this rank's sequences; the pair is cut along its columns, and the bias is gathered."""
 
-    shards: AxialShards
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Updated ``msa [*, s, N, c_m]`` from ``pair [*, N, n, c_z]`` and ``msa_mask [*, s, N]``."""
+        own = self.bias(pair)
+        if self.fetches_again(pair):
+            return attention_fetched_again(
+                self.norm, self.attention, msa, own, -1, msa_mask, self.dropout(msa), self.shards
+            )
+        return super().forward(msa, pair, msa_mask, self.shards.gather(own, -1, pair.shape[-3]))
 
-    def bias(self, pair: Tensor) -> Tensor:
-        """Whole bias ``[*, H, N, N]`` from a shard ``pair [*, N, n, c_z]``."""
-        return self.shards.gather(super().bias(pair), -1, pair.shape[-3])
 
-
-class AxialTriangleAttention(TriangleAttention):
+class AxialTriangleAttention(TriangleAttention, FetchingStep):
     """Attention of this rank's rows (starting node) or columns (ending node) of the pair, with a gathered bias."""
-
-    shards: AxialShards
 
     @property
     def columns(self) -> bool:
         """Whether the pair is cut along its columns for this step, rather than along its rows."""
         return not self.starting
 
-    def bias(self, pair: Tensor) -> Tensor:
-        """Whole bias ``[*, H, N, N]`` from the shard that this step acts on."""
-        cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
-        return self.shards.gather(super().bias(pair), cut, length)
+    def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``, under the same shard of the mask."""
+        own = self.bias(pair)
+        if not self.fetches_again(pair):
+            cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
+            return super().forward(pair, pair_mask, self.shards.gather(own, cut, length))
+        dropout, turned = self.dropout(pair), self.columns
+        if turned:
+            pair, own, pair_mask, dropout = pair.transpose(-3, -2), own.mT, pair_mask.mT, columns(dropout)
+        updated = attention_fetched_again(
+            self.norm, self.attention, pair, own, -2, pair_mask, dropout, self.shards
+        )
+        return updated.transpose(-3, -2) if turned else updated
 
 
-class AxialOuterProductMean(OuterProductMean):
+class AxialOuterProductMean(OuterProductMean, FetchingStep):
     """Update of this rank's columns of the pair from its columns of the MSA and everybody's left projection."""
-
-    shards: AxialShards
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
@@ -66,19 +71,11 @@ class AxialOuterProductMean(OuterProductMean):
         left, right, *_ = recomputed(self.sides, msa, own_mask)
         masks = msa_mask, own_mask
         parameters = self.output.weight, self.output.bias
-        if self._fetches_again(*msa_mask.shape[-2:]):
-            updated: Tensor = _FetchedAgain.apply(left, right, pair, *masks, *parameters, self.shards)
-            return updated
-        whole = self.shards.gather(left, -2, msa_mask.shape[-1])
-        return self.update(whole, right, *masks, pair, None)
-
-    def _fetches_again(self, sequences: int, residues: int) -> bool:
-        """Whether the backward pass gathers the left projection once more, rather than that it is kept whole.
-
-        Not of alignments that are deeper than they are long, where it is much of all that is sent. Nor on more ranks
-        than there are channels, which send the terms of all triangle products (``axial_product.py``).
-        """
-        return sequences <= residues and self.shards.group.size <= len(self.output.bias)
+        sequences, residues = msa_mask.shape[-2:]
+        # Of a deep alignment the projection is much of all that is sent.
+        if sequences <= residues and self.fetches_again(pair):
+            return outer_product_fetched_again(left, right, pair, *masks, *parameters, self.shards)
+        return self.update(self.shards.gather(left, -2, residues), right, *masks, pair, None)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """:meth:`forward` without gradients, in which no rank ever has the left projection of all residues.
@@ -111,47 +108,6 @@ class AxialOuterProductMean(OuterProductMean):
                 )
             start = stop
         return out
-
-
-class _FetchedAgain(Function):
-    """Outer product mean of which this rank's own projections are kept; both passes gather the left one."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        left: Tensor,
-        right: Tensor,
-        pair: Tensor,
-        left_mask: Tensor,
-        right_mask: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        shards: AxialShards,
-    ) -> Tensor:
-        ctx.save_for_backward(left, right, left_mask, right_mask, weight, bias)
-        ctx.shards = shards
-        whole = _whole(left, left_mask, shards)
-        return kernels.outer_product_mean(
-            whole, right, left_mask, right_mask, weight, bias, _EPS, residual=pair
-        )
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, left_mask, right_mask, weight, bias = ctx.saved_tensors
-        whole = _whole(left, left_mask, ctx.shards)
-        # The operator's own backward pass, which needs nothing of its forward pass but the inputs.
-        of_left, of_right, of_weight, of_bias = torch.ops.fastfold.outer_product_mean_backward(
-            grad, whole, right, left_mask, right_mask, weight, bias, _EPS, [True] * 4, None
-        )
-        sizes = ctx.shards.sizes(left_mask.shape[-1])
-        own = exchange.start_reduce_scatter(of_left, of_left.dim() - 2, ctx.shards.group, sizes).wait()
-        return own, of_right, grad, None, None, of_weight, of_bias, None
-
-
-def _whole(left: Tensor, mask: Tensor, shards: AxialShards) -> Tensor:
-    """The left projection ``[*, S, N, c]`` of all residues."""
-    return exchange.start_gather(left, left.dim() - 2, shards.group, shards.sizes(mask.shape[-1])).wait()
 
 
 class AxialTriangleMultiplication(ShardedTriangleMultiplication):
