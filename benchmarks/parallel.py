@@ -49,6 +49,7 @@ RANKS = (1, 2, 4, 8, 64, 512)
 RESIDUES, SEQUENCES = (256, 384, 2048), (128, 512)
 GPUS = (1, 8, 64, 128, 256, 512)
 RATIOS = (0.1, 0.25, 0.5, 1.0)
+COUNTED_BACKWARD = 64
 MEMORY_RANKS = (1, 2, 4, 8)
 MEMORY_SIZE = {"residues": 256, "msa": 128, "extra_msa": 256}
 
@@ -60,7 +61,7 @@ def grid_plan(ranks: int) -> ParallelPlan | None:
 
 
 def communication(quick: bool) -> list[dict[str, Any]]:
-    """Bytes that a rank sends in the forward pass of a block, and on few ranks in the backward pass.
+    """Bytes that a rank sends in the forward pass of a block, and on up to 64 ranks in the backward pass.
 
     Those of the rank that sends most; of axial parallelism also the mean over all ranks. With axial parallelism it is
     rank 0, whose shards are the longest. On a grid rank 0 keeps a part of what is turned around the diagonal, which
@@ -75,11 +76,15 @@ def communication(quick: bool) -> list[dict[str, Any]]:
                 for name, plan in (("dap", ParallelPlan(dap=ranks)), ("grid", grid_plan(ranks))):
                     if plan is None:
                         continue
-                    size = {"residues": residues, "sequences": sequences, "backward": ranks <= 8}
+                    size = {
+                        "residues": residues,
+                        "sequences": sequences,
+                        "backward": ranks <= COUNTED_BACKWARD,
+                    }
                     places = (0,) if name == "dap" else (0, plan.dap_grid[1] - 1)
                     logs = [block_communication(plan, rank=rank, **size) for rank in places]
                     row[name] = max(forward.sent for forward, _ in logs)
-                    if ranks <= 8:
+                    if ranks <= COUNTED_BACKWARD:
                         row[f"{name}_backward"] = max(backward.sent for _, backward in logs)
                 row["dap_mean"] = mean_over_ranks(ranks, residues, sequences, row["dap"])
                 rows.append(row)
@@ -110,18 +115,22 @@ def mean_over_ranks(ranks: int, residues: int, sequences: int, first: float) -> 
 def communication_table(rows: list[dict[str, Any]]) -> str:
     """In MB, float32."""
     lines = [
-        "| residues | MSA | ranks | FastFold | DAP, mean | DAP, most | grid, most | better / FastFold |",
-        "|---|---|---|---|---|---|---|---|",
+        "| residues | MSA | ranks | FastFold | DAP, mean | DAP, most | grid, most | better / FastFold | backward |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        better = min(row["dap_mean"], row.get("grid", row["dap_mean"]))
-        share = f"{better / row['fastfold']:.2f}" if row["fastfold"] else "-"
+        forward = min(row["dap_mean"], row.get("grid", row["dap_mean"]))
+        backward = [row[name] for name in ("dap_backward", "grid_backward") if name in row]
+        shares = [
+            f"{better / row['fastfold']:.2f}" if better is not None and row["fastfold"] else "-"
+            for better in (forward, min(backward, default=None))
+        ]
         cells = [
             f"{row[name] / 1e6:.1f}" if name in row else "-"
             for name in ("fastfold", "dap_mean", "dap", "grid")
         ]
         lines.append(
-            f"| {row['residues']} | {row['sequences']} | {row['ranks']} | {' | '.join(cells)} | {share} |"
+            f"| {row['residues']} | {row['sequences']} | {row['ranks']} | {' | '.join([*cells, *shares])} |"
         )
     return "\n".join(lines)
 
@@ -257,12 +266,18 @@ Machine: {numbers["machine"]}. No number here was measured on a GPU.
 
 ## Communication of one Evoformer block
 
-MB that a rank sends in the forward pass, float32, widths 256 and 128, counted on the fake process group; the backward
-pass was counted up to 8 ranks and sends the same. FastFold's formula is (N - 1) / N · [272 r² + 32 s r + 512 (s r +
-r²) / N] elements. Where the ranks do not divide an axis (512 ranks for 256 residues, say) those with the longest shards
-send more than the mean, which is what the formula gives. The grid is as square as the number of ranks lets it be; on
-one and two ranks there is none. The last column is the lesser of DAP's mean and the most that a rank of the grid sends,
-over FastFold.
+MB that a rank sends in the forward pass, float32, widths 256 and 128, counted on the fake process group. FastFold's
+formula is (N - 1) / N · [272 r² + 32 s r + 512 (s r + r²) / N] elements. Where the ranks do not divide an axis (512
+ranks for 256 residues, say) those with the longest shards send more than the mean, which is what the formula gives. The
+grid is as square as the number of ranks lets it be; on one and two ranks there is none. The last two columns are the
+lesser of DAP and grid over FastFold, forward (of DAP the mean, of the grid the rank that sends most) and backward
+(likewise the rank that sends most; counted up to {COUNTED_BACKWARD} ranks). The backward pass sends what the forward
+pass does, and DAP in it, on up to 128 ranks, the biases and the left projection of an outer product that is not deeper
+than long once more.
+
+On 2 and 3 ranks, and on more than there are channels, DAP reduce-scatters all terms of triangle products, 256 r²;
+between them it switches their factors to whole channels and the products back, 768 r² / N. What does not fall with N is
+then 16 r² of biases and 32 s r of projections, the latter not on the grid.
 
 {communication_table(numbers["communication"])}
 
@@ -284,9 +299,9 @@ Rank 0 of the network of `model_1_ptm` under axial parallelism, {held["residues"
 MSA {held["extra_msa"]}, float32, in U = N² · 128 · 4 bytes; parameters and features not counted. Folding: the most that
 exists at a time, with blocks as small beside the pair as those of 2,000 residues are. Block: what an Evoformer block
 of training keeps for its backward pass, with all activations and with activations computed again. From two ranks on
-memory falls nearly as 1/P: biases, masks and, in training, the left projection of the outer product are whole on every
-rank. The step from one rank to two gains less, because the operators of one process keep and hold less than their
-sharded forms, and because a switch has two copies of what it moves.
+a block keeps 1/P of everything but masks. The step from one rank to two gains less: the operator of one process keeps
+nothing of a triangle multiplication but its input, where ranks also keep factors and product, which took messages. A
+fold needs more beside what it holds on more ranks: what is on its way in blocks of channels.
 
 {memory_table(numbers["memory"])}
 

@@ -96,8 +96,9 @@ class AxialEvoformerBlock(EvoformerBlock):
         home = msa if works_in_place(self.msa_transition.policy) else None
         if not self.outer_product_first:
             msa = self._update_msa(msa, pair, msa_mask, home)
-        # Beside the outer product, which only reads; in place not before it has done so.
-        moving = None if home is not None else self._by_sequence(msa, msa_mask, home)
+        # Beside the updates of the pair; before row attention beside the outer product, unless that reads it in place.
+        beside = self.outer_product_first and home is None
+        moving = self._by_sequence(msa, msa_mask, home) if beside else None
         pair = self.outer_product_mean(msa, pair, msa_mask)
         moving = moving or self._by_sequence(msa, msa_mask, home)
         del msa  # its copy is under way
