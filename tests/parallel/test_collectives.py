@@ -273,3 +273,10 @@ def test_shards_that_do_not_fit_are_refused() -> None:
         c.gather(x, 2, group)
     with pytest.raises(ValueError, match="between two dimensions"):
         c.all_to_all(x, 1, -1, group)
+
+
+def test_a_result_is_given_once_and_its_buffers_are_let_go() -> None:
+    pending = exchange.ready(torch.ones(2))
+    assert torch.equal(pending.wait(), torch.ones(2))
+    with pytest.raises(RuntimeError, match="asked for twice"):
+        pending.wait()
