@@ -51,38 +51,42 @@ class Cut:
 class _Block:
     """Channels that are worked with at a time.
 
+    Slices of them rather than their numbers, which would have to be sent to a GPU.
+
     Attributes:
-        index: Their numbers, or a slice.
-        sizes: How many of them are multiplied by each rank, in order; not for ``terms``.
+        parts: Consecutive channels; of ``channels`` those that each rank multiplies, in order.
     """
 
-    index: Tensor | slice
-    sizes: Sequence[int] = ()
+    parts: Sequence[slice]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many channels each part has."""
+        return [part.stop - part.start for part in self.parts]
 
     def of(self, x: Tensor) -> Tensor:
         """These channels of ``[*, c, rows, columns]``."""
-        return x[..., self.index, :, :]
+        if sum(self.sizes) == x.shape[-3]:
+            return x
+        found = [x[..., part, :, :] for part in self.parts]
+        return found[0] if len(found) == 1 else torch.cat(found, -3)
 
-    def put(self, x: Tensor, part: Tensor) -> None:
+    def put(self, x: Tensor, values: Tensor) -> None:
         """Write these channels."""
-        x[..., self.index, :, :] = part
+        torch._foreach_copy_([x[..., part, :, :] for part in self.parts], values.split(self.sizes, -3))
 
 
 def _term_blocks(channels: int, step: int) -> list[_Block]:
-    return [_Block(slice(start, min(channels, start + step))) for start in range(0, channels, step)]
+    return [_Block([slice(start, min(channels, start + step))]) for start in range(0, channels, step)]
 
 
-def _channel_blocks(channels: int, ranks: int, step: int, device: torch.device) -> list[_Block]:
+def _channel_blocks(channels: int, ranks: int, step: int) -> list[_Block]:
     """At most ``step`` channels of each rank at a time; those of a rank are consecutive."""
-    own = [range(channels)[part] for part in shard_slices(channels, ranks)]
-    blocks = []
-    for first in range(0, len(own[0]), step):
-        parts = [numbers[first : first + step] for numbers in own]
-        sizes = [len(part) for part in parts]
-        if sum(sizes) == channels:
-            return [_Block(slice(0, channels), sizes)]
-        blocks.append(_Block(torch.tensor([i for part in parts for i in part], device=device), sizes))
-    return blocks
+    own = shard_slices(channels, ranks)
+    return [
+        _Block([slice(min(x.start + first, x.stop), min(x.start + first + step, x.stop)) for x in own])
+        for first in range(0, own[0].stop, step)
+    ]
 
 
 class _Terms(Function):
@@ -123,7 +127,7 @@ class _Channels(Function):
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, cut: Cut, step: int) -> Tensor:
         ctx.cut, ctx.shapes = cut, (left.shape, right.shape)
-        ctx.blocks = _channel_blocks(left.shape[-3], cut.group.size, step, left.device)
+        ctx.blocks = _channel_blocks(left.shape[-3], cut.group.size, step)
         out = _empty_result(left, right, cut)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
         factors = (
