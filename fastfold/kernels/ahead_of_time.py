@@ -29,7 +29,8 @@ ARITHMETICS = (
 )
 """Name, dtype, and ``input_precision`` of the products of all kernels that make some."""
 
-_BLOCKS = frozenset(("BT", "BQ", "BK", "BM", "BH", "BO", "BI", "BJ", "BA", "BE", "BS"))
+BLOCKS = frozenset(("BT", "BQ", "BK", "BM", "BH", "BO", "BI", "BJ", "BA", "BE", "BS"))
+"""Names that kernels give the sizes of their blocks."""
 _ALIGNED = [["tt.divisibility", 16]]
 
 
@@ -67,7 +68,7 @@ class Specimen:
     @property
     def blocks(self) -> dict[str, int]:
         """Its block sizes, by their names in the table of configurations."""
-        return {n: x for n, x in self.constants.items() if n in _BLOCKS}
+        return {n: x for n, x in self.constants.items() if n in BLOCKS}
 
     def defect(self, needs: Needs) -> str | None:
         """Why the configuration must not ship with what its machine code needs; None if it may."""
@@ -137,21 +138,20 @@ def build(specimen: Specimen, architecture: int) -> Needs:
         "enable_fp_fusion": True,
     }
     compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    registers, stack, local = _resources(compiled.asm["cubin"])
-    return Needs(registers, compiled.metadata.shared, stack + local)
+    return needs_of(compiled)
 
 
-def _resources(cubin: bytes) -> tuple[int, int, int]:
-    """Registers, and bytes of stack and of local memory per thread, of machine code."""
+def needs_of(compiled: Any) -> Needs:
+    """What the machine code of a kernel that Triton compiled for an NVIDIA GPU needs."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(cubin)
+        path.write_bytes(compiled.asm["cubin"])
         command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
         listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", listing)
     if found is None:
         raise RuntimeError(f"no resource usage in what cuobjdump prints: {listing!r}")
     registers, stack, local = map(int, found.groups())
-    return registers, stack, local
+    return Needs(registers, compiled.metadata.shared, stack + local)
