@@ -18,13 +18,11 @@ def _memory(ranks: int) -> RankMemory:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["folding", "block", "checkpoint"])
 def test_memory_of_a_rank_falls_as_one_over_the_ranks(what: str) -> None:
-    """Twice the ranks hold little more than half each; only biases, masks and one projection are whole everywhere."""
+    """Twice the ranks hold half each, but for masks and, in a fold, what is under way in blocks of channels."""
     held = {ranks: getattr(_memory(ranks), what) for ranks in (1, 2, 4, 8)}
     print({ranks: f"{x:.2f} U, together {x * ranks:.2f} U" for ranks, x in held.items()})
-    # What is whole everywhere becomes the larger part with more ranks.
-    assert held[4] < 0.56 * held[2]
-    assert held[8] < 0.58 * held[4]
-    if what == "folding":
-        assert held[2] < 0.56 * held[1]
-    # Operators of one process keep less than their sharded forms, but for the inputs of blocks.
-    assert held[8] < (0.15 if what == "checkpoint" else 0.32) * held[1]
+    half = 0.55 if what == "folding" else 0.52
+    assert held[4] < half * held[2]
+    assert held[8] < half * held[4]
+    # Of a triangle multiplication one process keeps the input alone, ranks what took messages too.
+    assert held[2] < (0.75 if what == "block" else 0.55) * held[1]
