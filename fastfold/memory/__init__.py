@@ -1,12 +1,10 @@
 """Memory of big models on small devices: general, for any ``nn.Module``.
 
-:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone; :class:`Parking` sends
-single tensors away between two uses.
+:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
 """
 
 from .devices import DeviceFull
 from .gemini import Gemini
-from .parking import Parked, Parking
 from .planner import choose_spans, plan, with_spans
 from .schedule import Access, BudgetError, Plan, Span, smallest_budget
 from .simulated import SimulatedDevice
@@ -19,8 +17,6 @@ __all__ = [
     "DeviceFull",
     "Gemini",
     "NvmeTier",
-    "Parked",
-    "Parking",
     "Plan",
     "SimulatedDevice",
     "Span",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.memory import Gemini, Parking
+from fastfold.memory import Gemini, Tier
 from fastfold.memory.devices import CudaDevice
 
 from .gpt_runs import adam, build, gpt, tokens
@@ -97,16 +97,17 @@ def test_loads_run_beside_the_work_and_arrive_before_their_use():
         assert buffer.untyped_storage().nbytes() == 0
 
 
-def test_what_is_parked_comes_back_although_its_memory_is_used_again():
+def test_what_is_sent_home_comes_back_although_its_memory_is_used_again():
     """The copy home is not overtaken by the next owner of the memory, nor the way back by the copy home."""
     device = CudaDevice(1 << 30, torch.device("cuda"))
-    parking = Parking(device)
+    home = Tier(pinned=True)
     for value in range(5):
         x = torch.full((1 << 22,), float(value), device="cuda")
         torch.cuda._sleep(20_000_000)
-        waiting = parking.park(x)
+        shape, stride = x.shape, x.stride()
+        waiting = device.send(x, home)
         del x
         overwritten = torch.full((1 << 22,), -1.0, device="cuda")
-        back = waiting.take()
+        back = device.bring(waiting, shape, stride)
         assert bool((back == value).all())
         assert bool((overwritten == -1).all())
