@@ -132,12 +132,14 @@ def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> N
     "name", ["synthetic_monomer", pytest.param("synthetic_multimer", marks=pytest.mark.slow)]
 )
 def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
-    """Every output within 3e-2 with the official run's parameters, where both recycle the same positions.
+    """Every output within 2e-2 with the official run's parameters, where both recycle the same positions.
 
     The recycled distances are sorted into bins, which is a jump: with its own positions, 1.5e-2 off, the network in
-    bfloat16 finds some pairs in the next bin, and the random parameters of the monomer make that a difference of 4.6e-2
-    in the pair. Parameters rounded to bfloat16 and nothing else do the same (3.4e-2). What does not hang on the bins is
-    within 3e-2 all the same, and small blocks are as near as none.
+    bfloat16 finds some pairs in the next bin, and the random parameters of the monomer make that a difference of 4.8e-2
+    in the distogram. It takes no more than rounded parameters: those of the templates alone make 2.8e-2, of the extra
+    MSA stack 2.9e-2, all of them 3.7e-2, with everything else in float32. Both stacks in float32 with exact parameters,
+    the pair with them, leave 3.2e-2, the Evoformer alone 3.9e-2; so no single tensor decides it. What does not hang on
+    the bins is within 3e-2 all the same, and small blocks are as near as none.
     """
     config = oracle_config(name)
     source = _source(name, config)
@@ -169,9 +171,9 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
     compared = [key for key in exact if key.endswith("/logits") or key.startswith(trees)]
     assert len(compared) >= 11
     for key in compared:
-        assert error(given, key) < 3e-2, key
-        if name == "synthetic_multimer" or key not in _OF_THE_PAIR:
-            assert error(own, key) < 3e-2, key
+        assert error(given, key) < 2e-2, key
+        jumps = name == "synthetic_monomer" and key in _OF_THE_PAIR
+        assert error(own, key) < (5.5e-2 if jumps else 3e-2), key
     for key, value in plain.items():
         assert (own[key].float() - value.float()).norm() <= 1e-3 * value.float().norm(), key
 
