@@ -1,14 +1,15 @@
 """Peak memory and time of long sequences on one device.
 
 Usage: python benchmarks/long_sequence.py --residues N [N ...] [--blocks B] [--msa S] [--dtype fp32|bf16]
-       [--part stack|network] [--memory-budget SIZE] [--no-host] [--device auto] [--json OUT]
+       [--part stack|network] [--memory-budget SIZE] [--no-host] [--device auto] [--simulate] [--json OUT]
 
 ``stack`` is the Evoformer stack on random inputs; its peak is counted above them. ``network`` is the whole network,
 four templates, structure module and heads included, with B blocks in each stack; its peak is everything. Memory is
 the peak of the resident set above the baseline on a CPU (Linux), and of PyTorch's allocator on a GPU. U is the pair
 tensor, N² · c_z · bytes per element. With several N the growth exponents of time and memory are fitted. Sizes of
-blocks and the
-host's part follow from the budget, as in ``fastfold infer``; ``--plain`` runs without any of it.
+blocks and the host's part follow from the budget, as in ``fastfold infer``; ``--plain`` runs without any of it.
+``--simulate`` counts what a GPU with the budget would hold of the network with one recycle, on tensors without
+contents: no measurement.
 """
 
 from __future__ import annotations
@@ -193,6 +194,44 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
     return above / sum((a - mean_x) ** 2 for a in x)
 
 
+def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What a device with the budget would hold, and the host, at each length."""
+    from fastfold.inference.simulation import simulate
+
+    if options.memory_budget is None:
+        raise SystemExit("--simulate needs a --memory-budget: there is no device to ask")
+    found = []
+    for n in options.residues:
+        unit = n * n * C_Z * (2 if options.dtype == "bf16" else 4)
+        given = features(n, options.msa)
+        one = simulate(
+            config_of(options.blocks),
+            lambda *_, given=given: dict(given),
+            n,
+            parse_bytes(options.memory_budget),
+            rows=2 * options.msa,
+            precision=options.dtype,
+            host_memory=0 if options.no_host else 1 << 50,
+        )
+        found.append(
+            {
+                "residues": n,
+                "unit_bytes": unit,
+                "simulated_bytes": one.peak,
+                "planned_bytes": one.planned,
+                "plan_with_driver_bytes": one.plan.peak,
+                "host_bytes": one.host,
+                "chunks": {name: words for name, words, _ in one.plan.table()},
+            }
+        )
+        print(
+            f"simulated network N {n:>6} {options.dtype}: {one.peak:,} bytes = {one.peak / unit:.3f} U on the device "
+            f"(planned {one.planned:,}), {one.host:,} bytes on the host",
+            flush=True,
+        )
+    return found
+
+
 def machine() -> dict[str, Any]:
     """What the numbers come from."""
     name = platform.processor() or platform.machine()
@@ -224,14 +263,15 @@ def main() -> None:
     parser.add_argument("--no-host", action="store_true", help="nothing may leave a GPU")
     parser.add_argument("--plain", action="store_true", help="not in place, no blocks: for comparison")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--simulate", action="store_true", help="count what a GPU would hold, without one")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options)))
         return
-    found = []
-    for n in options.residues:
+    found = simulated(options) if options.simulate else []
+    for n in () if options.simulate else options.residues:
         arguments = sys.argv[1:]
         command = [sys.executable, __file__, *arguments, "--residues", str(n), "--one"]
         run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -248,7 +288,7 @@ def main() -> None:
             flush=True,
         )
     exponents = {}
-    if len(found) > 1:
+    if len(found) > 1 and not options.simulate:
         for key in ("peak_bytes", "seconds", "processor_seconds"):
             exponents[key] = exponent(options.residues, [one[key] for one in found])
             print(f"{key} grow as N^{exponents[key]:.2f}")

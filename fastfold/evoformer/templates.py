@@ -138,8 +138,9 @@ class TemplateEmbedder(Executed):
             scores = pair.new_empty(size, dtype=torch.promote_types(pair.dtype, torch.float32))
         for place, t in enumerate(shown):
             template = embed(t)
-            own = None if scores is None else scores[..., place]
-            logits.append(self._logits(pair, template, waiting, own))
+            logits.append(
+                self._logits(pair, template, waiting, None if scores is None else scores[..., place])
+            )
             if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
                 held[t] = template
             del template

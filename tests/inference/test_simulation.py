@@ -61,9 +61,9 @@ def _small_budget(n: int, host: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "host"), [(60, 0), (40, 100)])
+@pytest.mark.parametrize(("limit", "host"), [(60, 0), (40, 100), (30, 100)])
 def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int) -> None:
-    """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB with the host."""
+    """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB and 30 GB with the host."""
     found = _simulate(10_000, limit * GB, host_memory=host * GB)
     assert found.plan.streams == (host > 0)
     assert found.peak <= found.planned < found.plan.peak < limit * GB
@@ -79,6 +79,15 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int) -> None:
     assert found.plan.streams == found.plan.policy.park_pair == (host > 0)
     assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
     assert found.host == found.plan.chunks.host == (2 * found.plan.unit if host else 0)
+
+
+@pytest.mark.parametrize("host", [0, 100])
+def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
+    """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
+    budget = _small_budget(384, host * GB)
+    once, twice = (_simulate(384, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
+    assert twice.plan.policy.park_pair == (host > 0)
+    assert (once.peak, once.host) == (twice.peak, twice.host)
 
 
 @pytest.mark.slow
