@@ -28,8 +28,11 @@ class AxialMSARowAttention(MSARowAttention, FetchingStep):
     """Attention of this rank's sequences; the pair is cut along its columns, and the bias is gathered."""
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated ``msa [*, s, N, c_m]`` from ``pair [*, N, n, c_z]`` and ``msa_mask [*, s, N]``."""
-        own = self.bias(pair)
+        """Updated ``msa [*, s, N, c_m]`` from ``pair [*, N, n, c_z]`` and ``msa_mask [*, s, N]``.
+
+        ``bias`` is that of this shard of the pair if it was computed before.
+        """
+        own = self.bias(pair) if bias is None else bias
         if self.fetches_again(pair):
             return attention_fetched_again(
                 self.norm, self.attention, msa, own, -1, msa_mask, self.dropout(msa), self.shards
@@ -46,8 +49,11 @@ class AxialTriangleAttention(TriangleAttention, FetchingStep):
         return not self.starting
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``, under the same shard of the mask."""
-        own = self.bias(pair)
+        """Updated shard of the pair, ``[*, n, N, c_z]`` or ``[*, N, n, c_z]``, under the same shard of the mask.
+
+        ``bias`` is that of this shard if it was computed before.
+        """
+        own = self.bias(pair) if bias is None else bias
         if not self.fetches_again(pair):
             cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
             return super().forward(pair, pair_mask, self.shards.gather(own, cut, length))

@@ -145,11 +145,13 @@ class GridMSARowAttention(MSARowAttention):
     layout: GridLayout
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated ``msa [*, s, N, c_m]`` from a block of the pair and ``msa_mask [*, s, N]``."""
-        if bias is None:
-            residues = msa.shape[-2]
-            bias = self.layout.grid.gather(self.bias(pair), (residues, residues), (-2, -1))
-        return super().forward(msa, pair, msa_mask, bias)
+        """Updated ``msa [*, s, N, c_m]`` from a block of the pair and ``msa_mask [*, s, N]``.
+
+        ``bias`` is that of the block if it was computed before.
+        """
+        own = self.bias(pair) if bias is None else bias
+        whole = self.layout.grid.gather(own, (msa.shape[-2],) * 2, (-2, -1))
+        return super().forward(msa, pair, msa_mask, whole)
 
 
 class GridTriangleAttention(TriangleAttention):
