@@ -18,6 +18,7 @@ from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predic
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan
+from fastfold.inference.heap import trimmed_heap
 from fastfold.inference.prediction import Prediction
 
 Precision = Literal["fp32", "bf16"]
@@ -174,7 +175,7 @@ def run_network(
         set_policy(model, plan.policy, plan.blocks)
     training = model.training
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), trimmed_heap(model):
             result = model.eval()(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
             return result, _confidences(result, is_complex, pae)
     finally:

@@ -17,13 +17,13 @@ from fastfold.memory.chunking import Operator, Way
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
 # leave in the heap, in blocks. Not the program itself, whose code and threads take some 400 MiB after its first fold.
-_FIXED_CPU, _GAPS_CPU = 32 << 20, 5
-# Freed blocks of up to this size the C library keeps for itself (glibc's largest threshold of mmap).
-_KEPT_CPU = 32 << 20
+_FIXED_CPU, _GAPS_CPU, _GAPS_EMBEDDING = 32 << 20, 5, 3
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
-# Of these, what stays to the end of a cycle (row masks, masked rows); arrays of an extra row.
-_CLUSTER_REST, _EXTRA_ARRAYS = 12, 16
+# That of a multimer has two masks instead of one value for all.
+_RAW_MULTIMER = 13
+# Of a cluster's, what stays to the end of a cycle (row masks, masked rows).
+_CLUSTER_REST = 12
 # Bytes per pair of residues in a block: distances, bins and one-hot rows on the way to an embedding; scores of points.
 _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 
@@ -122,7 +122,7 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     c = config.model.embeddings_and_evoformer
     n, e, pairs = fold.residues, fold.element_size, fold.residues**2
     unit, mask = pair_bytes(config, fold), pairs * e
-    fixed = _FIXED_CPU + fold.rows * n * _RAW
+    fixed = _FIXED_CPU + fold.rows * n * (_RAW_MULTIMER if is_multimer(config) else _RAW)
     if fold.device == "cuda":
         fixed = FIXED_CUDA + CUDA_BLOCK * e
     msa_rows = fold.clusters + fold.templates
@@ -135,7 +135,9 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
         name: str, resident: int, per_element: float, constant: int = 0, before: Before = lambda _: 0
     ) -> Operator:
         """A step whose rows are cut: blocks take so many bytes for each of their elements, or more ``before`` that."""
-        gaps = _GAPS_CPU * e if fold.device == "cpu" else 0
+        gaps = 0
+        if fold.device == "cpu":
+            gaps = (_GAPS_EMBEDDING if name == "embedding" else _GAPS_CPU) * e
         sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
         ways = tuple(
             Way(
@@ -158,7 +160,7 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     ]
     heads = c.evoformer.msa_row_attention_with_pair_bias.num_head
     masks = (fold.extra + msa_rows) * n * e
-    in_stack = always + msa + extra + masks + fold.clusters * n * _CLUSTER_REST + _kept(fold)
+    in_stack = always + msa + extra + masks + fold.clusters * n * _CLUSTER_REST
     found.append(cut("MSA attention", in_stack, 4 * e, heads * pairs * e))
     side = c.evoformer.outer_product_mean.num_outer_channel * n * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
@@ -189,14 +191,6 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
     found.append(cut("heads", trunk_done, 4 * 3, 2 * 4 * pairs))
     return found
-
-
-def _kept(fold: Fold) -> int:
-    """Bytes of features that are freed on a CPU, but not given back to the system: those of arrays that are small."""
-    if fold.device != "cpu":
-        return 0
-    clusters, extra = fold.clusters * fold.residues, fold.extra * fold.residues
-    return min(_KEPT_CPU, clusters * _CLUSTER_FEATURES) + min(_KEPT_CPU, extra * _EXTRA_ARRAYS)
 
 
 def contractions(config: Any, *, host: bool) -> list[tuple[int, bool]]:
