@@ -12,7 +12,9 @@ from fastfold.kernels.pair_bias import pair_bias
 from fastfold.kernels.residual_update import residual_update
 from fastfold.kernels.softmax import softmax
 from fastfold.kernels.transition import transition
+from fastfold.kernels.triangle_factors import triangle_factors
 from fastfold.kernels.triangle_multiplication import triangle_multiplication
+from fastfold.kernels.triangle_update import triangle_update
 
 __all__ = [
     "attention",
@@ -23,5 +25,7 @@ __all__ = [
     "residual_update",
     "softmax",
     "transition",
+    "triangle_factors",
     "triangle_multiplication",
+    "triangle_update",
 ]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.kernels.layout import LONGEST_ROW
+from fastfold.kernels.layout import LONGEST_ROW, MOST_CHANNELS
 
 Backend = Literal["auto", "triton", "torch"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch")
@@ -58,6 +58,11 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
 def rows_run_on_triton(x: Tensor, backend: str | None) -> bool:
     """Whether Triton runs an operator whose programs hold rows of ``x``; longer ones are left to PyTorch."""
     return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
+
+
+def products_run_on_triton(x: Tensor, channels: int, backend: str | None) -> bool:
+    """Whether Triton runs an operator on ``x`` whose products hold ``channels``; more are left to PyTorch."""
+    return choose_backend(x, backend) == "triton" and channels <= MOST_CHANNELS
 
 
 @contextmanager

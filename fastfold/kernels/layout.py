@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 from torch import Tensor
 
 LONGEST_ROW = 4096
 """Elements of the longest row that the Triton kernels take whose programs hold whole rows."""
+
+MOST_CHANNELS = 256
+"""Channels of the widest rows that the Triton kernels multiply by a matrix, which they hold whole for that."""
 
 ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Lengths to which these rows are padded."""
@@ -17,6 +22,11 @@ def batched(x: Tensor, axes: int = 4) -> Tensor:
     """``x`` with its leading axes merged into one before the last ``axes``: a view wherever strides allow it."""
     batch = x.shape[: x.dim() - axes]
     return x.reshape(math.prod(batch), *x.shape[len(batch) :])
+
+
+def batch_elements(x: Tensor, axes: int = 3) -> Iterator[tuple[int, ...]]:
+    """Indices of all that ``x`` holds in front of its last ``axes``; none if there is nothing in it."""
+    return itertools.product(*map(range, x.shape[:-axes] if x.numel() else (0,)))
 
 
 def innermost(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels import outer_product_mean_torch
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import products_run_on_triton
 from fastfold.kernels.blocks import (
     Scratch,
     refuse_gradients,
@@ -39,11 +39,6 @@ def outer_product_mean_definition(
     return out.to(dtype)
 
 
-def _runs_triton(left: Tensor, bias: Tensor, backend: str | None) -> bool:
-    """Triton's kernels hold all channels of a pair, at most 256; wider ones take the PyTorch path."""
-    return choose_backend(left, backend) == "triton" and len(bias) <= 256
-
-
 @without_autocast
 def _forward(
     out: Tensor,
@@ -59,7 +54,7 @@ def _forward(
     backend: str | None,
 ) -> None:
     """Fill ``out``, which may be ``residual``."""
-    if _runs_triton(left, bias, backend):
+    if products_run_on_triton(left, len(bias), backend):
         from fastfold.kernels import outer_product_mean_triton
 
         masks = (left_mask, right_mask)
@@ -116,7 +111,7 @@ def _outer_product_mean_backward(
 ) -> list[Tensor]:
     """Gradients of both sides, weight and bias; those that nobody ``needs`` are empty."""
     arguments = (grad, left, right, left_mask, right_mask, weight, bias, eps, needs)
-    if _runs_triton(left, bias, backend):
+    if products_run_on_triton(left, len(bias), backend):
         from fastfold.kernels import outer_product_mean_backward_triton
 
         grads = without_autocast(outer_product_mean_backward_triton.backward)(*arguments)

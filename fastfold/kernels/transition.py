@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import products_run_on_triton
 from fastfold.kernels.blocks import (
     Scratch,
     block_positions,
@@ -37,11 +37,6 @@ def transition_definition(
     return linear(hidden, w2.to(exact), b2.to(exact)).to(x.dtype)
 
 
-def _runs_triton(x: Tensor, backend: str | None) -> bool:
-    """Triton's kernels hold whole rows of at most 256 channels; wider ones take the PyTorch path."""
-    return choose_backend(x, backend) == "triton" and x.shape[-1] <= 256
-
-
 @without_autocast
 def _forward(
     out: Tensor,
@@ -52,7 +47,7 @@ def _forward(
     backend: str | None,
 ) -> None:
     """Fill ``out``, which may be ``x`` or ``residual``."""
-    if _runs_triton(x, backend):
+    if products_run_on_triton(x, x.shape[-1], backend):
         from fastfold.kernels import transition_triton
 
         transition_triton.forward(out, x, parameters, residual)
@@ -95,7 +90,7 @@ def _transition_backward(
     backend: str | None,
 ) -> list[Tensor]:
     """Gradients of ``x`` and the parameters; those that nobody ``needs`` are empty."""
-    if _runs_triton(x, backend):
+    if products_run_on_triton(x, x.shape[-1], backend):
         from fastfold.kernels import transition_backward_triton
 
         grads = without_autocast(transition_backward_triton.backward)(grad, x, parameters, add_grad, needs)

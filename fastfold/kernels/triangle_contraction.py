@@ -7,7 +7,6 @@ parts leave the device, and come back in blocks of rows when all are there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.blocks import Scratch
 from fastfold.kernels.host_tier import HostTier, StreamedRows
+from fastfold.kernels.layout import batch_elements
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def multiply(
         host: Where the product waits; None for the device.
     """
     n = z.shape[-2]
-    for i in itertools.product(*map(range, z.shape[:-3] if z.numel() else (0,))):
+    for i in batch_elements(z):
         finished = _product(z[i], mask[i], outgoing, c, channels, halves, scratch, host)
         for rows, product in finished:
             b_residual = None if residual is None else residual[i][rows]

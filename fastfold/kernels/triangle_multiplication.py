@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels import triangle_multiplication_torch
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import products_run_on_triton
 from fastfold.kernels.blocks import (
     Scratch,
     refuse_gradients,
@@ -57,11 +57,6 @@ def triangle_multiplication_definition(
     return (out * affine(x, out_gate_weight, out_gate_bias).sigmoid()).to(z.dtype)
 
 
-def _runs_triton(z: Tensor, parameters: Sequence[Tensor], backend: str | None) -> bool:
-    """Triton's kernels hold whole rows of at most 256 channels; wider ones take the PyTorch path."""
-    return choose_backend(z, backend) == "triton" and max(parameters[8].shape) <= 256
-
-
 @without_autocast
 def _forward(
     out: Tensor,
@@ -77,7 +72,7 @@ def _forward(
 ) -> None:
     """Fill ``out``; ``dropout`` has the shape of ``z``."""
     rest = (parameters, residual, dropout, scratch, plan)
-    if _runs_triton(z, parameters, backend):
+    if products_run_on_triton(z, max(parameters[8].shape), backend):
         from fastfold.kernels import triangle_multiplication_triton
 
         triangle_multiplication_triton.forward(out, z, mask, outgoing, *rest)
@@ -136,7 +131,7 @@ def _triangle_multiplication_backward(
     """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty."""
     dropout = None if dropout is None else dropout.expand_as(z)
     arguments = (grad, z, mask, dropout, parameters, outgoing, add_grad)
-    if _runs_triton(z, parameters, backend):
+    if products_run_on_triton(z, max(parameters[8].shape), backend):
         from fastfold.kernels import triangle_multiplication_triton
 
         grads = without_autocast(triangle_multiplication_triton.backward)(*arguments, needs)

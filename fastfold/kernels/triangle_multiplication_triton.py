@@ -8,7 +8,6 @@ on sizes alone.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -25,13 +24,15 @@ from fastfold.kernels import (
 )
 from fastfold.kernels.ahead_of_time import Specimen
 from fastfold.kernels.blocks import Scratch
+from fastfold.kernels.layer_norm_triton import layer_norm_backward
+from fastfold.kernels.layout import batch_elements
 from fastfold.kernels.normalised_rows import specimens_of
 from fastfold.kernels.triangle_contraction import ContractionPlan, contract, contract_backward, multiply
 from fastfold.kernels.triangle_output_gradient_kernels import output_backward
 from fastfold.kernels.triangle_output_kernels import write_update
 from fastfold.kernels.triangle_output_weights_kernel import output_weights_backward
 from fastfold.kernels.triangle_projection_gradient_kernels import projection_backward
-from fastfold.kernels.triangle_projection_kernels import project
+from fastfold.kernels.triangle_projection_kernels import EPS, project
 from fastfold.kernels.triangle_projection_weights_kernel import projection_weights_backward
 
 
@@ -111,28 +112,89 @@ def backward(
     totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
     need_first, need_last = any(needs[3:7]), any(needs[9:])
 
-    def add(to: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        for total, part in zip(to, parts, strict=True):
-            total += part
-
-    for i in itertools.product(*map(range, z.shape[:-3] if z.numel() else (0,))):
+    for i in batch_elements(z):
         sides, product = (z.new_empty(k, n, n, dtype=between) for k in (2 * c, c))
         project(sides, z[i], mask[i], parameters, 0, c, split=z.dtype != torch.float32)
         left, right = sides[:c], sides[c:]
         contract(left, right, slice(0, n), outgoing, product)
         b_dropout = None if dropout is None else dropout[i]
         if need_last:  # before the gradient of the product takes its place
-            add(totals[8:], output_weights_backward(product, z[i], grad[i], b_dropout, parameters))
-        add(totals[6:8], output_backward(product, z[i], grad[i], grad_z[i], b_dropout, parameters))
+            _add(totals[8:], output_weights_backward(product, z[i], grad[i], b_dropout, parameters))
+        _add(totals[6:8], output_backward(product, z[i], grad[i], grad_z[i], b_dropout, parameters))
         group = triton.cdiv(c, 8)
         buffer = torch.empty_like(left[:group])
         for b_grad, b_left, b_right in zip(*(x.split(group) for x in (product, left, right)), strict=True):
             contract_backward(b_grad, b_left, b_right, outgoing, buffer[: len(b_grad)])
         del product, buffer
         if need_first:
-            add(totals[2:6], projection_weights_backward(sides, z[i], mask[i], parameters))
-        add(totals[:2], projection_backward(sides, z[i], mask[i], grad[i], grad_z[i], parameters, add_grad))
+            _add(totals[2:6], projection_weights_backward(sides, z[i], mask[i], parameters))
+        _add(totals[:2], projection_backward(sides, z[i], mask[i], grad[i], grad_z[i], parameters, add_grad))
     return [grad_z, *totals]
+
+
+def write_factors(sides: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> None:
+    """Fill ``sides [*, 2 c, R, N]`` from ``z [*, R, N, c_z]`` and the first six parameters."""
+    parameters = arranged(parameters, z.dtype)
+    for i in batch_elements(z):
+        project(sides[i], z[i], mask[i], parameters, 0, sides.shape[-3] // 2)
+
+
+def factors_backward(
+    grad_sides: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients of ``z`` and of the first six parameters, from those of the factors ``[*, 2 c, R, N]``."""
+    parameters = arranged(parameters, z.dtype)
+    grad_z = torch.zeros_like(z, dtype=backward_dtype(z, grad_sides.shape[-3] // 2))
+    totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    for i in batch_elements(z):
+        weights = projection_weights_backward(grad_sides[i], z[i], mask[i], parameters)
+        # The result's gradient is not added, so that any tensor stands for it.
+        norm = projection_backward(grad_sides[i], z[i], mask[i], z[i], grad_z[i], parameters, False)
+        _add(totals, [*norm, *weights])
+    return [grad_z, *totals]
+
+
+def write_updates(
+    out: Tensor,
+    product: Tensor,
+    z: Tensor,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    parameters: Sequence[Tensor],
+) -> None:
+    """Fill ``out [*, R, N, c_z]`` from ``product [*, c, R, N]``, the norm of ``z`` and the last six parameters."""
+    every = _without_projection(parameters, z.dtype)
+    for i in batch_elements(z):
+        rest = [None if x is None else x[i] for x in (residual, dropout)]
+        write_update(out[i], product[i], z[i], every, *rest)
+
+
+def update_backward(
+    grad: Tensor, product: Tensor, z: Tensor, dropout: Tensor | None, parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients of product, ``z`` and the parameters of :func:`write_updates`."""
+    every, between = _without_projection(parameters, z.dtype), backward_dtype(z, product.shape[-3])
+    grad_product = product.to(between, copy=True, memory_format=torch.contiguous_format)
+    grad_x = torch.empty(z.shape, dtype=between, device=z.device)
+    totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters[2:]]
+    for i in batch_elements(z):
+        b_dropout = None if dropout is None else dropout[i]
+        # Before the gradient of the product takes its place.
+        weights = output_weights_backward(grad_product[i], z[i], grad[i], b_dropout, every)
+        norm = output_backward(grad_product[i], z[i], grad[i], grad_x[i], b_dropout, every)
+        _add(totals, [*norm, *weights])
+    normed = layer_norm_backward(grad_x, z, every[0], EPS, (True, True, True))
+    return [grad_product, *(x for x in normed if x is not None), *totals]
+
+
+def _without_projection(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """All arranged parameters from those of the second half, whose kernels leave the third to sixth alone."""
+    return arranged((*parameters[:2], *parameters[:2], *parameters[:2], *parameters[2:]), dtype)
+
+
+def _add(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
+    for total, part in zip(totals, parts, strict=True):
+        total += part
 
 
 def specimens() -> list[Specimen]:

@@ -185,11 +185,11 @@ def output_backward(
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Put gradients into ``product [c, N, N]`` and ``grad_x [N, N, c_z]``, and return those of the norm between.
+    """Put gradients into ``product [c, R, N]`` and ``grad_x [R, N, c_z]``, and return those of the norm between.
 
     Args:
         product: What the second normalisation gets; its gradient takes its place.
-        z: ``[N, N, c_z]``, one batch element.
+        z: ``[R, N, c_z]``, rows of one batch element.
         grad: Gradient of the update.
         grad_x: Where that of the normalised ``z`` goes, in the dtype of ``z``.
         dropout: Factors in the shape of ``z``, or None.
@@ -198,13 +198,13 @@ def output_backward(
     Returns:
         Gradients, in float32, of the two parameters of the normalisation of ``product``.
     """
-    (c, n, _), c_z = product.shape, z.shape[-1]
+    (c, rows, n), c_z = product.shape, z.shape[-1]
     b_dropout = z if dropout is None else dropout
     config = configuration("triangle_output_backward", z, max(c, c_z))
-    programs = min(PROGRAMS, triton.cdiv(n * n, config.blocks["BM"]))
+    programs = min(PROGRAMS, triton.cdiv(rows * n, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c, dtype=torch.float32)
     triangle_output_backward_kernel[(programs,)](
-        product, z, b_dropout, grad, grad_x, partial, *parameters[:2], *parameters[6:], n, n * n,
+        product, z, b_dropout, grad, grad_x, partial, *parameters[:2], *parameters[6:], n, rows * n,
         *z.stride(), *b_dropout.stride(), *grad.stride(), *grad_x.stride(), EPS,
         **switches(c, c_z, z.dtype, dropout is not None), PRECISION=precision(z), **config.launch,
     )  # fmt: skip

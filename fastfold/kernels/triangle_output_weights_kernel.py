@@ -119,17 +119,17 @@ def output_weights_backward(
     product: Tensor, z: Tensor, grad: Tensor, dropout: Tensor | None, parameters: Sequence[Tensor]
 ) -> list[Tensor]:
     """Gradients, in float32, of the last four parameters; arguments as of ``output_backward``, which comes after it."""
-    (c, n, _), c_z = product.shape, z.shape[-1]
+    (c, rows, n), c_z = product.shape, z.shape[-1]
     b_dropout = z if dropout is None else dropout
     config = configuration("triangle_output_weights", z, max(c, c_z))
     programs = triton.cdiv(c_z, config.blocks["BO"])
-    parts = splits(n * n, config.blocks["BM"], programs)
+    parts = splits(rows * n, config.blocks["BM"], programs)
     partial, partial_gate, partial_bias = (
         z.new_empty(parts, *shape, dtype=torch.float32) for shape in ((c_z, c), (c_z, c_z), (2, c_z))
     )
     triangle_output_weights_kernel[(programs, parts)](
         product, z, b_dropout, grad, partial, partial_gate, partial_bias, *parameters[:2], *parameters[6:],
-        n, n * n, *z.stride(), *b_dropout.stride(), *grad.stride(), EPS,
+        n, rows * n, *z.stride(), *b_dropout.stride(), *grad.stride(), EPS,
         **switches(c, c_z, z.dtype, dropout is not None), PRECISION=precision(z), **config.launch,
     )  # fmt: skip
     bias, gate_bias = partial_bias.sum(0)

@@ -155,9 +155,9 @@ def projection_backward(
     """Turn ``grad_z`` into the gradient of ``z``, and return those of the norm.
 
     Args:
-        grad_sides: ``[2 c, N, N]``, gradients of the factors of the contraction.
-        z: ``[N, N, c_z]``, one batch element.
-        mask: ``[N, N]``.
+        grad_sides: ``[2 c, R, N]``, gradients of the factors of the contraction.
+        z: ``[R, N, c_z]``, rows of one batch element.
+        mask: ``[R, N]``.
         grad: Gradient of the operator's result, for the residual.
         grad_z: Holds the output gate's share of the gradient of the normalised ``z``.
         parameters: The arranged ones, of the whole operator.
@@ -166,12 +166,12 @@ def projection_backward(
     Returns:
         Gradients, in float32, of the first two parameters.
     """
-    n, c_z = z.shape[1:]
+    rows, n, c_z = z.shape
     config = configuration("triangle_project_backward", z, c_z)
-    programs = min(PROGRAMS, triton.cdiv(n * n, config.blocks["BM"]))
+    programs = min(PROGRAMS, triton.cdiv(rows * n, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c_z, dtype=torch.float32)
     triangle_project_backward_kernel[(programs,)](
-        grad_sides, z, mask, grad, grad_z, partial, *parameters[:6], n, n * n, *z.stride(), *mask.stride(),
+        grad_sides, z, mask, grad, grad_z, partial, *parameters[:6], n, rows * n, *z.stride(), *mask.stride(),
         *grad.stride(), *grad_z.stride(), EPS, C=len(grad_sides) // 2, CZ=c_z, BZ=padded(c_z),
         ADD_GRAD=add_grad, SPLIT=z.dtype != torch.float32, PRECISION=precision(z), **config.launch,
     )  # fmt: skip

@@ -65,7 +65,7 @@ def triangle_project_kernel(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program owns BM positions, and fills ``sides [2 group, N²]``: channels ``first ..`` of left, then of right."""
+    """A program owns BM positions, and fills ``sides [2 group, R N]``: channels ``first ..`` of left, then of right."""
     o_m, o_i, o_j = pair_positions(tl.program_id(0), n, BM)
     m_m = o_m < size
     o_z = tl.arange(0, BZ)
@@ -107,19 +107,19 @@ def project(
     group: int,
     split: bool = False,
 ) -> None:
-    """Fill ``sides [2 group, N²]`` for one batch element, from arranged parameters.
+    """Fill ``sides [2 group, R, N]`` for rows ``z [R, N, c_z]`` of one batch element, from arranged parameters.
 
     With ``split`` a normalised row doesn't lose what rounding to the dtype of the weights costs.
     """
-    n, c_z = z.shape[1:]
+    rows, n, c_z = z.shape
     config = configuration("triangle_project", z, c_z)
-    triangle_project_kernel[(triton.cdiv(n * n, config.blocks["BM"]),)](
+    triangle_project_kernel[(triton.cdiv(rows * n, config.blocks["BM"]),)](
         z,
         mask,
         sides,
         *parameters[:6],
         n,
-        n * n,
+        rows * n,
         first,
         group,
         *z.stride(),

@@ -104,14 +104,15 @@ def projection_weights_backward(
     grad_sides: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor]
 ) -> list[Tensor]:
     """Gradients, in float32, of the third to sixth parameter; arguments as of ``projection_backward``."""
-    n, c_z, c = z.shape[1], z.shape[-1], len(grad_sides) // 2
+    rows, n, c_z = z.shape
+    c = len(grad_sides) // 2
     config = configuration("triangle_project_weights", z, c_z)
     programs = triton.cdiv(2 * c, config.blocks["BH"])
-    parts = splits(n * n, config.blocks["BM"], programs)
+    parts = splits(rows * n, config.blocks["BM"], programs)
     partial, partial_gate = z.new_empty(2, parts, 2 * c, c_z, dtype=torch.float32)
     partial_bias = z.new_empty(parts, 2, 2 * c, dtype=torch.float32)
     triangle_project_weights_kernel[(programs, parts)](
-        grad_sides, z, mask, partial, partial_gate, partial_bias, *parameters[:6], n, n * n, *z.stride(),
+        grad_sides, z, mask, partial, partial_gate, partial_bias, *parameters[:6], n, rows * n, *z.stride(),
         *mask.stride(), EPS, C=c, CZ=c_z, BZ=padded(c_z), SPLIT=z.dtype != torch.float32,
         PRECISION=precision(z), **config.launch,
     )  # fmt: skip

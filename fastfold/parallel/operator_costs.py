@@ -59,6 +59,28 @@ def _triangle_multiplication_backward(call: Arguments) -> OperatorCost:
     return OperatorCost(3 * before + 2 * after, 2 * workspace, workspace, 8)
 
 
+def _projection_flops(x: Tensor, *weights: Tensor) -> float:
+    """Of products of all positions of ``x [*, c]`` with matrices."""
+    return 2.0 * x.numel() // x.shape[-1] * sum(w.numel() for w in weights)
+
+
+def _triangle_factors(call: Arguments) -> OperatorCost:
+    return OperatorCost(_projection_flops(call["z"], call["parameters"][2], call["parameters"][4]))
+
+
+def _triangle_factors_backward(call: Arguments) -> OperatorCost:
+    return OperatorCost(3 * _triangle_factors(call).flops, launches=2)
+
+
+def _triangle_update(call: Arguments) -> OperatorCost:
+    return OperatorCost(_projection_flops(call["z"], call["parameters"][4], call["parameters"][6]))
+
+
+def _triangle_update_backward(call: Arguments) -> OperatorCost:
+    z = call["z"]  # a copy of the product's gradient, and the gradient of the normalised z
+    return OperatorCost(3 * _triangle_update(call).flops, 2 * _bytes(z), _bytes(z), 4)
+
+
 def _gated_parts(call: Arguments) -> tuple[float, float, float]:
     """Of the projections of the input, of the attention, and of the projection of the output."""
     x, width = call["x"], call["query_weight"].shape[0]
@@ -138,6 +160,10 @@ def _no_product(call: Arguments) -> OperatorCost:
 OPERATOR_COSTS: dict[str, Callable[[Arguments], OperatorCost]] = {
     "triangle_multiplication": _triangle_multiplication,
     "triangle_multiplication_backward": _triangle_multiplication_backward,
+    "triangle_factors": _triangle_factors,
+    "triangle_factors_backward": _triangle_factors_backward,
+    "triangle_update": _triangle_update,
+    "triangle_update_backward": _triangle_update_backward,
     "gated_attention": _gated_attention,
     "gated_attention_backward": _gated_attention_backward,
     "attention": _attention,

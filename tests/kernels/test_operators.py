@@ -19,7 +19,9 @@ from fastfold.kernels.outer_product_mean import outer_product_mean_definition
 from fastfold.kernels.pair_bias import pair_bias_definition
 from fastfold.kernels.residual_update import residual_update_definition
 from fastfold.kernels.transition import transition_definition
+from fastfold.kernels.triangle_factors import triangle_factors_definition
 from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
+from fastfold.kernels.triangle_update import triangle_update_definition
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,16 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
         inputs = {"x": _randn(*batch, n, 12)} | _norm(12)
         inputs |= {"w1": _randn(48, 12) / 3, "b1": _randn(48), "w2": _randn(12, 48) / 6, "b2": _randn(12)}
         return Case(kernels.transition, transition_definition, inputs, frozenset())
+    if name == "triangle_factors":
+        inputs = {"z": _randn(*batch, n, n + 2, 12), "mask": _mask(*batch, n, n + 2)} | _norm(12)
+        inputs |= {"proj_weight": _randn(16, 12) / 3, "proj_bias": _randn(16)}
+        inputs |= {"gate_weight": _randn(16, 12) / 3, "gate_bias": _randn(16)}
+        return Case(kernels.triangle_factors, triangle_factors_definition, inputs, frozenset({"mask"}))
+    if name == "triangle_update":
+        inputs = {"product": _randn(*batch, 8, n, n + 2), "z": _randn(*batch, n, n + 2, 12)}
+        inputs |= _norm(12) | _norm(8, "norm_out") | {"out_weight": _randn(12, 8) / 3, "out_bias": _randn(12)}
+        inputs |= {"out_gate_weight": _randn(12, 12) / 3, "out_gate_bias": _randn(12)}
+        return Case(kernels.triangle_update, triangle_update_definition, inputs, frozenset())
     inputs = (
         {"z": _randn(*batch, n, n, 12), "mask": _mask(*batch, n, n)}
         | _norm(12, "norm_in")
@@ -112,6 +124,8 @@ NAMES = [
     "transition",
     "triangle_multiplication_outgoing",
     "triangle_multiplication_incoming",
+    "triangle_factors",
+    "triangle_update",
 ]
 RESIDUAL = {"gated_attention": "x", "transition": "x", "triangle_multiplication_outgoing": "z"}
 

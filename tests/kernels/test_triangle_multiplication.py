@@ -230,3 +230,29 @@ def test_compiles_as_one_graph(backend: str, monkeypatch: pytest.MonkeyPatch) ->
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(**inputs)
     for found, expected in zip(torch.autograd.grad(compiled, leaves), eager, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("inplace", [False, True])
+def test_factors_and_update_around_a_contraction_are_the_whole_operator(backend: str, inplace: bool) -> None:
+    """With the residual and dropout, for rows of two batch elements."""
+    torch.manual_seed(0)
+    c, c_z = 8, 12
+    z, mask = torch.randn(2, 5, 5, c_z), (torch.rand(2, 5, 5) > 0.3).float()
+    norm_in, norm_out = ({"weight": torch.rand(k), "bias": torch.randn(k)} for k in (c_z, c))
+    sides = {"proj_weight": torch.randn(2 * c, c_z), "proj_bias": torch.randn(2 * c)}
+    sides |= {"gate_weight": torch.randn(2 * c, c_z), "gate_bias": torch.randn(2 * c)}
+    ends = {"out_weight": torch.randn(c_z, c), "out_bias": torch.randn(c_z)}
+    ends |= {"out_gate_weight": torch.randn(c_z, c_z), "out_gate_bias": torch.randn(c_z)}
+    ends |= {f"norm_out_{k}": x for k, x in norm_out.items()}
+    dropout = 2 * (torch.rand(2, 1, 5, c_z) > 0.5).float()
+    whole = kernels.triangle_multiplication(
+        z, mask, **{f"norm_in_{k}": x for k, x in norm_in.items()}, **sides, **ends, outgoing=True,
+        residual=z, dropout=dropout, backend=backend,
+    )  # fmt: skip
+    norm = {f"norm_{k}": x for k, x in norm_in.items()}
+    left, right = kernels.triangle_factors(z, mask, **norm, **sides, backend=backend).chunk(2, dim=-3)
+    rest = {"add_z": True, "dropout": dropout, "backend": backend, "out": z if inplace else None}
+    found = kernels.triangle_update(left @ right.mT, z, **norm, **ends, **rest)
+    assert (found is z) == inplace
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)

@@ -1,8 +1,4 @@
-"""What triangle multiplications do on any part of the pair, before and after the edges are contracted.
-
-The backward pass computes both again from the pair and the contracted edges, as the operator of one process does
-(:func:`fastfold.kernels.triangle_multiplication`): what is kept is a third of what PyTorch would keep.
-"""
+"""What triangle multiplications do on any part of the pair, before and after the edges are contracted."""
 
 from __future__ import annotations
 
@@ -10,12 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from fastfold.evoformer.execution import add_update
+from fastfold import kernels
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.parallel.alphafold.recomputing import recomputed
 
 Contract = Callable[[Tensor, Tensor], Tensor]
 """From blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
@@ -38,15 +32,12 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         """
         channels = len(self.projection.weight) // 2
         if torch.is_grad_enabled():
-            factors = recomputed(self._factors, pair, mask, slice(0, channels))
-            return contract(*factors.movedim(-1, -3).chunk(2, dim=-3))
+            return contract(*self._factors(pair, mask, slice(0, channels)).chunk(2, dim=-3))
         step = min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
         out = pair.new_empty(0)
         for start in range(0, channels, step):
             some = slice(start, min(channels, start + step))
-            factors = self._factors(pair, mask, some).movedim(-1, -3)
-            part = contract(*factors.chunk(2, dim=-3))
-            del factors
+            part = contract(*self._factors(pair, mask, some).chunk(2, dim=-3))
             if start == 0:
                 out = part.new_empty(*part.shape[:-3], channels, *part.shape[-2:])
             out[..., some, :, :] = part
@@ -54,15 +45,19 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         return out
 
     def _factors(self, pair: Tensor, mask: Tensor, channels: slice) -> Tensor:
-        """Some channels of the left factor and the same of the right one, ``[*, rows, columns, 2 c]``."""
-        layers = [self._of_channels(layer, channels) for layer in (self.projection, self.gate)]
-
-        def project(rows: Tensor, index: slice) -> Tensor:
-            x = self.norm_in(rows)
-            projection, gate = (linear(x, *layer) for layer in layers)
-            return projection * torch.sigmoid(gate) * mask[..., index, :, None].to(x.dtype)
-
-        return self.policy.map(pair, project, dim=-3, channels=4)
+        """Some channels of the left factor and the same of the right one, ``[*, 2 c, rows, columns]``."""
+        proj_weight, proj_bias = self._of_channels(self.projection, channels)
+        gate_weight, gate_bias = self._of_channels(self.gate, channels)
+        return kernels.triangle_factors(
+            pair,
+            mask,
+            norm_weight=self.norm_in.weight,
+            norm_bias=self.norm_in.bias,
+            proj_weight=proj_weight,
+            proj_bias=proj_bias,
+            gate_weight=gate_weight,
+            gate_bias=gate_bias,
+        )
 
     def _of_channels(self, layer: Linear, channels: slice) -> tuple[Tensor, ...]:
         """Weight and bias of a layer that gives both factors, for some channels of each."""
@@ -79,13 +74,22 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             product: The contracted edges ``[*, c, rows, columns]``.
             dropout: Factors for this part of the pair, or None.
         """
-        found: Tensor = recomputed(self._updated, pair, product, dropout)
-        return found
 
-    def _updated(self, pair: Tensor, product: Tensor, dropout: Tensor | None) -> Tensor:
-        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            update = self.output(self.norm_out(product[..., index, :].movedim(-3, -1)))
-            update = update * torch.sigmoid(self.output_gate(self.norm_in(rows)))
-            return add_update(rows, update if dropout is None else update * dropout, out)
+        def branch(rows: Tensor, _: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+            return kernels.triangle_update(
+                product,
+                rows,
+                norm_weight=self.norm_in.weight,
+                norm_bias=self.norm_in.bias,
+                norm_out_weight=self.norm_out.weight,
+                norm_out_bias=self.norm_out.bias,
+                out_weight=self.output.weight,
+                out_bias=self.output.bias,
+                out_gate_weight=self.output_gate.weight,
+                out_gate_bias=self.output_gate.bias,
+                add_z=True,
+                dropout=dropout,
+                out=out,
+            )
 
-        return self.policy.residual(pair, branch, dim=-3, dropout=dropout)
+        return self.policy.residual(pair, branch, dim=None, dropout=dropout)
