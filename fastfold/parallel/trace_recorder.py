@@ -241,6 +241,7 @@ class Recorder(TorchDispatchMode):
 
 _FREE = OperatorCost(0.0, launches=0)
 _WITHOUT_WORK = {
+    "aten::_unsafe_view",
     "aten::empty",
     "aten::empty_like",
     "aten::empty_strided",
