@@ -161,7 +161,8 @@ class InputEmbedder(Executed):
             count = 1 if index.start == 0 else 0
             if self.prev_msa_norm is not None and (count or torch.is_grad_enabled()):
                 recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]
-                msa = torch.cat([msa[..., :count, :, :] + recycled, msa[..., count:, :, :]], dim=-3)
+                first = (msa[..., :count, :, :] + recycled).to(msa.dtype)
+                msa = torch.cat([first, msa[..., count:, :, :]], dim=-3)
             return msa
 
         given = features["msa_feat"]
@@ -181,7 +182,8 @@ class InputEmbedder(Executed):
                 pair = pair + torch.where(bins.unsqueeze(-1) > 0, found, 0) + self.prev_distance.bias
             if self.prev_pair_norm is not None:
                 pair = pair + self.prev_pair_norm(previous_rows)
-            return pair + self.relative_position(features, rows)
+            # Under autocast some terms are float32, which would make all operators of the trunk work in float32.
+            return (pair + self.relative_position(features, rows)).to(left.dtype)
 
         return self.policy.map(previous["prev_pair"], pair_rows, dim=-3, start=first_row, consume=True)
 

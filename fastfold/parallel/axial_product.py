@@ -237,8 +237,10 @@ def contract(
     way = choose_contraction(way, a, b, sum(cut.contracted), channels, group.size)
     per_channel = max(1, left.shape[:-3].numel() * a * b)
     if block_elements is None:
-        # A sixteenth, or less than a quarter of the share of the result that this rank keeps.
-        block_elements = max(_BLOCK, channels * per_channel // max(16, 4 * group.size))
+        # A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much
+        # more that blocks may be as large as the share: the fewer, the fewer kernels and messages.
+        parts = max(4, group.size) if torch.is_grad_enabled() else max(16, 4 * group.size)
+        block_elements = max(_BLOCK, channels * per_channel // parts)
     step = max(1, min(channels, block_elements // per_channel))
     result: Tensor = (_Channels if way == "channels" else _Terms).apply(left, right, cut, step)
     return result
