@@ -14,7 +14,7 @@ from fastfold.data.msa_folder import read_msa
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import Executed, ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference import folding
+from fastfold.inference import fold_plan
 from tests.inference.conftest import ORACLES, CommandLine
 
 SEQUENCE = "MKTAYIAKQR"
@@ -133,15 +133,15 @@ def test_folding_changes_no_parameter(monomer: AlphaFold):
 def test_folding_in_place_and_in_blocks_gives_what_the_plain_network_gives(
     monkeypatch: pytest.MonkeyPatch, monomer: AlphaFold, query: Path
 ):
-    assert folding.FOLDING_POLICY.inplace
-    assert folding.FOLDING_POLICY.block_elements is not None
+    assert fold_plan.FOLDING_POLICY.inplace
+    assert fold_plan.FOLDING_POLICY.block_elements is not None
     found = {}
     for name, policy in {
-        "own": folding.FOLDING_POLICY,
+        "own": fold_plan.FOLDING_POLICY,
         "plain": ExecutionPolicy(),
         "small": ExecutionPolicy(64, True),
     }.items():
-        monkeypatch.setattr(folding, "FOLDING_POLICY", policy)
+        monkeypatch.setattr(fold_plan, "FOLDING_POLICY", policy)
         found[name] = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=1).atom_positions
         assert {module.policy for module in monomer.modules() if isinstance(module, Executed)} == {policy}
     for name in ("own", "small"):
