@@ -88,6 +88,21 @@ def _operators(dtype: torch.dtype) -> None:
 
     inputs = {"x": leaf(ROWS, RESIDUES, 128), "residual": leaf(ROWS, RESIDUES, 128), "bias": leaf(128)}
     _backward(kernels.residual_update(**inputs), inputs)
+    c = 128
+    norm = {"norm_weight": leaf(c), "norm_bias": leaf(c)}
+    z, mask = leaf(ROWS, RESIDUES, c), torch.ones(ROWS, RESIDUES, dtype=dtype)
+    inputs = norm | {"z": z, "proj_weight": leaf(2 * c, c), "proj_bias": leaf(2 * c)}
+    inputs |= {"gate_weight": leaf(2 * c, c), "gate_bias": leaf(2 * c)}
+    _backward(kernels.triangle_factors(mask=mask, **inputs), inputs)
+    inputs = norm | {
+        "z": z,
+        "product": leaf(c, ROWS, RESIDUES),
+        "out_weight": leaf(c, c),
+        "out_bias": leaf(c),
+    }
+    inputs |= {"norm_out_weight": leaf(c), "norm_out_bias": leaf(c)}
+    inputs |= {"out_gate_weight": leaf(c, c), "out_gate_bias": leaf(c)}
+    _backward(kernels.triangle_update(**inputs), inputs)
     inputs = {"scores": leaf(ROWS, 4, RESIDUES, RESIDUES), "bias": leaf(4, RESIDUES, RESIDUES)}
     _backward(kernels.softmax(**inputs), inputs)
 
