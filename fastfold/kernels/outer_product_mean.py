@@ -18,6 +18,9 @@ from fastfold.kernels.blocks import (
 )
 from fastfold.kernels.gradients import unwritten_gradients, wanted_gradients
 
+EPS = 1e-3
+"""Added to the number of sequences."""
+
 
 def outer_product_mean_definition(
     left: Tensor,
@@ -26,7 +29,7 @@ def outer_product_mean_definition(
     right_mask: Tensor,
     weight: Tensor,
     bias: Tensor,
-    eps: float = 1e-3,
+    eps: float = EPS,
 ) -> Tensor:
     """Specification of :func:`outer_product_mean`: holds all ``[*, I, J, c, c]`` products."""
     dtype, exact = left.dtype, torch.promote_types(left.dtype, torch.float32)
@@ -164,7 +167,7 @@ def outer_product_mean(
     right_mask: Tensor,
     weight: Tensor,
     bias: Tensor,
-    eps: float = 1e-3,
+    eps: float = EPS,
     *,
     residual: Tensor | None = None,
     out: Tensor | None = None,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.backend import choose_backend
+from fastfold.kernels.backend import products_run_on_triton
 from fastfold.kernels.blocks import (
     Scratch,
     block_positions,
@@ -23,9 +23,6 @@ from fastfold.kernels.blocks import (
 from fastfold.kernels.layer_norm import layer_norm_definition
 
 _EPS = 1e-5
-
-LONGEST_ROW = 256
-"""Most channels that Triton's kernels take."""
 
 MOST_HEADS = 16
 """Most heads that they take: with 32 beside 128 channels of float32 the registers of a program do not suffice."""
@@ -150,8 +147,7 @@ _pair_bias.register_autograd(_backward, setup_context=_setup_context)
 
 def _runs_on_triton(z: Tensor, weight: Tensor, backend: str | None) -> bool:
     """Whether Triton runs the operator; what a program cannot hold is left to PyTorch."""
-    fits = weight.shape[0] <= MOST_HEADS and weight.shape[1] <= LONGEST_ROW
-    return choose_backend(z, backend) == "triton" and fits
+    return products_run_on_triton(z, weight.shape[1], backend) and weight.shape[0] <= MOST_HEADS
 
 
 def pair_bias(

@@ -22,6 +22,7 @@ from torch import Tensor
 from fastfold.kernels.ahead_of_time import ARITHMETICS, TRITON_TYPES, Specimen
 from fastfold.kernels.layer_norm_triton import statistics
 from fastfold.kernels.layout import padded
+from fastfold.kernels.normalised_rows import WIDTHS
 from fastfold.kernels.pair_bias import MOST_HEADS
 from fastfold.kernels.strided_rows import row_offset, rows_of
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
@@ -248,7 +249,7 @@ def specimens() -> list[Specimen]:
     kernels = {"forward": pair_bias_forward_kernel, "backward": pair_bias_backward_kernel}
     found = []
     for (arithmetic, dtype, products), width, (direction, kernel) in itertools.product(
-        ARITHMETICS, (16, 32, 64, 128, 256), kernels.items()
+        ARITHMETICS, WIDTHS, kernels.items()
     ):
         for chip, config in shipped(f"pair_bias_{direction}", _key(dtype, width)):
             data = dict.fromkeys(

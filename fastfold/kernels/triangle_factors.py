@@ -45,12 +45,8 @@ def _factors_shape(z: Tensor, parameters: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 @torch.library.custom_op("fastfold::triangle_factors", mutates_args=())
-def _triangle_factors(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str | None) -> Tensor:
-    return _write_factors(z, mask, parameters, backend)
-
-
 @without_autocast
-def _write_factors(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str | None) -> Tensor:
+def _triangle_factors(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str | None) -> Tensor:
     sides = z.new_empty(_factors_shape(z, parameters))
     if products_run_on_triton(z, z.shape[-1], backend):
         from fastfold.kernels.triangle_multiplication_triton import write_factors

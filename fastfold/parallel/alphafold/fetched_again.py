@@ -15,11 +15,9 @@ from torch.autograd.function import once_differentiable
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.attention import attention_backend
+from fastfold.kernels.outer_product_mean import EPS
 from fastfold.parallel import exchange
 from fastfold.parallel.axial import AxialShards
-
-# Of the outer product mean: added to the number of sequences.
-_EPS = 1e-3
 
 
 class FetchingStep(nn.Module):
@@ -62,7 +60,7 @@ class _OuterProduct(Function):
         whole = _whole(left, -2, shards, left_mask.shape[-1])
         masks = left_mask, right_mask
         out: Tensor = torch.ops.fastfold.outer_product_mean(
-            whole, right, *masks, weight, bias, _EPS, pair, None
+            whole, right, *masks, weight, bias, EPS, pair, None
         )
         return out
 
@@ -72,7 +70,7 @@ class _OuterProduct(Function):
         left, right, left_mask, right_mask, weight, bias = ctx.saved_tensors
         residues = left_mask.shape[-1]
         whole = _whole(left, -2, ctx.shards, residues)
-        arguments = (grad, whole, right, left_mask, right_mask, weight, bias, _EPS, [True] * 4, None)
+        arguments = (grad, whole, right, left_mask, right_mask, weight, bias, EPS, [True] * 4, None)
         of_left, of_right, *rest = torch.ops.fastfold.outer_product_mean_backward(*arguments)
         own = _summed(of_left, -2, ctx.shards, residues)
         return own, of_right, grad, None, None, *rest, None
