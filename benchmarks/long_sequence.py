@@ -126,7 +126,10 @@ def _prepare(
     )
     templates = 0 if options.part == "stack" else None
     plan = planner.plan(options.residues[0], budget, rows=2 * options.msa, templates=templates)
-    set_policy(module, plan.policy, plan.blocks)
+    if isinstance(module, AlphaFold):
+        plan.apply(module)
+    else:
+        set_policy(module, plan.policy, plan.blocks)
     return plan, module
 
 

@@ -59,6 +59,13 @@ def is_multimer(config: Mapping[str, Any]) -> bool:
     return bool(config["model"]["global_config"]["multimer_mode"])
 
 
+def ensemble_size(config: Mapping[str, Any]) -> int:
+    """Feature samples whose representations a prediction averages in each cycle."""
+    if is_multimer(config):
+        return int(config["model"]["num_ensemble_eval"])
+    return int(config["data"]["eval"]["num_ensemble"])
+
+
 def _step(rate: float, orientation: str = "per_row", **extra: Any) -> dict[str, Any]:
     return {"dropout_rate": rate, "orientation": orientation, "shared_dropout": True, **extra}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from fastfold.kernels.host_tier import WaitingRows
+from fastfold.kernels.host_tier import HostTier, WaitingRows
 from fastfold.kernels.triangle_contraction import ContractionPlan
 
 Branch = Callable[[Tensor, slice, Tensor | None, Tensor | None], Tensor]
@@ -33,7 +33,7 @@ class ExecutionPolicy:
         contraction: How much a triangle multiplication holds at a time, and where its product waits.
         hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
             rather than embed it twice.
-        park_pair: Let the pair wait on the contraction's host while templates are embedded.
+        parking: Where the pair waits while templates are embedded; None for the device.
         lazy_logits: Give the logits of pairs as :class:`LazyRows`, computed when they are asked for.
         heads: Names of the heads to run; None for all. What no head needs is freed early.
     """
@@ -42,7 +42,7 @@ class ExecutionPolicy:
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     hold_templates: bool = True
-    park_pair: bool = False
+    parking: HostTier | None = None
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
 
@@ -88,11 +88,10 @@ class ExecutionPolicy:
 
     def parked(self, pair: Tensor) -> WaitingRows | None:
         """The pair ``[*, N, N, c]`` on the host until it is asked back; None where it stays."""
-        host = self.contraction.host
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
-        if not self.park_pair or not self.inplace or host is None or not alone or torch.is_grad_enabled():
+        if self.parking is None or not self.inplace or not alone or torch.is_grad_enabled():
             return None
-        return WaitingRows(pair, host)
+        return WaitingRows(pair, self.parking)
 
     def map(
         self,

@@ -218,15 +218,21 @@ class AlphaFold(Executed):
                 elif len(members) == 1:
                     total[key] = value
                 else:
-                    total[key] = (
-                        value / len(members) if key not in total else total[key] + value / len(members)
-                    )
+                    total[key] = self._add_share(total.get(key), value, len(members))
             del found
         structure = self.structure_module(
             total["single"], total["pair"], members[0]["aatype"], members[0]["seq_mask"]
         )
         total["structure_module"] = structure.pop("act")
         return total, structure
+
+    def _add_share(self, total: Tensor | None, value: Tensor, count: int) -> Tensor:
+        """A member's part of the mean of so many, added to those before it; in place if the policy says so."""
+        inplace = self.policy.inplace and not torch.is_grad_enabled()
+        share = value.div_(count) if inplace else value / count
+        if total is None:
+            return share
+        return total.add_(share) if inplace else total + share
 
     def _represent(self, features: Features, previous: Features) -> Features:
         """Embed the features and run the extra MSA stack and the Evoformer (Algorithm 2, lines 4-18).

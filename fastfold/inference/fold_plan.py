@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.operator_cost import Costs
 from fastfold.inference.operator_memory import (
     LARGEST_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
-    contractions,
     fold_sizes,
     operators,
     pair_bytes,
@@ -22,7 +21,6 @@ from fastfold.inference.operator_memory import (
 )
 from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.triangle_contraction import ContractionPlan
-from fastfold.memory import BudgetError
 from fastfold.memory.chunking import (
     ChunkPlan,
     Operator,
@@ -52,8 +50,9 @@ class FoldPlan:
         chunks: What was chosen for each step.
         unit: Bytes of the pair tensor, U.
         slow_down: Expected time over that with memory without end.
-        policy: For :func:`fastfold.evoformer.execution.set_policy`; :data:`FOLDING_POLICY` where everything fits.
+        policy: The network's; :data:`FOLDING_POLICY` where everything fits.
         blocks: Its ``block_elements`` of each step; empty where everything fits.
+        templates: The contraction of the templates' own pair stacks.
     """
 
     chunks: ChunkPlan
@@ -61,6 +60,14 @@ class FoldPlan:
     slow_down: float
     policy: ExecutionPolicy
     blocks: dict[str, int | None]
+    templates: ContractionPlan
+
+    def apply(self, model: AlphaFold) -> None:
+        """Let a network run by the plan."""
+        set_policy(model, self.policy, self.blocks)
+        if model.template_embedder is not None:
+            stack = model.template_embedder.get_submodule("stack")
+            set_policy(stack, replace(self.policy, contraction=self.templates), self.blocks)
 
     @property
     def peak(self) -> int:
@@ -80,8 +87,10 @@ class FoldPlan:
             words = f"{way.size:,} {operator.unit}"
             if operator.unit == "kept":
                 words = "all kept" if way.size else "embedded twice"
-            if way.host:
-                words += ", pair on the host" if operator.unit == "kept" else ", product on the host"
+            if way.settings.get("parked"):
+                words += ", pair on the host"
+            if way.settings.get("streamed"):
+                words += ", product on the host"
             rows.append((operator.name, words, operator.resident + way.working))
         return rows
 
@@ -97,6 +106,7 @@ class Planner:
         costs: What the ways cost there.
         host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
         parameters: Bytes of the parameters.
+        host: That memory.
     """
 
     config: Any
@@ -105,6 +115,7 @@ class Planner:
     costs: Costs = field(default_factory=Costs)
     host_memory: int = 0
     parameters: int = 0
+    host: HostTier = _HOST
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
@@ -121,36 +132,31 @@ class Planner:
             BudgetError: The smallest plan needs more.
         """
         fold = self._fold(residues, rows, templates)
-        plans, errors = [], []
-        for found in self._alternatives(fold):
-            try:
-                plans.append(choose_ways(found, budget, host_budget=self.host_memory))
-            except BudgetError as error:
-                errors.append(error)
-        if not plans:
-            raise min(errors, key=lambda error: error.smallest)
-        chunks = min(plans, key=lambda plan: (plan.seconds, plan.peak, plan.host))
-        fastest = min(sum(min(w.seconds for w in o.ways) for o in p) for p in self._alternatives(fold))
-        product: Way = chunks.chosen["triangle multiplication"]
-        contraction = ContractionPlan(product.size, _HOST if product.host else None)
-        templates_way = chunks.chosen.get("templates")
-        held = templates_way is None or templates_way.size > 0
-        parked = templates_way is not None and templates_way.host > 0
-        slow_down = chunks.seconds / fastest if fastest else 1.0
-        unit = pair_bytes(self.config, fold)
-        largest = all(chunks.chosen[o.name].size == o.ways[0].size for o in chunks.operators)
-        if largest and (product.size, product.host > 0) == contractions(self.config, host=False)[0]:
-            return FoldPlan(chunks, unit, slow_down, FOLDING_POLICY, {})
-        policy = replace(FOLDING_POLICY, contraction=contraction, hold_templates=held, park_pair=parked)
+        chunks = choose_ways(self._operators(fold), budget, host_budget=self.host_memory)
+        chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
+        if all(chosen[o.name] == o.ways[0] for o in chunks.operators):
+            return FoldPlan(chunks, unit, 1.0, FOLDING_POLICY, {}, FOLDING_POLICY.contraction)
+
+        def on_host(way: Way, what: str) -> HostTier | None:
+            return self.host if way.settings[what] else None
+
+        product, embedding = chosen["triangle multiplication"], chosen.get("templates")
+        policy = replace(
+            FOLDING_POLICY, contraction=ContractionPlan(product.size, on_host(product, "streamed"))
+        )
+        of_templates = policy.contraction
+        if embedding is not None:
+            policy = replace(policy, hold_templates=embedding.size > 0, parking=on_host(embedding, "parked"))
+            of_templates = ContractionPlan(embedding.settings["channels"], on_host(embedding, "streamed"))
         row = row_elements(self.config, fold)
-        blocks: dict[str, int | None] = {name: chunks.chosen[name].size * row[name] for name in row}
-        return FoldPlan(chunks, unit, slow_down, policy, blocks | {"templates": TEMPLATE_BLOCK})
+        blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}
+        blocks["templates"] = TEMPLATE_BLOCK
+        return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates)
 
     def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """The smallest budget in bytes with which there is a plan."""
         fold = self._fold(residues, rows, templates)
-        host = self.host_memory
-        return min(smallest_that_works(found, host_budget=host) for found in self._alternatives(fold))
+        return smallest_that_works(self._operators(fold), host_budget=self.host_memory)
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """The largest number of residues for which there is a plan within a budget."""
@@ -158,12 +164,8 @@ class Planner:
             lambda n: self.smallest(n, rows=rows, templates=templates) if n else 0, budget
         )
 
-    def _alternatives(self, fold: Fold) -> Iterator[list[Operator]]:
-        """The steps with each of the contractions."""
-        for contraction in contractions(self.config, host=self.host_memory > 0):
-            found = operators(self.config, fold, self.costs, contraction)
-            if all(min(way.host for way in operator.ways) <= self.host_memory for operator in found):
-                yield found
+    def _operators(self, fold: Fold) -> list[Operator]:
+        return operators(self.config, fold, self.costs, host=self.host_memory > 0)
 
     def _fold(self, residues: int, rows: int | None, templates: int | None) -> Fold:
         return fold_sizes(

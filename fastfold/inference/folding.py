@@ -15,6 +15,7 @@ from fastfold.data.features import FeatureSampler
 from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan
@@ -167,12 +168,11 @@ def run_network(
         plan: How to run it; by default with :data:`FOLDING_POLICY`.
         pae: Whether to keep ``pae``.
     """
-    data = model.config.get("data")
-    num_ensemble = data.eval.num_ensemble if data else model.config.model.num_ensemble_eval
+    num_ensemble = ensemble_size(model.config)
     if plan is None:
         set_policy(model, FOLDING_POLICY)
     else:
-        set_policy(model, plan.policy, plan.blocks)
+        plan.apply(model)
     training = model.training
     try:
         with torch.inference_mode(), trimmed_heap(model):

@@ -22,30 +22,41 @@ from fastfold.memory.chunking import measure_blocks
 
 
 @dataclass(frozen=True)
+class Products:
+    """Seconds of steps with triangle multiplications.
+
+    Attributes:
+        work: All of them in one group of channels.
+        per_group: What each further group adds.
+        streaming: What is added when their products wait on the host.
+    """
+
+    work: float
+    per_group: float
+    streaming: float
+
+    def seconds(self, groups: int, *, streamed: bool) -> float:
+        """Seconds in so many groups of channels."""
+        return self.work + self.per_group * (groups - 1) + (self.streaming if streamed else 0.0)
+
+
+@dataclass(frozen=True)
 class StepTimes:
     """Seconds of one pass of a network over one target.
 
     Attributes:
         work: Of each step that is cut in rows, in one piece.
         per_block: What each block adds.
-        multiply: Triangle multiplications in one group of channels.
-        per_group: What each further group adds.
-        streaming: What is added when their products wait on the host.
+        trunk: Triangle multiplications of the trunk.
         templates: All templates once.
         unit_copy: A copy of the pair to the host, or back.
     """
 
     work: dict[str, float]
     per_block: dict[str, float]
-    multiply: float
-    per_group: float
-    streaming: float
-    templates: float
+    trunk: Products
+    templates: Products
     unit_copy: float
-
-    def multiplication(self, groups: int) -> float:
-        """Seconds of all triangle multiplications in so many groups of channels."""
-        return self.multiply + self.per_group * (groups - 1)
 
 
 @dataclass(frozen=True)
@@ -86,16 +97,15 @@ class Costs:
         columns = blocks * _attention(n, clusters, c_m)
         msa_transitions = blocks * 16 * clusters * n * c_m**2 + extra_blocks * 16 * extra * n * c_e**2
         outer = 32
-        products = both * pairs * 2 * outer**2 * c_z
-        products += (blocks * clusters + extra_blocks * extra) * 2 * pairs * outer**2
-        multiply = both * 2 * (12 * pairs * c_z**2 + 2 * n**3 * c_z)
+        outer_products = both * pairs * 2 * outer**2 * c_z
+        outer_products += (blocks * clusters + extra_blocks * extra) * 2 * pairs * outer**2
         attention = both * (2 * _attention(n, n, c_z) + 16 * pairs * c_z**2)
         structure = config.model.heads.structure_module
         points = structure.num_layer * pairs * (structure.num_head * (4 * c_z + 400) + 8 * c_z)
         work = {
             "embedding": 20.0 * pairs * c_z,
             "MSA attention": float(rows + columns + msa_transitions),
-            "outer product mean": float(products),
+            "outer product mean": float(outer_products),
             "triangle attention": float(attention),
             "structure module": float(points),
             "heads": 2.0 * pairs * c_z * 64,
@@ -109,16 +119,22 @@ class Costs:
             "heads": 2,
         }
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
-        one = 2 * (12 * pairs * 64**2 + 2 * n**3 * 64) + 2 * _attention(n, n, 64) + 8 * pairs * 64**2
-        traffic = both * 2 * 2 * pairs * c_z * fold.element_size / self.bandwidth
-        # Copies run beside the contraction and wait for it, or it for them.
+        template_blocks *= fold.templates
+
+        def products(count: int, channels: int, other_work: int) -> Products:
+            """Of so many blocks, each with two triangle multiplications and other work."""
+            multiply = 2 * n**3 * channels
+            traffic = 2 * pairs * channels * fold.element_size / self.bandwidth
+            # Copies run beside the contraction and wait for it, or it for them.
+            waiting = max(0.0, traffic - multiply / self.rate) + 2 * self.per_block
+            work = 2 * (12 * pairs * channels**2 + multiply) + other_work
+            return Products(count * work / self.rate, count * 2 * pairs * self.per_pair, count * 2 * waiting)
+
         return StepTimes(
             {name: flops / self.rate for name, flops in work.items()},
             {name: count * self.per_block for name, count in runs.items()},
-            multiply / self.rate,
-            both * 2 * pairs * self.per_pair,
-            max(0.0, traffic - both * 2 * 2 * n**3 * c_z / self.rate) + both * 2 * 2 * self.per_block,
-            fold.templates * template_blocks * one / self.rate,
+            products(both, c_z, 0),
+            products(template_blocks, 64, 2 * _attention(n, n, 64) + 8 * pairs * 64**2),
             pairs * c_z * fold.element_size / self.bandwidth,
         )
 

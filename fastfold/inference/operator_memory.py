@@ -6,11 +6,12 @@ Each function counts the tensors that live at once in one step, as the code of :
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.inference.operator_cost import Costs, StepTimes
 from fastfold.kernels.triangle_contraction import contraction_bytes
 from fastfold.memory.chunking import Operator, Way
@@ -110,14 +111,14 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
     return dict.fromkeys(names, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
 
 
-def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, bool]) -> list[Operator]:
+def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Operator]:
     """Every step of a fold that can be the largest, with the ways to run it.
 
     Args:
         config: Official configuration tree.
         fold: Sizes.
         costs: What the ways cost.
-        contraction: One of :func:`contractions`.
+        host: Whether something may wait in the host's memory.
     """
     c = config.model.embeddings_and_evoformer
     n, e, pairs = fold.residues, fold.element_size, fold.residues**2
@@ -128,7 +129,12 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     msa_rows = fold.clusters + fold.templates
     msa = msa_rows * n * c.msa_channel * e
     extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra * n * c.extra_msa_channel * e
-    always = fixed + fold.parameters + unit + mask
+    features = fold.clusters * n * _CLUSTER_FEATURES + extra_features
+    # Of an ensemble: the pair before the cycle, from which each member starts, the sum of those that are done, and the
+    # features of those to come.
+    members = ensemble_size(config)
+    ensemble = (min(members, 3) - 1) * unit + (members - 1) * features
+    always = fixed + fold.parameters + unit + mask + ensemble
     steps, row = costs.of(config, fold), row_elements(config, fold)
 
     def cut(
@@ -154,7 +160,7 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     found = [
         cut(
             "embedding",
-            always + msa + fold.clusters * n * _CLUSTER_FEATURES + extra_features,
+            always + msa + features,
             embedding,
         )
     ]
@@ -182,64 +188,76 @@ def operators(config: Any, fold: Fold, costs: Costs, contraction: tuple[int, boo
     found.append(cut("outer product mean", in_stack, per_element, 3 * deepest + exact_mask, projection))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
-    found.append(_multiplication(config, fold, steps, in_stack, contraction))
+    found.append(_multiplication(config, fold, steps, in_stack, host=host))
     if fold.templates:
-        found.append(_templates(config, fold, steps, always + msa + extra_features, contraction))
+        found.append(_templates(config, fold, steps, always + msa + extra_features, host=host))
     structure = config.model.heads.structure_module
     per_pair = 4 * (3 * c.pair_channel + 6 * structure.num_head) + _POINTS
-    trunk_done = always - mask + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
+    trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
     found.append(cut("heads", trunk_done, 4 * 3, 2 * 4 * pairs))
     return found
 
 
-def contractions(config: Any, *, host: bool) -> list[tuple[int, bool]]:
-    """Channels at a time, and whether the product waits on the host: what a triangle multiplication can be given."""
-    evoformer = config.model.embeddings_and_evoformer.evoformer
-    c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
-    groups = dict.fromkeys(max(1, group) for group in (c // 4, c // 8, c // 16, c // 32, 2, 1))
-    return [(channels, streamed) for streamed in ([False, True] if host else [False]) for channels in groups]
+def channel_groups(channels: int) -> list[int]:
+    """How many channels at a time a triangle multiplication can be given, the fastest first."""
+    most = max(1, channels // 4)
+    return [most >> k for k in range(most.bit_length())]
 
 
-def _multiplication(
-    config: Any, fold: Fold, steps: StepTimes, resident: int, contraction: tuple[int, bool]
-) -> Operator:
+def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, *, host: bool) -> Operator:
     """Triangle multiplication in groups of channels, with the product here or on the host."""
     evoformer = config.model.embeddings_and_evoformer.evoformer
-    n, e, (channels, streamed) = fold.residues, fold.element_size, contraction
+    n, e = fold.residues, fold.element_size
     c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
-    working = contraction_bytes(n, c, e, channels=min(c, channels), streamed=streamed) + n * n
-    seconds = steps.multiplication(-(-c // channels)) + (steps.streaming if streamed else 0)
-    way = Way(channels, working, seconds, host=n * n * c * e if streamed else 0)
-    return Operator("triangle multiplication", resident, (way,), "channels")
+    ways = tuple(
+        Way(
+            channels,
+            contraction_bytes(n, c, e, channels=channels, streamed=streamed) + n * n,
+            steps.trunk.seconds(-(-c // channels), streamed=streamed),
+            host=n * n * c * e if streamed else 0,
+            settings={"streamed": streamed},
+        )
+        for streamed in ((False, True) if host else (False,))
+        for channels in channel_groups(c)
+    )
+    return Operator("triangle multiplication", resident, ways, "channels")
 
 
-def _templates(
-    config: Any, fold: Fold, steps: StepTimes, resident: int, contraction: tuple[int, bool]
-) -> Operator:
-    """Templates: all embedded ones held (size 1), or each embedded twice (size 0); the pair may wait on the host."""
+def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, *, host: bool) -> Operator:
+    """Templates: all embedded ones held (size 1), or each embedded twice (size 0), in groups of channels.
+
+    The products of their triangle multiplications may wait on the host, and so may the pair: its memory on the device
+    is free meanwhile, and each template reads it on the host.
+    """
     template = config.model.embeddings_and_evoformer.template
     n, e, pairs, count = fold.residues, fold.element_size, fold.residues**2, fold.templates
     multimer = is_multimer(config)
     stack = template.template_pair_stack
     c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
-    one = pairs * c * e
+    one, unit = pairs * c * e, pair_bytes(config, fold)
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
-    # A template and what its triangle multiplication takes, beside the sum of those before, or their scores.
-    channels, streamed = min(c, contraction[0]), contraction[1]
-    embed = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
-    if multimer:
-        ways = [Way(1, one + embed, steps.templates)]
-    else:
-        scores = 4 * count * template.attention.num_head * pairs
-        ways = [Way(1, (count - 1) * one + embed + scores, steps.templates)]
-        if count > 1:
-            ways.append(Way(0, embed + scores, 2 * steps.templates))
-    if streamed:
-        # The pair's memory on the device is free meanwhile; it goes to the host and is read there by each template.
-        unit = pair_bytes(config, fold)
-        trunk = config.model.embeddings_and_evoformer.evoformer.triangle_multiplication_outgoing
-        host = unit + pairs * trunk.num_intermediate_channel * e
-        seconds = (2 + count * (1 if multimer else 3)) * steps.unit_copy
-        ways += [Way(w.size, max(0, w.working - unit), w.seconds + seconds, host=host) for w in ways]
+    # Beside the template that is embedded: the sum of those before, or their scores, and those that are held.
+    scores = 0 if multimer else 4 * count * template.attention.num_head * pairs
+    kept = {1: one if multimer else (count - 1) * one + scores}
+    if not multimer and count > 1:
+        kept[0] = scores
+    places = (False, True) if host else (False,)
+    ways = []
+    for held, (parked, streamed), channels in itertools.product(
+        kept, itertools.product(places, places), channel_groups(c)
+    ):
+        working = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
+        seconds = steps.templates.seconds(-(-c // channels), streamed=streamed) * (1 if held else 2)
+        if parked:
+            seconds += (2 + count * (1 if multimer else 3)) * steps.unit_copy
+        ways.append(
+            Way(
+                held,
+                max(0, kept[held] + working - (unit if parked else 0)),
+                seconds,
+                host=(unit if parked else 0) + (one if streamed else 0),
+                settings={"parked": parked, "streamed": streamed, "channels": channels},
+            )
+        )
     return Operator("templates", resident, tuple(ways), "kept")

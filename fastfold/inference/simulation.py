@@ -118,14 +118,12 @@ def simulate(
             "cuda",
             host_memory=host_memory,
             parameters=parameter_bytes(model),
+            host=host,
         )
         plan = planner.plan(residues, budget, rows=rows, templates=templates)
-        policy = plan.policy
-        if plan.streams:
-            policy = replace(policy, contraction=replace(policy.contraction, host=host))
         if not every_block:
-            policy = _FewBlocks(**{f.name: getattr(policy, f.name) for f in fields(policy)})
-        plan = replace(plan, policy=policy)
+            policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
+            plan = replace(plan, policy=policy)
         device.budget = plan.peak - FIXED_CUDA
         run_network(model, features, num_recycles, None, False, plan=plan, pae=pae)
     return Simulated(plan, device.budget, device.peak, host.nbytes)

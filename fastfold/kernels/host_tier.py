@@ -8,6 +8,7 @@ other.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -49,7 +50,8 @@ class HostTier:
 
     def __init__(self, allocate: Allocate = host_memory) -> None:
         self._allocate = allocate
-        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        # Each with the tensor that was last handed out of it.
+        self._buffers: list[tuple[Tensor, weakref.ref[Tensor]]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned = False
         self.sent = self.returned = 0
@@ -57,20 +59,25 @@ class HostTier:
     @property
     def nbytes(self) -> int:
         """Bytes held in the host's memory."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
+        return sum(buffer.nbytes for buffer, _ in self._buffers)
 
-    def buffer(self, elements: int, like: Tensor, use: str = "rows") -> Tensor:
-        """Flat memory of the dtype of ``like``, page-locked if that is on a GPU.
+    def buffer(self, elements: int, like: Tensor) -> Tensor:
+        """Flat memory of the dtype of ``like``, page-locked if that is on a GPU; with any content.
 
-        Any earlier content of the same ``use`` is lost, that of others stays.
+        It is the caller's for as long as the caller keeps what is returned, views of it not counted.
         """
-        key = use, like.dtype
-        held = self._buffers.get(key)
-        if held is None or len(held) < elements:
-            self._release([other for other in self._buffers if other[0] == use])
+        free = [buffer for buffer, user in self._buffers if user() is None]
+        enough = [b for b in free if b.dtype == like.dtype and len(b) >= elements]
+        if enough:
+            buffer = min(enough, key=len)
+            self._buffers = [held for held in self._buffers if held[0] is not buffer]
+        else:
+            self._release(free)
             self._pinned = like.is_cuda
-            held = self._buffers[key] = self._allocate(elements, like.dtype, like.is_cuda)
-        return held[:elements]
+            buffer = self._allocate(elements, like.dtype, like.is_cuda)
+        handed_out = buffer[:elements]
+        self._buffers.append((buffer, weakref.ref(handed_out)))
+        return handed_out
 
     def resize(self, tensor: Tensor, nbytes: int) -> None:
         """Give a tensor's memory on the device back (0 bytes), or get it again."""
@@ -86,16 +93,16 @@ class HostTier:
 
     def free(self) -> None:
         """Give the memory back."""
-        self._release(list(self._buffers))
+        self._release([buffer for buffer, _ in self._buffers])
         self._pinned = False
 
-    def _release(self, keys: Sequence[tuple[str, torch.dtype]]) -> None:
-        if self._pinned and keys:
+    def _release(self, buffers: Sequence[Tensor]) -> None:
+        if self._pinned and buffers:
             torch.cuda.synchronize()
-        for key in keys:
-            buffer = self._buffers.pop(key)
-            if self._pinned:
+            for buffer in buffers:
                 torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+        gone = {id(buffer) for buffer in buffers}
+        self._buffers = [held for held in self._buffers if id(held[0]) not in gone]
 
     def __del__(self) -> None:
         if self._pinned:
@@ -116,7 +123,8 @@ class WaitingRows:
     def __init__(self, tensor: Tensor, host: HostTier) -> None:
         self.stand_in = tensor.new_empty(()).expand(tensor.shape)
         self._tensor, self._host = tensor, host
-        self._home = host.buffer(tensor.numel(), tensor, "waiting").view(tensor.shape)
+        self._memory = host.buffer(tensor.numel(), tensor)
+        self._home = self._memory.view(tensor.shape)
         self._home.copy_(tensor, non_blocking=True)
         host.sent += tensor.nbytes
         # Freed memory is used again by what is queued on this stream, after the copy.
@@ -166,9 +174,9 @@ class StreamedRows:
         self.channels, self.blocks, self.columns = channels, blocks, columns
         self._host, self._staging = host, staging
         sizes = [channels * (block.stop - block.start) * columns for block in blocks]
-        memory = host.buffer(sum(sizes), like)
+        self._memory = host.buffer(sum(sizes), like)
         self._waiting = [
-            part.view(channels, -1, columns) for part in memory.split(sizes)
+            part.view(channels, -1, columns) for part in self._memory.split(sizes)
         ]  # each block without gaps
         self._device = like.device
         self._stream = host.stream(like.device)

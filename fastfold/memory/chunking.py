@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .planner import BudgetError
 
@@ -25,12 +26,14 @@ class Way:
         working: Bytes that it takes beside what is resident.
         seconds: What it costs.
         host: Bytes that it takes of the host's memory, if the operator runs elsewhere.
+        settings: What else has to be told to the operator, by whatever name it has there.
     """
 
     size: int
     working: int
     seconds: float
     host: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

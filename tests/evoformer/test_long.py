@@ -76,10 +76,11 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
     """Within 1e-5 in float32, with templates kept or embedded twice, and with logits in blocks of rows."""
     config = oracle_config(name)
     model, source = random_model(config), _source(name, config)
-    plain = _tensors(_run(model, source, ExecutionPolicy()))
+    plain, host = _tensors(_run(model, source, ExecutionPolicy())), HostTier()
     policies = (
         ExecutionPolicy(1500, True, ContractionPlan(3, HostTier()), hold_templates=False),
-        ExecutionPolicy(1500, True, ContractionPlan(3, HostTier()), hold_templates=False, park_pair=True),
+        ExecutionPolicy(1500, True, ContractionPlan(3, host), hold_templates=False, parking=host),
+        ExecutionPolicy(1500, True, ContractionPlan(3), hold_templates=False, parking=host),
         ExecutionPolicy(700, True, ContractionPlan(5), lazy_logits=True),
         ExecutionPolicy(5000, False, hold_templates=False),
     )
@@ -115,8 +116,13 @@ def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> N
     found, peaks = [], []
     for park in (True, False):
         device = SimulatedDevice(int(2.3 * pair.nbytes) if park else 1 << 40)
+        host = SimulatedHost(device)
         policy = ExecutionPolicy(
-            4 * n * 128, True, ContractionPlan(4, SimulatedHost(device)), hold_templates=False, park_pair=park
+            4 * n * 128,
+            True,
+            ContractionPlan(4, host),
+            hold_templates=False,
+            parking=host if park else None,
         )
         set_policy(embedder, policy)
         with torch.inference_mode(), device.running():

@@ -73,12 +73,22 @@ def test_ten_thousand_residues_in_bfloat16() -> None:
         assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
         # With four templates, the pair waits on the host too.
         plan = planner.plan(10_000, limit * 10**9, rows=32)
-        assert plan.policy.park_pair == (host > 0)
-        assert plan.chunks.host == (2 * 10_000**2 * 128 * 2 if host else 0)
+        assert (plan.policy.parking is not None) == (host > 0)
+        assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
     with pytest.raises(BudgetError):
         Planner(CONFIG, 2, "cuda").plan(10_000, 40 * 10**9, rows=32, templates=0)
     with pytest.raises(BudgetError):
-        Planner(CONFIG, 2, "cuda", host_memory=30 * 10**9).plan(10_000, 40 * 10**9, rows=32)
+        Planner(CONFIG, 2, "cuda", host_memory=25 * 10**9).plan(10_000, 40 * 10**9, rows=32)
+
+
+def test_twenty_thousand_residues_fit_the_largest_gpu() -> None:
+    """Of 139 GiB, in a computer with 128 GiB: with four templates, and as a complex, nearly."""
+    for preset, longest in (("model_1_ptm", 20_000), ("model_1_multimer_v3", 19_000)):
+        planner = Planner(model_config(preset), 2, "cuda", host_memory=128 * GIB, parameters=200 * 10**6)
+        plan = planner.plan(longest, 139 * GIB, rows=64)
+        assert plan.chunks.host == longest**2 * 128 * 2
+        assert plan.templates.host is None
+        assert plan.streams
 
 
 def test_the_host_is_used_only_where_the_device_is_too_small() -> None:

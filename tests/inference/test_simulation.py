@@ -49,9 +49,9 @@ def _features(n: int, rows: int, templates: int) -> dict[str, Tensor]:
     return found | {name: torch.ones(shape, dtype=torch.int32) for name, shape in whole.items()}
 
 
-def _simulate(n: int, budget: int, **options: Any) -> simulation.Simulated:
+def _simulate(n: int, budget: int, *, config: Any = None, **options: Any) -> simulation.Simulated:
     rows, features = 32, _features(n, 32, 4)
-    return simulate(_config(), lambda *_: dict(features), n, budget, rows=2 * rows, **options)
+    return simulate(config or _config(), lambda *_: dict(features), n, budget, rows=2 * rows, **options)
 
 
 def _small_budget(n: int, host: int) -> int:
@@ -61,24 +61,25 @@ def _small_budget(n: int, host: int) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "host"), [(60, 0), (40, 100), (30, 100)])
-def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int) -> None:
+@pytest.mark.parametrize(("limit", "host", "halves"), [(60, 0, 0), (40, 100, 2), (30, 100, 3)])
+def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int, halves: int) -> None:
     """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB and 30 GB with the host."""
     found = _simulate(10_000, limit * GB, host_memory=host * GB)
     assert found.plan.streams == (host > 0)
     assert found.peak <= found.planned < found.plan.peak < limit * GB
     assert found.peak >= 0.98 * found.planned
-    # The product of a triangle multiplication and, while templates are embedded, the pair: nothing else waits there.
-    assert found.host == found.plan.chunks.host == (2 * found.plan.unit if host else 0)
+    # First the pair, while templates are embedded, in the smallest budget with a product of theirs, which is half as
+    # large; after that, in the same memory, products of the pair's own size.
+    assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
 
 
 @pytest.mark.parametrize("host", [0, 100])
 def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int) -> None:
     """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
     found = _simulate(1024, _small_budget(1024, host * GB), host_memory=host * GB)
-    assert found.plan.streams == found.plan.policy.park_pair == (host > 0)
+    assert found.plan.streams == (found.plan.policy.parking is not None) == (host > 0)
     assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
-    assert found.host == found.plan.chunks.host == (2 * found.plan.unit if host else 0)
+    assert found.host == found.plan.chunks.host == (3 * found.plan.unit // 2 if host else 0)
 
 
 @pytest.mark.parametrize("host", [0, 100])
@@ -86,8 +87,19 @@ def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
     budget = _small_budget(384, host * GB)
     once, twice = (_simulate(384, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
-    assert twice.plan.policy.park_pair == (host > 0)
+    assert (twice.plan.policy.parking is not None) == (host > 0)
     assert (once.peak, once.host) == (twice.peak, twice.host)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_members_of_an_ensemble_take_what_is_planned(members: int) -> None:
+    """The pair of the cycle before, the sum of the members and the pair of the one that is embedded."""
+    config = _config()
+    config.data.eval.num_ensemble = members
+    found = _simulate(512, 10**12, config=config)
+    alone = _simulate(512, 10**12)
+    more = (members - 1) * found.plan.unit
+    assert more <= found.peak - alone.peak <= found.planned - alone.planned <= 1.15 * more
 
 
 @pytest.mark.slow

@@ -138,9 +138,26 @@ def test_blocks_that_come_back_fit_where_the_factors_were() -> None:
 def test_host_memory_is_kept_for_the_next_use_and_given_back() -> None:
     host = HostTier()
     like = torch.empty(1)
-    first = host.buffer(100, like)
-    assert host.buffer(60, like).data_ptr() == first.data_ptr()
+    where = host.buffer(100, like).data_ptr()
+    assert host.buffer(60, like).data_ptr() == where
     assert len(host.buffer(200, like)) == 200
     assert host.nbytes == 800
     host.free()
     assert host.nbytes == 0
+
+
+def test_host_memory_belongs_to_one_use_at_a_time() -> None:
+    """What waits stays, what comes meanwhile has memory of its own, and the smallest that is enough is used again."""
+    host = HostTier()
+    like = torch.empty(1)
+    waiting = host.buffer(100, like).fill_(1.0)
+    host.buffer(50, like).fill_(2.0)
+    host.buffer(40, like).fill_(3.0)
+    assert host.nbytes == 4 * 150
+    host.buffer(60, like).fill_(4.0)
+    assert host.nbytes == 4 * 160
+    assert waiting.eq(1.0).all()
+    where = waiting.data_ptr()
+    del waiting
+    assert host.buffer(90, like).data_ptr() == where
+    assert host.nbytes == 4 * 160
