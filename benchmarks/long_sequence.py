@@ -1,7 +1,8 @@
 """Peak memory and time of long sequences on one device.
 
 Usage: python benchmarks/long_sequence.py --residues N [N ...] [--blocks B] [--msa S] [--dtype fp32|bf16]
-       [--part stack|network] [--memory-budget SIZE] [--no-host] [--device auto] [--simulate] [--json OUT]
+       [--part stack|network] [--memory-budget SIZE] [--host-memory SIZE | --no-host] [--device auto] [--simulate]
+       [--json OUT]
 
 ``stack`` is the Evoformer stack on random inputs; its peak is counted above them. ``network`` is the whole network,
 four templates, structure module and heads included, with B blocks in each stack; its peak is everything. Memory is
@@ -121,7 +122,7 @@ def _prepare(
         config,
         dtype.itemsize,
         device.type,
-        host_memory=0 if options.no_host else host_memory_bytes(device.type),
+        host_memory=host_memory(options, host_memory_bytes(device.type)),
         parameters=parameter_bytes(module),
     )
     templates = 0 if options.part == "stack" else None
@@ -131,6 +132,13 @@ def _prepare(
     else:
         set_policy(module, plan.policy, plan.blocks)
     return plan, module
+
+
+def host_memory(options: argparse.Namespace, default: int) -> int:
+    """Bytes of the host for what leaves the device."""
+    if options.no_host:
+        return 0
+    return default if options.host_memory is None else parse_bytes(options.host_memory)
 
 
 def _stack_run(
@@ -214,7 +222,7 @@ def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
             parse_bytes(options.memory_budget),
             rows=2 * options.msa,
             precision=options.dtype,
-            host_memory=0 if options.no_host else 1 << 50,
+            host_memory=host_memory(options, 1 << 50),
         )
         found.append(
             {
@@ -263,7 +271,11 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--part", choices=("stack", "network"), default="stack")
     parser.add_argument("--memory-budget", metavar="SIZE", help="default: what the device has free")
-    parser.add_argument("--no-host", action="store_true", help="nothing may leave a GPU")
+    host = parser.add_mutually_exclusive_group()
+    host.add_argument(
+        "--host-memory", metavar="SIZE", help="for what leaves a GPU (default: most of what is free)"
+    )
+    host.add_argument("--no-host", action="store_true", help="nothing may leave a GPU")
     parser.add_argument("--plain", action="store_true", help="not in place, no blocks: for comparison")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--simulate", action="store_true", help="count what a GPU would hold, without one")

@@ -9,30 +9,34 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.config import model_config
+from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.inference import simulation
 from fastfold.inference.fold_plan import Planner
 from fastfold.inference.operator_memory import CUDA_BLOCK
 from fastfold.inference.simulation import simulate
 from fastfold.memory import BudgetError, DeviceFull
+from fastfold.memory.sizes import GIB
 
 GB = 10**9
 
 
-def _config() -> Any:
-    """``model_1_ptm`` with one block in each stack: further ones use the same memory again."""
-    config = model_config("model_1_ptm")
+MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
+
+
+def _config(preset: str = MONOMER) -> Any:
+    """A network with one block in each stack: further ones use the same memory again."""
+    config = model_config(preset)
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
     trunk.template.template_pair_stack.num_block = 1
     return config
 
 
-def _features(n: int, rows: int, templates: int) -> dict[str, Tensor]:
+def _features(n: int, rows: int, templates: int, *, multimer: bool) -> dict[str, Tensor]:
     s, t = (rows, n), (templates, n)
     shapes = {
         "seq_mask": (n,),
-        "target_feat": (n, 22),
+        "target_feat": (n, 21 if multimer else 22),
         "msa_feat": (*s, 49),
         "msa_mask": s,
         "extra_has_deletion": s,
@@ -40,43 +44,65 @@ def _features(n: int, rows: int, templates: int) -> dict[str, Tensor]:
         "extra_msa_mask": s,
         "template_mask": t[:1],
         "template_all_atom_positions": (*t, 37, 3),
-        "template_all_atom_masks": (*t, 37),
+        f"template_all_atom_mask{'' if multimer else 's'}": (*t, 37),
         "template_pseudo_beta": (*t, 3),
         "template_pseudo_beta_mask": t,
     }
-    whole = {"aatype": (n,), "residue_index": (n,), "extra_msa": s, "template_aatype": t}
+    names = ("aatype", "residue_index", *(("asym_id", "entity_id", "sym_id") if multimer else ()))
+    whole: dict[str, tuple[int, ...]] = dict.fromkeys(names, (n,))
+    whole |= {"extra_msa": s, "template_aatype": t}
     found = {name: torch.ones(shape) for name, shape in shapes.items()}
     return found | {name: torch.ones(shape, dtype=torch.int32) for name, shape in whole.items()}
 
 
 def _simulate(n: int, budget: int, *, config: Any = None, **options: Any) -> simulation.Simulated:
-    rows, features = 32, _features(n, 32, 4)
-    return simulate(config or _config(), lambda *_: dict(features), n, budget, rows=2 * rows, **options)
+    config = config or _config()
+    rows, features = 32, _features(n, 32, 4, multimer=is_multimer(config))
+    return simulate(config, lambda *_: dict(features), n, budget, rows=2 * rows, **options)
 
 
-def _small_budget(n: int, host: int) -> int:
+def _small_budget(n: int, host: int, preset: str = MONOMER) -> int:
     """Little more than the smallest that works, so that there are many blocks."""
-    planner = Planner(_config(), 2, "cuda", host_memory=host, parameters=15 * 10**6)
+    planner = Planner(_config(preset), 2, "cuda", host_memory=host, parameters=15 * 10**6)
     return planner.smallest(n, rows=64) * 21 // 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "host", "halves"), [(60, 0, 0), (40, 100, 2), (30, 100, 3)])
+@pytest.mark.parametrize(("limit", "host", "halves"), [(60, 0, 0), (40, 30, 2), (30, 100, 3)])
 def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int, halves: int) -> None:
     """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB and 30 GB with the host."""
     found = _simulate(10_000, limit * GB, host_memory=host * GB)
     assert found.plan.streams == (host > 0)
     assert found.peak <= found.planned < found.plan.peak < limit * GB
     assert found.peak >= 0.98 * found.planned
-    # First the pair, while templates are embedded, in the smallest budget with a product of theirs, which is half as
-    # large; after that, in the same memory, products of the pair's own size.
+    # First the pair, while templates are embedded, and beside it, where the device is too small for them, products of
+    # theirs, which are half as large; after that, in the same memory, products of the pair's own size.
     assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "host", "halves"), [(67, 0, 0), (42, 30, 2), (40, 40, 3)])
+def test_ten_thousand_residues_of_a_complex_take_what_is_planned(limit: int, host: int, halves: int) -> None:
+    """The multimer network, which holds the sum of all templates beside each of them."""
+    found = _simulate(10_000, limit * GB, config=_config(MULTIMER), host_memory=host * GB)
+    assert found.plan.streams == (host > 0)
+    assert 0.97 * found.planned <= found.peak <= found.planned < limit * GB
+    assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
+
+
+@pytest.mark.slow
+def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() -> None:
+    found = _simulate(20_000, 139 * GIB, host_memory=128 * GIB)
+    assert 0.98 * found.planned <= found.peak <= found.planned < 139 * GIB
+    assert found.host == found.plan.chunks.host == found.plan.unit
+
+
+@pytest.mark.parametrize("preset", [MONOMER, MULTIMER])
 @pytest.mark.parametrize("host", [0, 100])
-def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int) -> None:
+def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str) -> None:
     """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
-    found = _simulate(1024, _small_budget(1024, host * GB), host_memory=host * GB)
+    config, budget = _config(preset), _small_budget(1024, host * GB, preset)
+    found = _simulate(1024, budget, config=config, host_memory=host * GB)
     assert found.plan.streams == (found.plan.policy.parking is not None) == (host > 0)
     assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
     assert found.host == found.plan.chunks.host == (3 * found.plan.unit // 2 if host else 0)
