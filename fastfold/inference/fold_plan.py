@@ -39,8 +39,6 @@ FOLDING_POLICY = ExecutionPolicy(
     heads=("predicted_lddt", "predicted_aligned_error"),
 )
 
-_HOST = HostTier()
-
 
 @dataclass(frozen=True)
 class FoldPlan:
@@ -115,7 +113,7 @@ class Planner:
     costs: Costs = field(default_factory=Costs)
     host_memory: int = 0
     parameters: int = 0
-    host: HostTier = _HOST
+    host: HostTier = field(default_factory=HostTier)
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None

@@ -16,7 +16,7 @@ from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import ensemble_size
-from fastfold.evoformer.execution import set_policy
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan
 from fastfold.inference.heap import trimmed_heap
@@ -180,6 +180,7 @@ def run_network(
             return result, _confidences(result, is_complex, pae)
     finally:
         model.train(training)
+        set_policy(model, ExecutionPolicy())  # lets go of what the plan holds of the host's memory
 
 
 def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:

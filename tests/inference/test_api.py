@@ -136,14 +136,22 @@ def test_folding_in_place_and_in_blocks_gives_what_the_plain_network_gives(
     assert fold_plan.FOLDING_POLICY.inplace
     assert fold_plan.FOLDING_POLICY.block_elements is not None
     found = {}
+    seen: set[ExecutionPolicy] = set()
+
+    def policies(module: AlphaFold) -> set[ExecutionPolicy]:
+        return {m.policy for m in module.modules() if isinstance(m, Executed)}
+
     for name, policy in {
         "own": fold_plan.FOLDING_POLICY,
         "plain": ExecutionPolicy(),
         "small": ExecutionPolicy(64, True),
     }.items():
         monkeypatch.setattr(fold_plan, "FOLDING_POLICY", policy)
-        found[name] = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=1).atom_positions
-        assert {module.policy for module in monomer.modules() if isinstance(module, Executed)} == {policy}
+        seen.clear()
+        with monomer.register_forward_pre_hook(lambda module, _: seen.update(policies(module))):
+            found[name] = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=1).atom_positions
+        assert seen == {policy}
+        assert policies(monomer) == {ExecutionPolicy()}
     for name in ("own", "small"):
         np.testing.assert_allclose(found[name], found["plain"], atol=1e-3)
 
