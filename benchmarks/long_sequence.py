@@ -1,8 +1,8 @@
 """Peak memory and time of long sequences on one device.
 
-Usage: python benchmarks/long_sequence.py --residues N [N ...] [--blocks B] [--msa S] [--dtype fp32|bf16]
-       [--part stack|network] [--memory-budget SIZE] [--host-memory SIZE | --no-host] [--device auto] [--simulate]
-       [--json OUT]
+Usage: python benchmarks/long_sequence.py --residues N [N ...] [--blocks B] [--msa S] [--extra-msa E]
+       [--dtype fp32|bf16] [--part stack|network] [--memory-budget SIZE] [--host-memory SIZE | --no-host]
+       [--device auto] [--simulate] [--json OUT]
 
 ``stack`` is the Evoformer stack on random inputs; its peak is counted above them. ``network`` is the whole network,
 four templates, structure module and heads included, with B blocks in each stack; its peak is everything. Memory is
@@ -45,9 +45,9 @@ from fastfold.memory import parse_bytes  # noqa: E402
 C_Z = 128
 
 
-def features(residues: int, rows: int) -> dict[str, torch.Tensor]:
-    """Random features of a monomer with so many rows in both alignments and four templates."""
-    n, s, t = residues, rows, 4
+def features(residues: int, rows: int, extra: int) -> dict[str, torch.Tensor]:
+    """Random features of a monomer with so many rows in its two alignments and four templates."""
+    n, s, e, t = residues, rows, extra, 4
     ones, aatype = torch.ones, torch.randint(0, 20, (n,))
     positions = 10 * torch.randn(t, n, 37, 3)
     return {
@@ -57,10 +57,10 @@ def features(residues: int, rows: int) -> dict[str, torch.Tensor]:
         "target_feat": torch.randn(n, 22),
         "msa_feat": torch.randn(s, n, 49),
         "msa_mask": ones(s, n),
-        "extra_msa": torch.randint(0, 22, (s, n)),
-        "extra_has_deletion": torch.zeros(s, n),
-        "extra_deletion_value": torch.zeros(s, n),
-        "extra_msa_mask": ones(s, n),
+        "extra_msa": torch.randint(0, 22, (e, n)),
+        "extra_has_deletion": torch.zeros(e, n),
+        "extra_deletion_value": torch.zeros(e, n),
+        "extra_msa_mask": ones(e, n),
         "template_mask": ones(t),
         "template_aatype": aatype.expand(t, n).clone(),
         "template_all_atom_positions": positions,
@@ -89,8 +89,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     unit = n * n * C_Z * dtype.itemsize
     planned, module = _prepare(options, config, device, dtype)
     run = _stack_run if options.part == "stack" else _network_run
-    run(module, 16, options.msa, device, dtype)  # loads code and starts threads
-    found = run(module, n, options.msa, device, dtype)
+    rows = options.msa, options.extra_msa
+    run(module, 16, rows, device, dtype)  # loads code and starts threads
+    found = run(module, n, rows, device, dtype)
     found |= {
         "residues": n,
         "unit_bytes": unit,
@@ -126,7 +127,9 @@ def _prepare(
         parameters=parameter_bytes(module),
     )
     templates = 0 if options.part == "stack" else None
-    plan = planner.plan(options.residues[0], budget, rows=2 * options.msa, templates=templates)
+    plan = planner.plan(
+        options.residues[0], budget, rows=options.msa + options.extra_msa, templates=templates
+    )
     if isinstance(module, AlphaFold):
         plan.apply(module)
     else:
@@ -142,25 +145,25 @@ def host_memory(options: argparse.Namespace, default: int) -> int:
 
 
 def _stack_run(
-    module: torch.nn.Module, n: int, rows: int, device: torch.device, dtype: torch.dtype
+    module: torch.nn.Module, n: int, rows: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     kind: dict[str, Any] = {"device": device, "dtype": dtype}
     inputs = (
-        torch.randn(rows, n, 256, **kind),
+        torch.randn(rows[0], n, 256, **kind),
         torch.randn(n, n, C_Z, **kind),
-        torch.ones(rows, n, **kind),
+        torch.ones(rows[0], n, **kind),
         torch.ones(n, n, **kind),
     )
     return _watched(lambda: module(*inputs), device)
 
 
 def _network_run(
-    module: torch.nn.Module, n: int, rows: int, device: torch.device, dtype: torch.dtype
+    module: torch.nn.Module, n: int, rows: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
     from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 
     def fold() -> None:
-        result = module(lambda *_: features(n, rows), num_recycles=0)
+        result = module(lambda *_: features(n, *rows), num_recycles=0)
         plddt(result["predicted_lddt"]["logits"])
         head = result["predicted_aligned_error"]
         predicted_aligned_error(head["logits"], head["breaks"])
@@ -214,13 +217,13 @@ def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for n in options.residues:
         unit = n * n * C_Z * (2 if options.dtype == "bf16" else 4)
-        given = features(n, options.msa)
+        given = features(n, options.msa, options.extra_msa)
         one = simulate(
             config_of(options.blocks),
             lambda *_, given=given: dict(given),
             n,
             parse_bytes(options.memory_budget),
-            rows=2 * options.msa,
+            rows=options.msa + options.extra_msa,
             precision=options.dtype,
             host_memory=host_memory(options, 1 << 50),
         )
@@ -268,6 +271,7 @@ def main() -> None:
     parser.add_argument("--residues", type=int, nargs="+", required=True)
     parser.add_argument("--blocks", type=int, default=2, help="blocks of each stack (default 2)")
     parser.add_argument("--msa", type=int, default=32, help="rows of the MSA (default 32)")
+    parser.add_argument("--extra-msa", type=int, default=32, help="rows of the extra MSA (default 32)")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--part", choices=("stack", "network"), default="stack")
     parser.add_argument("--memory-budget", metavar="SIZE", help="default: what the device has free")

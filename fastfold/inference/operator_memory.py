@@ -172,20 +172,19 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
 
     def projection(elements: int) -> int:
-        """Both sides, and a block of the MSA normalised, projected to each of them, and joined."""
+        """The right side, and a block of the MSA normalised and projected."""
         return max(
-            2 * depth * side
-            + min(elements, depth * n * width) * e
-            + 2 * min(depth, elements // (n * width)) * side
+            depth * side + min(elements, depth * n * width) * e + min(depth, elements // (n * width)) * side
             for depth, width in stacks
         )
 
-    # Then the right side and the block's rows of the left one once more, in the order of the products, both masks in
-    # float32, and the norm of each pair of the block.
-    depth = max(fold.extra, msa_rows)
-    deepest, exact_mask = depth * side, 4 * depth * n
-    per_element = (8 * n + (deepest + exact_mask) / n) / row["outer product mean"]
-    found.append(cut("outer product mean", in_stack, per_element, 3 * deepest + exact_mask, projection))
+    # Then the mask in float32, on a CPU the right side once more in the order of the products, and for the rows of a
+    # block the MSA normalised, the left side likewise, the mask and the norm of each pair.
+    depth, copies = max(fold.extra, msa_rows), 2 if fold.device == "cpu" else 1
+    deepest, exact_mask = copies * depth * side, 4 * depth * n
+    normalised = max(depth * width for depth, width in stacks) * e
+    per_element = (8 * n + normalised + (deepest + exact_mask) / n) / row["outer product mean"]
+    found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, projection))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
     found.append(_multiplication(config, fold, steps, in_stack, host=host))

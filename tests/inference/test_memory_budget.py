@@ -81,6 +81,12 @@ def test_ten_thousand_residues_in_bfloat16() -> None:
         Planner(CONFIG, 2, "cuda", host_memory=25 * 10**9).plan(10_000, 40 * 10**9, rows=32)
 
 
+def test_ten_thousand_residues_with_a_deep_alignment() -> None:
+    """Under 40 GB with the host, with all 5,632 rows that the network takes and four templates."""
+    planner = Planner(CONFIG, 2, "cuda", host_memory=40 * 10**9, parameters=200 * 10**6)
+    assert planner.plan(10_000, 40 * 10**9).chunks.host <= 40 * 10**9
+
+
 def test_twenty_thousand_residues_fit_the_largest_gpu() -> None:
     """Of 139 GiB, in a computer with 128 GiB: with four templates, and as a complex, nearly."""
     for preset, longest in (("model_1_ptm", 20_000), ("model_1_multimer_v3", 19_000)):

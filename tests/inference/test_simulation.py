@@ -32,16 +32,16 @@ def _config(preset: str = MONOMER) -> Any:
     return config
 
 
-def _features(n: int, rows: int, templates: int, *, multimer: bool) -> dict[str, Tensor]:
-    s, t = (rows, n), (templates, n)
+def _features(n: int, clusters: int, extra: int, *, multimer: bool) -> dict[str, Tensor]:
+    s, e, t = (clusters, n), (extra, n), (4, n)
     shapes = {
         "seq_mask": (n,),
         "target_feat": (n, 21 if multimer else 22),
         "msa_feat": (*s, 49),
         "msa_mask": s,
-        "extra_has_deletion": s,
-        "extra_deletion_value": s,
-        "extra_msa_mask": s,
+        "extra_has_deletion": e,
+        "extra_deletion_value": e,
+        "extra_msa_mask": e,
         "template_mask": t[:1],
         "template_all_atom_positions": (*t, 37, 3),
         f"template_all_atom_mask{'' if multimer else 's'}": (*t, 37),
@@ -50,15 +50,17 @@ def _features(n: int, rows: int, templates: int, *, multimer: bool) -> dict[str,
     }
     names = ("aatype", "residue_index", *(("asym_id", "entity_id", "sym_id") if multimer else ()))
     whole: dict[str, tuple[int, ...]] = dict.fromkeys(names, (n,))
-    whole |= {"extra_msa": s, "template_aatype": t}
+    whole |= {"extra_msa": e, "template_aatype": t}
     found = {name: torch.ones(shape) for name, shape in shapes.items()}
     return found | {name: torch.ones(shape, dtype=torch.int32) for name, shape in whole.items()}
 
 
-def _simulate(n: int, budget: int, *, config: Any = None, **options: Any) -> simulation.Simulated:
+def _simulate(
+    n: int, budget: int, *, config: Any = None, clusters: int = 32, extra: int = 32, **options: Any
+) -> simulation.Simulated:
     config = config or _config()
-    rows, features = 32, _features(n, 32, 4, multimer=is_multimer(config))
-    return simulate(config, lambda *_: dict(features), n, budget, rows=2 * rows, **options)
+    features = _features(n, clusters, extra, multimer=is_multimer(config))
+    return simulate(config, lambda *_: dict(features), n, budget, rows=clusters + extra, **options)
 
 
 def _small_budget(n: int, host: int, preset: str = MONOMER) -> int:
@@ -78,6 +80,14 @@ def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int, halve
     # First the pair, while templates are embedded, and beside it, where the device is too small for them, products of
     # theirs, which are half as large; after that, in the same memory, products of the pair's own size.
     assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "host"), [(65, 0), (40, 100)])
+def test_ten_thousand_residues_with_a_deep_alignment_take_what_is_planned(limit: int, host: int) -> None:
+    """With all the rows that ``model_1_ptm`` takes; without the host, over the limit of a shallow one."""
+    found = _simulate(10_000, limit * GB, clusters=512, extra=5120, host_memory=host * GB)
+    assert 0.97 * found.planned <= found.peak <= found.planned < found.plan.peak < limit * GB
 
 
 @pytest.mark.slow

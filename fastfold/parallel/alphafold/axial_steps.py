@@ -74,7 +74,7 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
         if not torch.is_grad_enabled():
             return self._passing(msa, pair, msa_mask)
         own_mask = self.shards.take(msa_mask, -1)
-        left, right, *_ = recomputed(self.sides, msa, own_mask)
+        left, right = recomputed(self.sides, msa)
         masks = msa_mask, own_mask
         parameters = self.output.weight, self.output.bias
         sequences, residues = msa_mask.shape[-2:]
@@ -89,7 +89,7 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
         One rank's part after another passes, and what it is for is computed while the next is under way.
         """
         own_mask, start = self.shards.take(msa_mask, -1), 0
-        left, right, *_ = self.sides(msa, own_mask)
+        left, right = self.sides(msa)
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])
         owners = [rank for rank, size in enumerate(sizes) if size]

@@ -194,24 +194,21 @@ class GridOuterProductMean(OuterProductMean):
 
     layout: GridLayout
 
-    def sides(self, msa: Tensor, msa_mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``left [*, S, rows, c]``, ``right [*, S, columns, c]`` and their masks.
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated block ``pair [*, rows, columns, c_z]``.
 
         Args:
             msa: ``[*, S, n, c_m]``, this rank's residues.
+            pair: The block.
             msa_mask: ``[*, S, N]``, whole.
         """
         grid, length = self.layout.grid, msa_mask.shape[-1]
-        mask = msa_mask[..., grid.whole.shard(length)]
-        left, right, *_ = recomputed(super().sides, msa, mask)
+        left, right = recomputed(self.sides, msa)
         # The right side, of which more is on other ranks, travels first.
         moving = grid.turned.rows_of_shards_async(right, -2, length)
         left = grid.rows_of_shards_async(left, -2, length).wait()
-        left_mask, right_mask = (
-            msa_mask[..., grid.own_rows(length)],
-            msa_mask[..., grid.own_columns(length)],
-        )
-        return left, moving.wait(), left_mask, right_mask
+        masks = msa_mask[..., grid.own_rows(length)], msa_mask[..., grid.own_columns(length)]
+        return self.updated(pair, lambda rows: left[..., rows, :], moving.wait(), *masks)
 
 
 class GridTriangleMultiplication(ShardedTriangleMultiplication):
