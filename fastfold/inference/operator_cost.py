@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.host_tier import host_memory
 from fastfold.kernels.triangle_contraction import ContractionPlan
 from fastfold.memory.chunking import measure_blocks
 
@@ -198,8 +197,7 @@ def _parameters(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
 def _bandwidth(like: Tensor, wait: Callable[[], None]) -> float:
     """Bytes per second of copies between the device and page-locked memory."""
     size = 1 << (24 if like.is_cuda else 20)
-    waiting = host_memory(size, torch.uint8, False)
-    waiting = waiting.pin_memory() if like.is_cuda else waiting
+    waiting = torch.empty(size, dtype=torch.uint8, pin_memory=like.is_cuda)
     here = torch.zeros(size, dtype=torch.uint8, device=like.device)
     best = float("inf")
     for _ in range(3):

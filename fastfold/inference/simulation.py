@@ -33,7 +33,7 @@ class SimulatedHost(HostTier):
     """
 
     def __init__(self, device: SimulatedDevice) -> None:
-        def allocate(elements: int, dtype: torch.dtype, pinned: bool) -> Tensor:
+        def allocate(elements: int, dtype: torch.dtype) -> Tensor:
             with device.host_work():
                 return device.on_host(torch.empty(elements, dtype=dtype, device=device.device))
 

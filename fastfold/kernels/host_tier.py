@@ -7,6 +7,8 @@ other.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,46 +16,50 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-Allocate = Callable[[int, torch.dtype, bool], Tensor]
-"""``(elements, dtype, pinned)`` to a flat tensor in the host's memory."""
+Allocate = Callable[[int, torch.dtype], Tensor]
+"""``(elements, dtype)`` to a flat tensor in the host's memory, with any content."""
+
+_log = logging.getLogger(__name__)
 
 
-def host_memory(elements: int, dtype: torch.dtype, pinned: bool) -> Tensor:
-    """Flat memory of any content, page-locked if asked for.
+def lock(buffer: Tensor, device: torch.device) -> bool:
+    """Let the driver of a GPU lock the pages of memory on the host; False, with a warning, where it cannot.
 
     PyTorch's allocator of page-locked memory rounds sizes up to powers of two, which would nearly double a buffer of
-    a hundred gibibytes; so plain memory is registered with the driver instead.
-
-    Raises:
-        MemoryError: The driver cannot lock so much memory.
+    a hundred gibibytes; so plain memory is registered with the driver instead. Copies are right without, but wait.
     """
-    buffer = torch.empty(elements, dtype=dtype)
-    if pinned and elements:
-        status = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
-        if status != 0:
-            raise MemoryError(
-                f"CUDA cannot lock {buffer.nbytes:,} bytes of the host's memory (error {status})"
-            )
-    return buffer
+    if not buffer.nbytes:
+        return False
+    status = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), buffer.nbytes, 0))
+    if status == 0:
+        return True
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)  # with which the driver reports the same error again, to nobody
+    _log.warning(
+        "CUDA cannot lock %.2f GiB of the host's memory (error %d): copies to and from the GPU will be slower",
+        buffer.nbytes / 2**30,
+        status,
+    )
+    return False
 
 
 class HostTier:
     """Host memory for what leaves the device for a while; kept from one use to the next.
 
     Args:
-        allocate: Where the memory comes from; :func:`host_memory` by default.
+        allocate: Where the memory comes from; :func:`torch.empty` by default.
 
     Attributes:
         sent: Bytes that have left the device.
         returned: Bytes that have come back.
     """
 
-    def __init__(self, allocate: Allocate = host_memory) -> None:
-        self._allocate = allocate
+    def __init__(self, allocate: Allocate | None = None) -> None:
+        self._allocate = allocate or _empty
         # Each with the tensor that was last handed out of it.
         self._buffers: list[tuple[Tensor, weakref.ref[Tensor]]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pinned = False
+        self._locked: set[int] = set()  # addresses
         self.sent = self.returned = 0
 
     @property
@@ -73,8 +79,9 @@ class HostTier:
             self._buffers = [held for held in self._buffers if held[0] is not buffer]
         else:
             self._release(free)
-            self._pinned = like.is_cuda
-            buffer = self._allocate(elements, like.dtype, like.is_cuda)
+            buffer = self._allocate(elements, like.dtype)
+            if like.is_cuda and lock(buffer, like.device):
+                self._locked.add(buffer.data_ptr())
         handed_out = buffer[:elements]
         self._buffers.append((buffer, weakref.ref(handed_out)))
         return handed_out
@@ -94,18 +101,18 @@ class HostTier:
     def free(self) -> None:
         """Give the memory back."""
         self._release([buffer for buffer, _ in self._buffers])
-        self._pinned = False
 
     def _release(self, buffers: Sequence[Tensor]) -> None:
-        if self._pinned and buffers:
+        if self._locked and buffers:
             torch.cuda.synchronize()
-            for buffer in buffers:
-                torch.cuda.cudart().cudaHostUnregister(buffer.data_ptr())
+            for address in self._locked & {buffer.data_ptr() for buffer in buffers}:
+                torch.cuda.cudart().cudaHostUnregister(address)
+                self._locked.remove(address)
         gone = {id(buffer) for buffer in buffers}
         self._buffers = [held for held in self._buffers if id(held[0]) not in gone]
 
     def __del__(self) -> None:
-        if self._pinned:
+        if self._locked:
             self.free()
 
 
@@ -231,6 +238,10 @@ class StreamedRows:
             event = torch.cuda.Event()
             event.record()
         return event
+
+
+def _empty(elements: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(elements, dtype=dtype)
 
 
 def _shaped(buffer: Tensor, *shape: int) -> Tensor:

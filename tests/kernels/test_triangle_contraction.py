@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def _inputs(n: int, c_z: int = 12, c: int = 16, batch: tuple[int, ...] = ()) -> 
 def _host(simulated: SimulatedDevice, device: str) -> HostTier:
     """Host memory that the simulated device does not count."""
 
-    def allocate(elements: int, dtype: torch.dtype, pinned: bool) -> Tensor:
+    def allocate(elements: int, dtype: torch.dtype) -> Tensor:
         with simulated.host_work():
             return simulated.on_host(torch.empty(elements, dtype=dtype, device=device))
 
@@ -161,3 +162,40 @@ def test_host_memory_belongs_to_one_use_at_a_time() -> None:
     del waiting
     assert host.buffer(90, like).data_ptr() == where
     assert host.nbytes == 4 * 160
+
+
+class _Driver:
+    """A driver of a GPU that may refuse to lock memory."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.locked = status, set[int]()
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        if self.status == 0:
+            self.locked.add(address)
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.locked.remove(address)  # an error where it is not locked
+        return 0
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_memory_that_the_driver_cannot_lock_is_used_all_the_same(
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning; and what was locked is unlocked before it is given back."""
+    driver = _Driver(status)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    like: Any = SimpleNamespace(dtype=torch.float32, is_cuda=True, device=torch.device("cpu"))
+    host = HostTier()
+    first = host.buffer(1 << 20, like)
+    assert driver.locked == ({first.data_ptr()} if status == 0 else set())
+    assert ("cannot lock 0.00 GiB of the host's memory (error 2)" in caplog.text) == (status != 0)
+    del first
+    second = host.buffer(1 << 21, like)
+    assert driver.locked == ({second.data_ptr()} if status == 0 else set())
+    host.free()
+    assert host.nbytes == 0
+    assert not driver.locked
