@@ -40,6 +40,7 @@ from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.inference.folding import choose_device, set_precision  # noqa: E402
 from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes  # noqa: E402
+from fastfold.kernels.host_tier import HostTier  # noqa: E402
 from fastfold.memory import parse_bytes  # noqa: E402
 
 C_Z = 128
@@ -91,12 +92,16 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     run = _stack_run if options.part == "stack" else _network_run
     rows = options.msa, options.extra_msa
     run(module, 16, rows, device, dtype)  # loads code and starts threads
+    host = HostTier() if planned is None else planned.policy.contraction.host or HostTier()
+    host.sent = host.returned = 0
     found = run(module, n, rows, device, dtype)
     found |= {
         "residues": n,
         "unit_bytes": unit,
         "peak_u": found["peak_bytes"] / unit,
         "seconds_per_block": found["seconds"] / options.blocks,
+        "host_sent_bytes": host.sent,
+        "host_returned_bytes": host.returned,
         "predicted_u": None if planned is None else planned.peak / unit,
         "chunks": None if planned is None else {name: words for name, words, _ in planned.table()},
     }
@@ -303,9 +308,14 @@ def main() -> None:
             f"{options.part} N {n:>6} {options.dtype}: peak {one['peak_bytes'] / 2**20:,.0f} MiB = "
             f"{one['peak_u']:.2f} U"
             f"{predicted}, {one['seconds_per_block']:.1f} s per block, "
-            f"{one['processor_seconds'] / options.blocks:.1f} s of processor time",
+            f"{one['processor_seconds'] / options.blocks:.1f} s of processor time; 48 blocks would take "
+            f"{48 * one['seconds_per_block']:,.0f} s",
             flush=True,
         )
+        if one["host_sent_bytes"]:
+            print(
+                f"  to the host {one['host_sent_bytes']:,} bytes, back {one['host_returned_bytes']:,} bytes"
+            )
     exponents = {}
     if len(found) > 1 and not options.simulate:
         for key in ("peak_bytes", "seconds", "processor_seconds"):
