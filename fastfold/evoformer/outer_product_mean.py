@@ -38,51 +38,38 @@ class OuterProductMean(Executed):
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """Updated ``pair [*, N, N, c_z]`` from ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
         if torch.is_grad_enabled():
-            left, right = self.sides(msa)
-            return self.updated(pair, lambda rows: left[..., rows, :], right, msa_mask, msa_mask)
+            return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
         # Of a deep alignment a side is much: the left one is made for the rows that need it.
-        right = self._projected(msa, self.right)
-        return self.updated(
-            pair, lambda rows: self._projected(msa[..., rows, :], self.left), right, msa_mask, msa_mask
+        updates = self.rows(self._projected(msa, self.right), msa_mask)
+        return self.in_blocks(
+            updates, lambda rows: self._projected(msa[..., rows, :], self.left), pair, msa_mask
         )
 
-    def updated(
-        self,
-        pair: Tensor,
-        left: Callable[[slice], Tensor],
-        right: Tensor,
-        left_mask: Tensor,
-        right_mask: Tensor,
+    def recorded(
+        self, left: Tensor, right: Tensor, pair: Tensor, left_mask: Tensor, right_mask: Tensor
     ) -> Tensor:
-        """Updated ``pair [*, I, J, c_z]``.
+        """Updated ``pair [*, I, J, c_z]`` from both sides, with gradients."""
+        weight, bias = self.output.weight, self.output.bias
+        return kernels.outer_product_mean(left, right, left_mask, right_mask, weight, bias, residual=pair)
 
-        Args:
-            pair: Before.
-            left: Gives ``[*, S, rows, c]`` of some residues of I.
-            right: ``[*, S, J, c]``.
-            left_mask: ``[*, S, I]``.
-            right_mask: ``[*, S, J]``.
-        """
+    def in_blocks(
+        self,
+        updates: kernels.OuterProductRows,
+        left: Callable[[slice], Tensor],
+        pair: Tensor,
+        left_mask: Tensor,
+    ) -> Tensor:
+        """Updated ``pair [*, I, J, c_z]`` without gradients; ``left`` gives ``[*, S, rows, c]`` of some residues."""
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            return self.update(left(index), right, left_mask[..., index], right_mask, rows, out)
+            assert out is not None  # without gradients there is one
+            return updates.write(out, left(index), left_mask[..., index], rows)
 
         return self.policy.residual(pair, branch, dim=-3)
 
-    def update(
-        self,
-        left: Tensor,
-        right: Tensor,
-        left_mask: Tensor,
-        right_mask: Tensor,
-        rows: Tensor,
-        out: Tensor | None,
-    ) -> Tensor:
-        """Some rows of the pair ``[*, I, J, c_z]`` with their update, from both sides for them."""
-        weight, bias = self.output.weight, self.output.bias
-        return kernels.outer_product_mean(
-            left, right, left_mask, right_mask, weight, bias, residual=rows, out=out
-        )
+    def rows(self, right: Tensor, right_mask: Tensor) -> kernels.OuterProductRows:
+        """The updates of some rows of the pair after others, from the right side of all of them."""
+        return kernels.OuterProductRows(right, right_mask, self.output.weight, self.output.bias)
 
     def sides(self, msa: Tensor) -> tuple[Tensor, Tensor]:
         """What the products are of: ``left`` and ``right`` ``[*, S, N, c]``."""

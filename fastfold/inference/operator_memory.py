@@ -171,20 +171,21 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
     side = c.evoformer.outer_product_mean.num_outer_channel * n * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
 
-    def projection(elements: int) -> int:
-        """The right side, and a block of the MSA normalised and projected."""
-        return max(
-            depth * side + min(elements, depth * n * width) * e + min(depth, elements // (n * width)) * side
-            for depth, width in stacks
-        )
-
-    # Then the mask in float32, on a CPU the right side once more in the order of the products, and for the rows of a
-    # block the MSA normalised, the left side likewise, the mask and the norm of each pair.
     depth, copies = max(fold.extra, msa_rows), 2 if fold.device == "cpu" else 1
-    deepest, exact_mask = copies * depth * side, 4 * depth * n
-    normalised = max(depth * width for depth, width in stacks) * e
-    per_element = (8 * n + normalised + (deepest + exact_mask) / n) / row["outer product mean"]
-    found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, projection))
+    deepest, exact_mask = depth * side, 4 * depth * n
+
+    def preparation(elements: int) -> int:
+        """The right side, with a block of the MSA normalised and projected; then its mask, and its copy on a CPU."""
+        projection = max(
+            rows * side + min(elements, rows * n * width) * e + min(rows, elements // (n * width)) * side
+            for rows, width in stacks
+        )
+        return max(projection, copies * deepest + exact_mask)
+
+    # For the rows of a block: the MSA normalised, the left side and its copy, its mask, and the norm of each pair.
+    normalised = max(rows * width for rows, width in stacks) * e
+    per_element = (8 * n + normalised + (copies * deepest + exact_mask) / n) / row["outer product mean"]
+    found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, preparation))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
     found.append(_multiplication(config, fold, steps, in_stack, host=host))

@@ -7,7 +7,7 @@ function, which is what networks call.
 from fastfold.kernels.attention import attention
 from fastfold.kernels.gated_attention import gated_attention
 from fastfold.kernels.layer_norm import layer_norm
-from fastfold.kernels.outer_product_mean import outer_product_mean
+from fastfold.kernels.outer_product_mean import OuterProductRows, outer_product_mean
 from fastfold.kernels.pair_bias import pair_bias
 from fastfold.kernels.residual_update import residual_update
 from fastfold.kernels.softmax import softmax
@@ -17,6 +17,7 @@ from fastfold.kernels.triangle_multiplication import triangle_multiplication
 from fastfold.kernels.triangle_update import triangle_update
 
 __all__ = [
+    "OuterProductRows",
     "attention",
     "gated_attention",
     "layer_norm",

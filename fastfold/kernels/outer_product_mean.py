@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +12,7 @@ from torch.nn.functional import linear
 
 from fastfold.kernels import outer_product_mean_torch
 from fastfold.kernels.backend import products_run_on_triton
-from fastfold.kernels.blocks import (
-    Scratch,
-    refuse_gradients,
-    without_autocast,
-)
+from fastfold.kernels.blocks import exact_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.gradients import unwritten_gradients, wanted_gradients
 
 EPS = 1e-3
@@ -42,29 +39,56 @@ def outer_product_mean_definition(
     return out.to(dtype)
 
 
-@without_autocast
-def _forward(
-    out: Tensor,
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    residual: Tensor | None,
-    scratch: Scratch,
-    backend: str | None,
-) -> None:
-    """Fill ``out``, which may be ``residual``."""
-    if products_run_on_triton(left, len(bias), backend):
-        from fastfold.kernels import outer_product_mean_triton
+class OuterProductRows:
+    """Rows of :func:`outer_product_mean` one block after the other, without gradients.
 
-        masks = (left_mask, right_mask)
-        outer_product_mean_triton.forward(out, left, right, *masks, weight, bias, eps, residual)
-    else:
-        masks = (left_mask, right_mask)
-        outer_product_mean_torch.forward(out, left, right, *masks, weight, bias, eps, residual, scratch)
+    What all blocks need of the right side is prepared once, which is much where the alignment is deep.
+
+    Args:
+        right: Projected alignment ``[*, S, J, c]``.
+        right_mask: ``[*, S, J]``, multiplies ``right``.
+        weight: ``[c_z, c * c]``.
+        bias: ``[c_z]``.
+        eps: Added to the number of sequences that both columns have.
+        backend: As of :func:`outer_product_mean`.
+
+    Raises:
+        ConfigError: The backend does not exist or cannot run here.
+        RuntimeError: If gradients would have to be recorded.
+    """
+
+    def __init__(
+        self,
+        right: Tensor,
+        right_mask: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float = EPS,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        refuse_gradients(right, weight, bias)
+        fixed = right, right_mask.to(exact_dtype(right)), weight, bias, eps
+        self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+        if products_run_on_triton(right, len(bias), backend):
+            from fastfold.kernels import outer_product_mean_triton
+
+            self._write = functools.partial(outer_product_mean_triton.forward, *fixed)
+        else:
+            self._write = outer_product_mean_torch.Rows(*fixed)
+
+    def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Fill some rows of the result, and give them back.
+
+        Args:
+            out: ``[*, I, J, c_z]``; may be ``residual``.
+            left: Projected alignment ``[*, S, I, c]`` of these rows.
+            left_mask: ``[*, S, I]``, multiplies ``left``.
+            residual: ``[*, I, J, c_z]`` to add to the update.
+        """
+        refuse_gradients(left, residual)
+        without_autocast(self._write)(out, left, left_mask, residual)
+        return out
 
 
 @torch.library.custom_op("fastfold::outer_product_mean", mutates_args=())
@@ -80,8 +104,9 @@ def _outer_product_mean(
     backend: str | None,
 ) -> Tensor:
     out = left.new_empty(*left.shape[:-3], left.shape[-2], right.shape[-2], len(bias))
-    _forward(out, left, right, left_mask, right_mask, weight, bias, eps, residual, Scratch(), backend)
-    return out
+    with torch.no_grad():
+        rows = OuterProductRows(right, right_mask, weight, bias, eps, backend=backend)
+        return rows.write(out, left, left_mask, residual)
 
 
 @_outer_product_mean.register_fake
@@ -171,7 +196,6 @@ def outer_product_mean(
     *,
     residual: Tensor | None = None,
     out: Tensor | None = None,
-    scratch: Scratch | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Mean over the sequences of the outer products of two columns, projected to pair channels.
@@ -189,7 +213,6 @@ def outer_product_mean(
         eps: Added to the number of sequences that both columns have.
         residual: ``[*, I, J, c_z]`` to add to the update.
         out: Where the result goes, without recording gradients; may be ``residual``.
-        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
         backend: ``auto``, ``triton`` (up to 256 pair channels, more take the PyTorch path) or ``torch``.
 
     Returns:
@@ -199,9 +222,7 @@ def outer_product_mean(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: If gradients would have to be recorded through ``out``.
     """
-    arguments = (left, right, left_mask, right_mask, weight, bias, eps, residual)
     if out is None:
-        return _outer_product_mean(*arguments, backend)
-    refuse_gradients(left, right, weight, bias, residual)
-    _forward(out, *arguments, scratch or Scratch(), backend)
-    return out
+        return _outer_product_mean(left, right, left_mask, right_mask, weight, bias, eps, residual, backend)
+    rows = OuterProductRows(right, right_mask, weight, bias, eps, backend=backend)
+    return rows.write(out, left, left_mask, residual)

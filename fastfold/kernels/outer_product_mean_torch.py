@@ -17,38 +17,35 @@ from fastfold.kernels.blocks import (
 )
 
 
-@without_autocast
-def forward(
-    out: Tensor,
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    residual: Tensor | None,
-    scratch: Scratch,
-) -> None:
-    """Fill ``out``, which may be ``residual``.
+class Rows:
+    """Writes rows of the result, one block of them after the other; the right side is brought in order once.
 
     With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory:
     rows that multiply the output weight as they are, if its columns are put in the order (e c) once.
     """
-    c = left.shape[-1]
-    weight_t = weight.to(left.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)  # [(e c), c_z]
-    bias = bias.to(left.dtype)
-    scratch = scratch.of(left)
-    for i in itertools.product(*map(range, left.shape[:-3])):
-        columns_l, columns_r = _columns(left[i], left_mask[i]), _columns(right[i], right_mask[i])
-        factor = norm_of(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
-        for tile in _tiles(factor.shape, c):
-            b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
-            b_update = torch.addmm(
-                bias, b_products, weight_t, out=scratch("update", len(b_products), len(bias))
-            )
-            b_update = b_update.view(*factor[tile].shape[:2], -1)
-            finish(out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile])
+
+    def __init__(self, right: Tensor, right_mask: Tensor, weight: Tensor, bias: Tensor, eps: float) -> None:
+        c = right.shape[-1]
+        self._weight = (
+            weight.to(right.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)
+        )  # [(e c), c_z]
+        self._bias = bias.to(right.dtype)
+        self._columns = {i: _columns(right[i], right_mask[i]) for i in batch_indices(right)}
+        self._mask, self._eps = right_mask, eps
+        self._scratch = Scratch().of(right)
+
+    def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
+        """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
+        scratch, c = self._scratch, left.shape[-1]
+        for i, columns_r in self._columns.items():
+            columns_l = _columns(left[i], left_mask[i])
+            factor = norm_of(left_mask[i], self._mask[i], self._eps).reciprocal_()[..., None]
+            for tile in _tiles(factor.shape, c):
+                b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
+                b_update = scratch("update", len(b_products), len(self._bias))
+                torch.addmm(self._bias, b_products, self._weight, out=b_update)
+                b_update = b_update.view(*factor[tile].shape[:2], -1)
+                finish(out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile])
 
 
 @without_autocast
@@ -71,7 +68,7 @@ def backward(
     grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
     grad_weight, grad_bias = torch.zeros_like(weight), torch.zeros_like(bias, dtype=exact)
     scratch = Scratch().of(left, exact)
-    for i in itertools.product(*map(range, left.shape[:-3])):
+    for i in batch_indices(left):
         columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
         columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
         grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
@@ -98,6 +95,11 @@ def backward(
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
     return [grad_left, grad_right, grad_weight, grad_bias]
+
+
+def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
+    """The indices of ``[S, I, c]`` in ``x [*, S, I, c]``."""
+    return itertools.product(*map(range, x.shape[:-3]))
 
 
 def _columns(x: Tensor, mask: Tensor) -> Tensor:

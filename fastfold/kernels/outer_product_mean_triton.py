@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,7 +12,7 @@ from torch import Tensor
 from fastfold.kernels.ahead_of_time import Specimen
 from fastfold.kernels.layout import padded
 from fastfold.kernels.normalised_rows import Kernel, configuration, specimens_of
-from fastfold.kernels.outer_product_mean_torch import norm_of
+from fastfold.kernels.outer_product_mean_torch import batch_indices, norm_of
 from fastfold.kernels.triton_arithmetic import cast, dot, precision
 
 OUTER_CHANNELS = 32
@@ -140,14 +138,14 @@ def outer_product_mean_forward_kernel(
 
 
 def forward(
-    out: Tensor,
-    left: Tensor,
     right: Tensor,
-    left_mask: Tensor,
     right_mask: Tensor,
     weight: Tensor,
     bias: Tensor,
     eps: float,
+    out: Tensor,
+    left: Tensor,
+    left_mask: Tensor,
     residual: Tensor | None,
 ) -> None:
     """Fill ``out``, which may be ``residual``; arguments as of ``outer_product_mean``."""
@@ -156,7 +154,7 @@ def forward(
     c, c_z = left.shape[-1], len(bias)
     weight, bias = weight.to(left.dtype).contiguous(), bias.to(left.dtype).contiguous()
     config = configuration("outer_product_mean_forward", left, c_z)
-    for i in itertools.product(*map(range, left.shape[:-3])):
+    for i in batch_indices(left):
         (sequences, rows, _), columns = left[i].shape, right.shape[-2]
         b_residual = out[i] if residual is None else residual[i]
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])

@@ -81,7 +81,7 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
         # Of a deep alignment the projection is much of all that is sent.
         if sequences <= residues and self.fetches_again(pair):
             return outer_product_fetched_again(left, right, pair, *masks, *parameters, self.shards)
-        return self.update(self.shards.gather(left, -2, residues), right, *masks, pair, None)
+        return self.recorded(self.shards.gather(left, -2, residues), right, pair, *masks)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """:meth:`forward` without gradients, in which no rank ever has the left projection of all residues.
@@ -90,6 +90,8 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
         """
         own_mask, start = self.shards.take(msa_mask, -1), 0
         left, right = self.sides(msa)
+        updates = self.rows(right, own_mask)
+        del right
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])
         owners = [rank for rank, size in enumerate(sizes) if size]
@@ -104,14 +106,8 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
             stop = start + passing.shape[-2]
             rows, result = pair[..., start:stop, :, :], out[..., start:stop, :, :]
             for index in self.policy.slices(rows, -3):
-                self.update(
-                    passing[..., index, :],
-                    right,
-                    msa_mask[..., start:stop][..., index],
-                    own_mask,
-                    rows[..., index, :, :],
-                    result[..., index, :, :],
-                )
+                own = passing[..., index, :], msa_mask[..., start:stop][..., index]
+                updates.write(result[..., index, :, :], *own, rows[..., index, :, :])
             start = stop
         return out
 

@@ -207,8 +207,12 @@ class GridOuterProductMean(OuterProductMean):
         # The right side, of which more is on other ranks, travels first.
         moving = grid.turned.rows_of_shards_async(right, -2, length)
         left = grid.rows_of_shards_async(left, -2, length).wait()
-        masks = msa_mask[..., grid.own_rows(length)], msa_mask[..., grid.own_columns(length)]
-        return self.updated(pair, lambda rows: left[..., rows, :], moving.wait(), *masks)
+        left_mask = msa_mask[..., grid.own_rows(length)]
+        right_mask = msa_mask[..., grid.own_columns(length)]
+        if torch.is_grad_enabled():
+            return self.recorded(left, moving.wait(), pair, left_mask, right_mask)
+        updates = self.rows(moving.wait(), right_mask)
+        return self.in_blocks(updates, lambda rows: left[..., rows, :], pair, left_mask)
 
 
 class GridTriangleMultiplication(ShardedTriangleMultiplication):
