@@ -186,12 +186,12 @@ class Pipeline:
         if self.has_last:
             more = more | {"target": numbers}
         try:
-            getattr(self._schedule(count), method)(number=numbers, **more)
+            getattr(self._schedule(method, count), method)(number=numbers, **more)
         finally:
             self._feed.inputs, self._feed.everywhere = (), ()
 
-    def _schedule(self, count: int) -> Any:
-        """The schedule for microbatches of these shapes."""
+    def _schedule(self, method: str, count: int) -> Any:
+        """The schedule for microbatches of these shapes; what it receives has gradients or not from the first time."""
         shapes = [
             tuple((tuple(x.shape), x.dtype) for x in _tensors((args, kwargs)))
             for args, kwargs in zip(self._feed.inputs, self._feed.everywhere, strict=True)
@@ -206,7 +206,7 @@ class Pipeline:
             raise ConfigError(
                 f"{count} microbatches do not fill pp={self.group.size} ranks; give at least as many"
             )
-        key = (count, shapes[0])
+        key = (method, count, shapes[0])
         if key not in self._built:
             device = next(iter(self.parallel.module.parameters())).device
             made = [

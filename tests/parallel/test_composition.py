@@ -21,9 +21,15 @@ from tests.parallel.axial_networks import (
 from tests.parallel.gpt_case import OPTIMIZERS, three_steps
 from tests.parallel.launch import launch
 
+Worst = tuple[float, str]
 
-def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
-    """The whole AlphaFold loss of two proteins of different lengths, recycled once, with dropout."""
+
+def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[Worst, Worst]:
+    """The whole AlphaFold loss of two proteins of different lengths, recycled once, with dropout.
+
+    Returns:
+        The worst gradient, and the worst parameter after a step.
+    """
     model = small_network("synthetic_monomer")
     samples = [monomer_sample(13, 4, 3), monomer_sample(9, 5, 6, first=8)][: plan.dp]
     parallel = parallelize(copy.deepcopy(model), plan, bucket_elements=20_000)
@@ -49,7 +55,7 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
     found = copy.deepcopy(model)
     for name, parameter in found.named_parameters():
         parameter.grad = whole[name]
-    worst = dict(gradient_differences(found, model))
+    gradients = worst_of(gradient_differences(found, model))
 
     plain = OPTIMIZERS[optimizer](dict(model.named_parameters()))
     ours = parallel.optimizer(OPTIMIZERS[optimizer])
@@ -57,15 +63,15 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
     ours.step()
     state = parallel.state_dict()
     # A step that is scaled by its own length makes a step of rounding, where the gradient is nothing else.
-    worst |= {
+    parameters = {
         name: difference(state[name], p.detach(), least=1e-9)
         for name, p in model.state_dict().items()
         if not name.endswith(BLIND)
     }
-    return worst_of(worst)
+    return gradients, worst_of(parameters)
 
 
-def _network_steps(plans: Mapping[str, ParallelPlan]) -> dict[str, tuple[float, str]]:
+def _network_steps(plans: Mapping[str, ParallelPlan]) -> dict[str, tuple[Worst, Worst]]:
     return {name: _network_step(plan, name) for name, plan in plans.items()}
 
 
@@ -87,10 +93,15 @@ def _network_steps(plans: Mapping[str, ParallelPlan]) -> dict[str, tuple[float, 
 def test_network_under_data_and_axial_parallelism_with_sharded_states(
     plans: Mapping[str, ParallelPlan],
 ) -> None:
-    """dp 2 x dap 2 x zero 1: gradients and, after a step whose length depends on norms, parameters."""
+    """dp 2 x dap 2 x zero 1: gradients and, after a step whose length depends on norms, parameters.
+
+    In its first step LAMB divides every gradient by its own size and 1e-6, so that the rounding of a gradient below
+    that becomes a larger one of the parameter.
+    """
     for found in launch(_network_steps, 4, plans, timeout=280):
-        for name, (worst, what) in found.items():
-            assert worst < 1e-12, f"{plans[name]}: {what} differs by {worst}"
+        for name, each in found.items():
+            for (worst, what), limit in zip(each, (1e-12, 1e-11), strict=True):
+                assert worst < limit, f"{plans[name]}: {what} differs by {worst}"
 
 
 def _gpt_steps(plans: list[ParallelPlan]) -> list[float]:

@@ -64,9 +64,9 @@ def data_folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def one_thread():
-    """Small networks are fastest so, and the same sums come out everywhere."""
+    """Small networks are fastest so, and the same sums come out everywhere, in fixtures of a module too."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
