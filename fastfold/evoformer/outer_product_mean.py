@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -40,10 +40,13 @@ class OuterProductMean(Executed):
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
         # Of a deep alignment a side is much: the left one is made for the rows that need it.
-        updates = self.rows(self._projected(msa, self.right), msa_mask)
-        return self.in_blocks(
-            updates, lambda rows: self._projected(msa[..., rows, :], self.left), pair, msa_mask
-        )
+        parts = (self.right(self.norm(msa[..., part, :, :])) for part in self.policy.slices(msa, -3))
+        updates = self.rows(parts, msa_mask)
+
+        def left(rows: slice) -> Tensor:
+            return self.policy.map(msa[..., rows, :], lambda part, _: self.left(self.norm(part)), dim=-3)
+
+        return self.in_blocks(updates, left, pair, msa_mask)
 
     def recorded(
         self, left: Tensor, right: Tensor, pair: Tensor, left_mask: Tensor, right_mask: Tensor
@@ -67,8 +70,8 @@ class OuterProductMean(Executed):
 
         return self.policy.residual(pair, branch, dim=-3)
 
-    def rows(self, right: Tensor, right_mask: Tensor) -> kernels.OuterProductRows:
-        """The updates of some rows of the pair after others, from the right side of all of them."""
+    def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
+        """The updates of some rows of the pair after others, from the right side of all in blocks of sequences."""
         return kernels.OuterProductRows(right, right_mask, self.output.weight, self.output.bias)
 
     def sides(self, msa: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,6 +83,3 @@ class OuterProductMean(Executed):
 
         left, right = self.policy.map(msa, project, dim=-3).chunk(2, -1)
         return left, right
-
-    def _projected(self, msa: Tensor, side: Linear) -> Tensor:
-        return self.policy.map(msa, lambda rows, _: side(self.norm(rows)), dim=-3)

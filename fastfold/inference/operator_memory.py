@@ -171,18 +171,18 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
     side = c.evoformer.outer_product_mean.num_outer_channel * n * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
 
-    depth, copies = max(fold.extra, msa_rows), 2 if fold.device == "cpu" else 1
+    depth = max(fold.extra, msa_rows)
     deepest, exact_mask = depth * side, 4 * depth * n
 
     def preparation(elements: int) -> int:
-        """The right side, with a block of the MSA normalised and projected; then its mask, and its copy on a CPU."""
-        projection = max(
+        """The right side and its mask, with a block of the MSA normalised and projected."""
+        return exact_mask + max(
             rows * side + min(elements, rows * n * width) * e + min(rows, elements // (n * width)) * side
             for rows, width in stacks
         )
-        return max(projection, copies * deepest + exact_mask)
 
-    # For the rows of a block: the MSA normalised, the left side and its copy, its mask, and the norm of each pair.
+    # For the rows of a block: the MSA normalised, the left side (on a CPU twice), its mask, and the norm of each pair.
+    copies = 2 if fold.device == "cpu" else 1
     normalised = max(rows * width for rows, width in stacks) * e
     per_element = (8 * n + normalised + (copies * deepest + exact_mask) / n) / row["outer product mean"]
     found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, preparation))

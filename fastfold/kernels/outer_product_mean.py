@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +43,11 @@ def outer_product_mean_definition(
 class OuterProductRows:
     """Rows of :func:`outer_product_mean` one block after the other, without gradients.
 
-    What all blocks need of the right side is prepared once, which is much where the alignment is deep.
+    What all blocks need of the right side is prepared once, which is much where the alignment is deep; so it is taken
+    in parts, of which no more than one exists beside it.
 
     Args:
-        right: Projected alignment ``[*, S, J, c]``.
+        right: Projected alignment in blocks of sequences ``[*, s, J, c]``, at least one, in order.
         right_mask: ``[*, S, J]``, multiplies ``right``.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
@@ -59,7 +61,7 @@ class OuterProductRows:
 
     def __init__(
         self,
-        right: Tensor,
+        right: Iterable[Tensor],
         right_mask: Tensor,
         weight: Tensor,
         bias: Tensor,
@@ -67,15 +69,21 @@ class OuterProductRows:
         *,
         backend: str | None = None,
     ) -> None:
-        refuse_gradients(right, weight, bias)
-        fixed = right, right_mask.to(exact_dtype(right)), weight, bias, eps
+        parts = iter(right)
+        first = next(parts)
+        refuse_gradients(first, weight, bias)
+        fixed = right_mask.to(exact_dtype(first)), weight, bias, eps
+        on_triton = products_run_on_triton(first, len(bias), backend)
+        parts = itertools.chain([first], parts)
+        del first
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-        if products_run_on_triton(right, len(bias), backend):
+        if on_triton:
             from fastfold.kernels import outer_product_mean_triton
 
-            self._write = functools.partial(outer_product_mean_triton.forward, *fixed)
+            whole = _joined(parts, right_mask.shape)
+            self._write = functools.partial(outer_product_mean_triton.forward, whole, *fixed)
         else:
-            self._write = outer_product_mean_torch.Rows(*fixed)
+            self._write = outer_product_mean_torch.Rows(parts, *fixed)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
         """Fill some rows of the result, and give them back.
@@ -89,6 +97,19 @@ class OuterProductRows:
         refuse_gradients(left, residual)
         without_autocast(self._write)(out, left, left_mask, residual)
         return out
+
+
+def _joined(parts: Iterator[Tensor], sizes: torch.Size) -> Tensor:
+    """``[*, S, J, c]`` of blocks of sequences, without a copy of a single one; ``sizes`` are ``[*, S, J]``."""
+    part = next(parts)
+    if part.shape[:-1] == sizes:
+        return part
+    whole = part.new_empty(*sizes, part.shape[-1])
+    start = 0
+    for block in itertools.chain([part], parts):
+        whole[..., start : start + block.shape[-3], :, :] = block
+        start += block.shape[-3]
+    return whole
 
 
 @torch.library.custom_op("fastfold::outer_product_mean", mutates_args=())
@@ -105,7 +126,7 @@ def _outer_product_mean(
 ) -> Tensor:
     out = left.new_empty(*left.shape[:-3], left.shape[-2], right.shape[-2], len(bias))
     with torch.no_grad():
-        rows = OuterProductRows(right, right_mask, weight, bias, eps, backend=backend)
+        rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
         return rows.write(out, left, left_mask, residual)
 
 
@@ -224,5 +245,5 @@ def outer_product_mean(
     """
     if out is None:
         return _outer_product_mean(left, right, left_mask, right_mask, weight, bias, eps, residual, backend)
-    rows = OuterProductRows(right, right_mask, weight, bias, eps, backend=backend)
+    rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
     return rows.write(out, left, left_mask, residual)

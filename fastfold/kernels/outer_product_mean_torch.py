@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -24,21 +24,30 @@ class Rows:
     rows that multiply the output weight as they are, if its columns are put in the order (e c) once.
     """
 
-    def __init__(self, right: Tensor, right_mask: Tensor, weight: Tensor, bias: Tensor, eps: float) -> None:
-        c = right.shape[-1]
-        self._weight = (
-            weight.to(right.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)
-        )  # [(e c), c_z]
-        self._bias = bias.to(right.dtype)
-        self._columns = {i: _columns(right[i], right_mask[i]) for i in batch_indices(right)}
+    def __init__(
+        self, right: Iterable[Tensor], right_mask: Tensor, weight: Tensor, bias: Tensor, eps: float
+    ) -> None:
+        start = 0
+        for part in right:
+            c = part.shape[-1]
+            if start == 0:
+                shape = (*right_mask.shape[:-2], right_mask.shape[-1], c, right_mask.shape[-2])
+                self._columns = part.new_empty(shape)
+                self._scratch = Scratch().of(part)
+                # [(e c), c_z]
+                self._weight = weight.to(part.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)
+                self._bias = bias.to(part.dtype)
+            block = slice(start, start + part.shape[-3])
+            for i in batch_indices(part):
+                _columns(part[i], right_mask[i][block], self._columns[i][..., block])
+            start = block.stop
         self._mask, self._eps = right_mask, eps
-        self._scratch = Scratch().of(right)
 
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         scratch, c = self._scratch, left.shape[-1]
-        for i, columns_r in self._columns.items():
-            columns_l = _columns(left[i], left_mask[i])
+        for i in batch_indices(left):
+            columns_l, columns_r = _columns(left[i], left_mask[i]), self._columns[i]
             factor = norm_of(left_mask[i], self._mask[i], self._eps).reciprocal_()[..., None]
             for tile in _tiles(factor.shape, c):
                 b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
@@ -102,9 +111,10 @@ def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
     return itertools.product(*map(range, x.shape[:-3]))
 
 
-def _columns(x: Tensor, mask: Tensor) -> Tensor:
+def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
     """``[S, I, c]`` times its mask, as ``[I, c, S]`` in memory."""
-    return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=x.new_empty(*x.shape[1:], len(x)))
+    out = x.new_empty(*x.shape[1:], len(x)) if out is None else out
+    return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=out)
 
 
 def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:

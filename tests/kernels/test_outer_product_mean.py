@@ -118,13 +118,13 @@ def test_in_place(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_in_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a batch, in place, with the left side of the block alone."""
+    """Of a batch, in place, with the left side of the block alone and the right side in parts."""
     force_blocks(monkeypatch, BI=4, BJ=8)
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 9, batch=(2,)).items()}
     pair = torch.randn(2, 5, 9, 12, device=DEVICE)
     expected = pair + outer_product_mean_definition(**inputs)
-    fixed = (inputs["right"], inputs["right_mask"], inputs["weight"], inputs["bias"])
-    updates = kernels.OuterProductRows(*fixed, backend=backend)
+    fixed = (inputs["right_mask"], inputs["weight"], inputs["bias"])
+    updates = kernels.OuterProductRows(iter(inputs["right"].split(2, 1)), *fixed, backend=backend)
     for block in (slice(0, 2), slice(2, 5)):
         rows, left = pair[:, block], inputs["left"][:, :, block]
         assert updates.write(rows, left, inputs["left_mask"][:, :, block], rows) is rows
@@ -133,9 +133,9 @@ def test_rows_in_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_in_blocks_record_no_gradients() -> None:
     inputs = {k: x.float() for k, x in _inputs(3, 5, 9).items()}
-    fixed = (inputs["right"], inputs["right_mask"], inputs["weight"], inputs["bias"])
+    fixed = ([inputs["right"]], inputs["right_mask"], inputs["weight"], inputs["bias"])
     with pytest.raises(RuntimeError, match="records no gradients"):
-        kernels.OuterProductRows(fixed[0].clone().requires_grad_(), *fixed[1:])
+        kernels.OuterProductRows([inputs["right"].clone().requires_grad_()], *fixed[1:])
     updates, left = kernels.OuterProductRows(*fixed), inputs["left"].requires_grad_()
     with pytest.raises(RuntimeError, match="records no gradients"):
         updates.write(torch.empty(5, 9, 12), left, inputs["left_mask"])

@@ -90,7 +90,7 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
         """
         own_mask, start = self.shards.take(msa_mask, -1), 0
         left, right = self.sides(msa)
-        updates = self.rows(right, own_mask)
+        updates = self.rows([right], own_mask)
         del right
         out = pair if self.policy.inplace else torch.empty_like(pair)
         sizes = self.shards.sizes(msa_mask.shape[-1])

@@ -211,7 +211,7 @@ class GridOuterProductMean(OuterProductMean):
         right_mask = msa_mask[..., grid.own_columns(length)]
         if torch.is_grad_enabled():
             return self.recorded(left, moving.wait(), pair, left_mask, right_mask)
-        updates = self.rows(moving.wait(), right_mask)
+        updates = self.rows([moving.wait()], right_mask)
         return self.in_blocks(updates, lambda rows: left[..., rows, :], pair, left_mask)
 
 
