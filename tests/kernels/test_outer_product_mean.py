@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.kernels import outer_product_mean_torch
 from fastfold.kernels.outer_product_mean import outer_product_mean_definition
 from tests.kernels.forced_blocks import force_blocks
 from tests.kernels.triton_testing import (
@@ -103,6 +104,13 @@ def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPa
         return residual + outer_product_mean_definition(**rest)
 
     check_against_definition(_on(backend), definition, inputs, torch.float32, MASKS)
+
+
+@pytest.mark.parametrize("sequences", [outer_product_mean_torch.DEEP - 1, outer_product_mean_torch.DEEP])
+def test_deep_alignments(sequences: int) -> None:
+    """Many tiles, the last ones smaller, with the products of each column alone and of many at once."""
+    inputs = _inputs(sequences, 70, 37, c=32, c_z=4)
+    check_against_definition(_on("torch"), outer_product_mean_definition, inputs, torch.float32, MASKS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
