@@ -44,7 +44,10 @@ class OuterProductMean(Executed):
         updates = self.rows(parts, msa_mask)
 
         def left(rows: slice) -> Tensor:
-            return self.policy.map(msa[..., rows, :], lambda part, _: self.left(self.norm(part)), dim=-3)
+            columns = msa[..., rows, :].transpose(
+                -3, -2
+            )  # a column lies in memory evenly, a part of a row does not
+            return self.left(self.norm(columns)).transpose(-3, -2)
 
         return self.in_blocks(updates, left, pair, msa_mask)
 

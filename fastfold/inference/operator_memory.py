@@ -17,8 +17,9 @@ from fastfold.kernels.triangle_contraction import contraction_bytes
 from fastfold.memory.chunking import Operator, Way
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
-# leave in the heap, in blocks. Not the program itself, whose code and threads take some 400 MiB after its first fold.
-_FIXED_CPU, _GAPS_CPU, _GAPS_EMBEDDING = 32 << 20, 5, 3
+# leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and
+# threads take some 400 MiB after its first fold.
+_FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
 # That of a multimer has two masks instead of one value for all.
@@ -143,7 +144,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
         """A step whose rows are cut: blocks take so many bytes for each of their elements, or more ``before`` that."""
         gaps = 0
         if fold.device == "cpu":
-            gaps = (_GAPS_EMBEDDING if name == "embedding" else _GAPS_CPU) * e
+            gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
         sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
         ways = tuple(
             Way(
@@ -181,10 +182,10 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
             for rows, width in stacks
         )
 
-    # For the rows of a block: the MSA normalised, the left side (on a CPU twice), its mask, and the norm of each pair.
-    copies = 2 if fold.device == "cpu" else 1
+    # For the rows of a block: the MSA normalised (later, on a CPU, the left side once more), the left side, its mask,
+    # and the norm of each pair.
     normalised = max(rows * width for rows, width in stacks) * e
-    per_element = (8 * n + normalised + (copies * deepest + exact_mask) / n) / row["outer product mean"]
+    per_element = (8 * n + normalised + (deepest + exact_mask) / n) / row["outer product mean"]
     found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, preparation))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
