@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.data.features import sampler_from_merged
+import fastfold
+from fastfold.data.features import featurize, sampler_from_merged
+from fastfold.data.targets import target_from_sequence
 from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import model_config
@@ -24,7 +26,7 @@ from fastfold.inference.verify import verify
 from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.triangle_contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice
-from tests.conftest import require_shared
+from tests.conftest import REPOSITORY, require_shared
 from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features, random_model
 
 
@@ -182,6 +184,36 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
         assert error(own, key) < (5.5e-2 if jumps else 3e-2), key
     for key, value in plain.items():
         assert (own[key].float() - value.float()).norm() <= 1e-3 * value.float().norm(), key
+
+
+@pytest.mark.parametrize("record", ["1igd", pytest.param("1ten", marks=pytest.mark.slow)])
+def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record: str) -> None:
+    """Every output within 3e-2 after three recycles, with nothing given: its distances do not change their bins."""
+    records = (REPOSITORY / "examples" / "proteins.fasta").read_text().split(">")[1:]
+    sequence = next("".join(r.splitlines()[1:]) for r in records if r.startswith(record))
+    target = target_from_sequence(sequence)
+
+    def run(precision: Precision, policy: ExecutionPolicy) -> dict[str, Tensor]:
+        model = set_precision(fastfold.load_model("mini"), precision)
+        sampler = featurize(target.chains, [([], [])], model.config, seed=0)
+        set_policy(model, policy)
+        with torch.inference_mode():
+            return _tensors(
+                model(
+                    lambda cycle, member: {
+                        k: torch.from_numpy(v) for k, v in sampler.sample(cycle, member).items()
+                    },
+                    num_recycles=3,
+                )
+            )
+
+    exact = run("fp32", ExecutionPolicy())
+    found = run("bf16", ExecutionPolicy(100_000, True, ContractionPlan(3, HostTier()), hold_templates=False))
+    trees = ("representations/", "structure_module/final_atom_positions")
+    compared = [key for key in exact if key.endswith("/logits") or key.startswith(trees)]
+    assert len(compared) >= 11
+    for key in compared:
+        assert (found[key].float() - exact[key]).norm() < 3e-2 * exact[key].norm(), key
 
 
 def test_confidences_of_lazy_logits_are_those_of_the_whole() -> None:
