@@ -21,14 +21,12 @@ from tests.parallel.axial_networks import (
 from tests.parallel.gpt_case import OPTIMIZERS, three_steps
 from tests.parallel.launch import launch
 
-Worst = tuple[float, str]
 
-
-def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[Worst, Worst]:
+def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
     """The whole AlphaFold loss of two proteins of different lengths, recycled once, with dropout.
 
-    Returns:
-        The worst gradient, and the worst parameter after a step.
+    Both optimizers step from the gradients of the ranks, which are compared before: where a gradient is as small as the
+    1e-6 that LAMB adds to it, its rounding is a million times larger in the parameter.
     """
     model = small_network("synthetic_monomer")
     samples = [monomer_sample(13, 4, 3), monomer_sample(9, 5, 6, first=8)][: plan.dp]
@@ -55,23 +53,23 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[Worst, Worst]:
     found = copy.deepcopy(model)
     for name, parameter in found.named_parameters():
         parameter.grad = whole[name]
-    gradients = worst_of(gradient_differences(found, model))
+    worst = dict(gradient_differences(found, model))
 
-    plain = OPTIMIZERS[optimizer](dict(model.named_parameters()))
+    plain = OPTIMIZERS[optimizer](dict(found.named_parameters()))
     ours = parallel.optimizer(OPTIMIZERS[optimizer])
     plain.step()
     ours.step()
     state = parallel.state_dict()
     # A step that is scaled by its own length makes a step of rounding, where the gradient is nothing else.
-    parameters = {
+    worst |= {
         name: difference(state[name], p.detach(), least=1e-9)
-        for name, p in model.state_dict().items()
+        for name, p in found.state_dict().items()
         if not name.endswith(BLIND)
     }
-    return gradients, worst_of(parameters)
+    return worst_of(worst)
 
 
-def _network_steps(plans: Mapping[str, ParallelPlan]) -> dict[str, tuple[Worst, Worst]]:
+def _network_steps(plans: Mapping[str, ParallelPlan]) -> dict[str, tuple[float, str]]:
     return {name: _network_step(plan, name) for name, plan in plans.items()}
 
 
@@ -93,15 +91,10 @@ def _network_steps(plans: Mapping[str, ParallelPlan]) -> dict[str, tuple[Worst, 
 def test_network_under_data_and_axial_parallelism_with_sharded_states(
     plans: Mapping[str, ParallelPlan],
 ) -> None:
-    """dp 2 x dap 2 x zero 1: gradients and, after a step whose length depends on norms, parameters.
-
-    In its first step LAMB divides every gradient by its own size and 1e-6, so that the rounding of a gradient below
-    that becomes a larger one of the parameter.
-    """
+    """dp 2 x dap 2 x zero 1: gradients and, after a step whose length depends on norms, parameters."""
     for found in launch(_network_steps, 4, plans, timeout=280):
-        for name, each in found.items():
-            for (worst, what), limit in zip(each, (1e-12, 1e-11), strict=True):
-                assert worst < limit, f"{plans[name]}: {what} differs by {worst}"
+        for name, (worst, what) in found.items():
+            assert worst < 1e-12, f"{plans[name]}: {what} differs by {worst}"
 
 
 def _gpt_steps(plans: list[ParallelPlan]) -> list[float]:
