@@ -88,11 +88,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
     config = config_of(options.blocks)
     unit = n * n * C_Z * dtype.itemsize
-    planned, module = _prepare(options, config, device, dtype)
+    host = HostTier()
+    planned, module = _prepare(options, config, device, dtype, host)
     run = _stack_run if options.part == "stack" else _network_run
     rows = options.msa, options.extra_msa
     run(module, 16, rows, device, dtype)  # loads code and starts threads
-    host = HostTier() if planned is None else planned.policy.contraction.host or HostTier()
     host.sent = host.returned = 0
     found = run(module, n, rows, device, dtype)
     found |= {
@@ -109,7 +109,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prepare(
-    options: argparse.Namespace, config: Any, device: torch.device, dtype: torch.dtype
+    options: argparse.Namespace, config: Any, device: torch.device, dtype: torch.dtype, host: HostTier
 ) -> tuple[FoldPlan | None, torch.nn.Module]:
     """The module with its policy, and the plan."""
     trunk = config.model.embeddings_and_evoformer
@@ -130,6 +130,7 @@ def _prepare(
         device.type,
         host_memory=host_memory(options, host_memory_bytes(device.type)),
         parameters=parameter_bytes(module),
+        host=host,
     )
     templates = 0 if options.part == "stack" else None
     plan = planner.plan(

@@ -44,9 +44,8 @@ class OuterProductMean(Executed):
         updates = self.rows(parts, msa_mask)
 
         def left(rows: slice) -> Tensor:
-            columns = msa[..., rows, :].transpose(
-                -3, -2
-            )  # a column lies in memory evenly, a part of a row does not
+            # A column lies in memory evenly, a part of every row does not.
+            columns = msa[..., rows, :].transpose(-3, -2)
             return self.left(self.norm(columns)).transpose(-3, -2)
 
         return self.in_blocks(updates, left, pair, msa_mask)

@@ -7,7 +7,7 @@ Each function counts the tensors that live at once in one step, as the code of :
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,9 +189,10 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
     found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, preparation))
     heads = c.evoformer.triangle_attention_starting_node.num_head
     found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
-    found.append(_multiplication(config, fold, steps, in_stack, host=host))
+    places = (False, True) if host else (False,)
+    found.append(_multiplication(config, fold, steps, in_stack, places))
     if fold.templates:
-        found.append(_templates(config, fold, steps, always + msa + extra_features, host=host))
+        found.append(_templates(config, fold, steps, always + msa + extra_features, places))
     structure = config.model.heads.structure_module
     per_pair = 4 * (3 * c.pair_channel + 6 * structure.num_head) + _POINTS
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
@@ -206,8 +207,10 @@ def channel_groups(channels: int) -> list[int]:
     return [most >> k for k in range(most.bit_length())]
 
 
-def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, *, host: bool) -> Operator:
-    """Triangle multiplication in groups of channels, with the product here or on the host."""
+def _multiplication(
+    config: Any, fold: Fold, steps: StepTimes, resident: int, places: Sequence[bool]
+) -> Operator:
+    """Triangle multiplication in groups of channels, with the product here (False) or on the host (True)."""
     evoformer = config.model.embeddings_and_evoformer.evoformer
     n, e = fold.residues, fold.element_size
     c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
@@ -219,13 +222,13 @@ def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, *,
             host=n * n * c * e if streamed else 0,
             settings={"streamed": streamed},
         )
-        for streamed in ((False, True) if host else (False,))
+        for streamed in places
         for channels in channel_groups(c)
     )
     return Operator("triangle multiplication", resident, ways, "channels")
 
 
-def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, *, host: bool) -> Operator:
+def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places: Sequence[bool]) -> Operator:
     """Templates: all embedded ones held (size 1), or each embedded twice (size 0), in groups of channels.
 
     The products of their triangle multiplications may wait on the host, and so may the pair: its memory on the device
@@ -243,22 +246,20 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, *, host
     kept = {1: one if multimer else (count - 1) * one + scores}
     if not multimer and count > 1:
         kept[0] = scores
-    places = (False, True) if host else (False,)
     ways = []
-    for held, (parked, streamed), channels in itertools.product(
-        kept, itertools.product(places, places), channel_groups(c)
-    ):
-        working = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
-        seconds = steps.templates.seconds(-(-c // channels), streamed=streamed) * (1 if held else 2)
-        if parked:
-            seconds += (2 + count * (1 if multimer else 3)) * steps.unit_copy
-        ways.append(
-            Way(
-                held,
-                max(0, kept[held] + working - (unit if parked else 0)),
-                seconds,
-                host=(unit if parked else 0) + (one if streamed else 0),
-                settings={"parked": parked, "streamed": streamed, "channels": channels},
+    for held, parked, streamed in itertools.product(kept, places, places):
+        for channels in channel_groups(c):
+            working = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
+            seconds = steps.templates.seconds(-(-c // channels), streamed=streamed) * (1 if held else 2)
+            if parked:
+                seconds += (2 + count * (1 if multimer else 3)) * steps.unit_copy
+            ways.append(
+                Way(
+                    held,
+                    max(0, kept[held] + working - (unit if parked else 0)),
+                    seconds,
+                    host=(unit if parked else 0) + (one if streamed else 0),
+                    settings={"parked": parked, "streamed": streamed, "channels": channels},
+                )
             )
-        )
     return Operator("templates", resident, tuple(ways), "kept")

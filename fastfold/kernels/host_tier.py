@@ -22,6 +22,11 @@ Allocate = Callable[[int, torch.dtype], Tensor]
 _log = logging.getLogger(__name__)
 
 
+def host_memory(elements: int, dtype: torch.dtype) -> Tensor:
+    """Plain flat memory of any content."""
+    return torch.empty(elements, dtype=dtype)
+
+
 def lock(buffer: Tensor, device: torch.device) -> bool:
     """Let the driver of a GPU lock the pages of memory on the host; False, with a warning, where it cannot.
 
@@ -47,15 +52,15 @@ class HostTier:
     """Host memory for what leaves the device for a while; kept from one use to the next.
 
     Args:
-        allocate: Where the memory comes from; :func:`torch.empty` by default.
+        allocate: Where the memory comes from.
 
     Attributes:
         sent: Bytes that have left the device.
         returned: Bytes that have come back.
     """
 
-    def __init__(self, allocate: Allocate | None = None) -> None:
-        self._allocate = allocate or _empty
+    def __init__(self, allocate: Allocate = host_memory) -> None:
+        self._allocate = allocate
         # Each with the tensor that was last handed out of it.
         self._buffers: list[tuple[Tensor, weakref.ref[Tensor]]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -238,10 +243,6 @@ class StreamedRows:
             event = torch.cuda.Event()
             event.record()
         return event
-
-
-def _empty(elements: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(elements, dtype=dtype)
 
 
 def _shaped(buffer: Tensor, *shape: int) -> Tensor:

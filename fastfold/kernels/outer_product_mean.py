@@ -74,8 +74,8 @@ class OuterProductRows:
         refuse_gradients(first, weight, bias)
         fixed = right_mask.to(exact_dtype(first)), weight, bias, eps
         on_triton = products_run_on_triton(first, len(bias), backend)
-        parts = itertools.chain([first], parts)
-        del first
+        like, parts = first.new_empty(0), itertools.chain([first], parts)
+        del first  # so that it is freed when it has been taken
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if on_triton:
             from fastfold.kernels import outer_product_mean_triton
@@ -83,7 +83,7 @@ class OuterProductRows:
             whole = _joined(parts, right_mask.shape)
             self._write = functools.partial(outer_product_mean_triton.forward, whole, *fixed)
         else:
-            self._write = outer_product_mean_torch.Rows(parts, *fixed)
+            self._write = outer_product_mean_torch.Rows(like, parts, *fixed)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
         """Fill some rows of the result, and give them back.

@@ -30,26 +30,39 @@ class Rows:
 
     With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory:
     rows that multiply the output weight as they are, if its columns are put in the order (e c) once.
+
+    Args:
+        like: Of the dtype and device of both sides.
+        right: In blocks of sequences ``[*, s, J, c]``.
+        right_mask: ``[*, S, J]``.
+        weight: ``[c_z, c * c]``.
+        bias: ``[c_z]``.
+        eps: Added to the number of sequences.
     """
 
     def __init__(
-        self, right: Iterable[Tensor], right_mask: Tensor, weight: Tensor, bias: Tensor, eps: float
+        self,
+        like: Tensor,
+        right: Iterable[Tensor],
+        right_mask: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
     ) -> None:
+        (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
+        self._columns = like.new_empty(*batch, columns, c, sequences)
+        self._weight = (
+            weight.to(like.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)
+        )  # [(e c), c_z]
+        self._bias = bias.to(like.dtype)
+        self._mask, self._eps = right_mask, eps
+        self._scratch = Scratch().of(like)
         start = 0
         for part in right:
-            c = part.shape[-1]
-            if start == 0:
-                shape = (*right_mask.shape[:-2], right_mask.shape[-1], c, right_mask.shape[-2])
-                self._columns = part.new_empty(shape)
-                self._scratch = Scratch().of(part)
-                # [(e c), c_z]
-                self._weight = weight.to(part.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)
-                self._bias = bias.to(part.dtype)
             block = slice(start, start + part.shape[-3])
             for i in batch_indices(part):
                 _columns(part[i], right_mask[i][block], self._columns[i][..., block])
             start = block.stop
-        self._mask, self._eps = right_mask, eps
 
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import fastfold
-from fastfold.data.features import featurize, sampler_from_merged
-from fastfold.data.targets import target_from_sequence
+from fastfold.data.fasta import read_fasta
+from fastfold.data.features import FeatureSampler, featurize, sampler_from_merged
 from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import model_config
@@ -53,14 +53,17 @@ _OF_THE_PAIR = ("representations/pair", "distogram/logits", "predicted_aligned_e
 def _source(name: str, config: Any) -> Any:
     if name == "synthetic_monomer":
         return oracle_features(name)
-    sampler = sampler_from_merged(oracle_arrays(name, "features"), config, deterministic=True)
+    return _sampled(sampler_from_merged(oracle_arrays(name, "features"), config, deterministic=True))
+
+
+def _sampled(sampler: FeatureSampler) -> Any:
     return lambda cycle, _: {k: torch.from_numpy(v) for k, v in sampler.sample(cycle).items()}
 
 
-def _run(model: AlphaFold, source: Any, policy: ExecutionPolicy) -> dict[str, Any]:
+def _run(model: AlphaFold, source: Any, policy: ExecutionPolicy, *, num_recycles: int = 1) -> dict[str, Any]:
     set_policy(model, policy)
     with torch.inference_mode():
-        return model(source, num_recycles=1)
+        return model(source, num_recycles=num_recycles)
 
 
 def _tensors(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
@@ -136,6 +139,14 @@ def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> N
     assert peaks[0] <= peaks[1] - 0.99 * pair.nbytes
 
 
+def _compared(tree: Mapping[str, Tensor]) -> list[str]:
+    """The outputs that bfloat16 shall not change much."""
+    trees = ("representations/", "structure_module/final_atom_positions")
+    keys = [key for key in tree if key.endswith("/logits") or key.startswith(trees)]
+    assert len(keys) >= 11
+    return keys
+
+
 @pytest.mark.parametrize(
     "name", ["synthetic_monomer", pytest.param("synthetic_multimer", marks=pytest.mark.slow)]
 )
@@ -175,10 +186,7 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
 
     exact, plain = run("fp32", ExecutionPolicy()), run("bf16", ExecutionPolicy())
     given, own = run("bf16", small, iter(positions)), run("bf16", small)
-    trees = ("representations/", "structure_module/final_atom_positions")
-    compared = [key for key in exact if key.endswith("/logits") or key.startswith(trees)]
-    assert len(compared) >= 11
-    for key in compared:
+    for key in _compared(exact):
         assert error(given, key) < 2e-2, key
         jumps = name == "synthetic_monomer" and key in _OF_THE_PAIR
         assert error(own, key) < (5.5e-2 if jumps else 3e-2), key
@@ -189,30 +197,17 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
 @pytest.mark.parametrize("record", ["1igd", pytest.param("1ten", marks=pytest.mark.slow)])
 def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record: str) -> None:
     """Every output within 3e-2 after three recycles, with nothing given: its distances do not change their bins."""
-    records = (REPOSITORY / "examples" / "proteins.fasta").read_text().split(">")[1:]
-    sequence = next("".join(r.splitlines()[1:]) for r in records if r.startswith(record))
-    target = target_from_sequence(sequence)
+    targets = read_fasta(REPOSITORY / "examples" / "proteins.fasta")
+    chains = next(target.chains for target in targets if target.name == record)
 
     def run(precision: Precision, policy: ExecutionPolicy) -> dict[str, Tensor]:
         model = set_precision(fastfold.load_model("mini"), precision)
-        sampler = featurize(target.chains, [([], [])], model.config, seed=0)
-        set_policy(model, policy)
-        with torch.inference_mode():
-            return _tensors(
-                model(
-                    lambda cycle, member: {
-                        k: torch.from_numpy(v) for k, v in sampler.sample(cycle, member).items()
-                    },
-                    num_recycles=3,
-                )
-            )
+        source = _sampled(featurize(chains, [([], [])], model.config, seed=0))
+        return _tensors(_run(model, source, policy, num_recycles=3))
 
     exact = run("fp32", ExecutionPolicy())
     found = run("bf16", ExecutionPolicy(100_000, True, ContractionPlan(3, HostTier()), hold_templates=False))
-    trees = ("representations/", "structure_module/final_atom_positions")
-    compared = [key for key in exact if key.endswith("/logits") or key.startswith(trees)]
-    assert len(compared) >= 11
-    for key in compared:
+    for key in _compared(exact):
         assert (found[key].float() - exact[key]).norm() < 3e-2 * exact[key].norm(), key
 
 
