@@ -28,6 +28,7 @@ from fastfold.data import cache_format
 from fastfold.data.alignment import Msa
 from fastfold.data.cache_format import Arrays
 from fastfold.data.chain_structure import Structure
+from fastfold.data.coevolution import Coevolution
 from fastfold.data.complex_entry import ComplexData, ComplexEntry, read_complex
 from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
@@ -39,6 +40,9 @@ _TEMPORARY = "temporary"
 _STALE_S = 3600.0
 _PARSERS = (
     "structure_*.py",
+    "coevolution.py",
+    "transforms.py",
+    "raw_features.py",
     "chain_structure.py",
     "alignment.py",
     "stockholm.py",
@@ -112,6 +116,23 @@ class FeatureCache:
             unpack=_entry_of,
         )
         return data if entry.resolution is None else replace(data, resolution=entry.resolution)
+
+    def coevolution(self, entry: Entry, subset: int, analyse: Callable[[], Coevolution]) -> Coevolution:
+        """The coevolution of a subset of an entry's alignment, from the cache where it is there.
+
+        Args:
+            entry: The chain.
+            subset: Number of the subset.
+            analyse: Computes it.
+        """
+        return self._cached(
+            entry.id,
+            (entry.structure, *entry.alignments()),
+            ("coevolution", entry.chain_id, subset),
+            make=analyse,
+            pack=cache_format.coevolution_arrays,
+            unpack=cache_format.coevolution_of,
+        )
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
         """What :func:`fastfold.data.complex_entry.read_complex` returns, its files from the cache where they are there.

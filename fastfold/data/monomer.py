@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data import raw_features, transforms
+from fastfold.data import coevolution, raw_features, transforms
 from fastfold.data.layout import check_ids, check_layout
 from fastfold.data.transforms import Alignment, Draw
 
@@ -27,8 +27,9 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
     Returns:
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
-        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.transforms.atom_maps`, and
-        the templates if the network takes them.
+        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.transforms.atom_maps`, the
+        templates if the network takes them, and coevolution (:func:`fastfold.data.coevolution.features`) if it
+        does: those given, else those of the alignment.
 
     Raises:
         InputError: A raw feature is missing, or has a shape or residue ids that it cannot have.
@@ -46,6 +47,9 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
     }
     if config.data.common.use_templates:
         static |= padded_templates(raw, length, config.data.eval.max_templates)
+    if coevolution.is_input(config):
+        given = {key: raw[key] for key in coevolution.FEATURES if key in raw}
+        static |= given or coevolution.of_alignment(raw["msa"])
     msa = transforms.to_restype_order(raw["msa"])
     cluster_bias = np.zeros(len(msa), np.float32)
     cluster_bias[0] = 1.0

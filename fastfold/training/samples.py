@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fastfold.data.coevolution import Coevolution, analyse_subset
 from fastfold.data.complex_entry import (
     ComplexData,
     ComplexEntry,
@@ -19,6 +21,7 @@ from fastfold.data.complex_sample import complex_sample
 from fastfold.data.feature_cache import FeatureCache
 from fastfold.data.filters import Filtered, Filters, apply_filters
 from fastfold.data.loader import SampleLoader, draw_rng
+from fastfold.data.raw_features import msa_features
 from fastfold.data.sampling_weights import WeightedOrder, sampling_weights
 from fastfold.data.training_entry import (
     DISTILLATION,
@@ -58,6 +61,15 @@ class EntryReader:
         return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
 
 
+    def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
+        """See :func:`fastfold.data.coevolution.analyse_subset`."""
+
+        def analyse() -> Coevolution:
+            return analyse_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)
+
+        return analyse() if self.cache is None else self.cache.coevolution(entry, subset, analyse)
+
+
 @dataclass(frozen=True)
 class MakeSample:
     """Makes the sample of a draw; sent to the loader's workers.
@@ -83,7 +95,13 @@ class MakeSample:
                 data.chains, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
             )
         return training_sample(
-            data.chain, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
+            data.chain,
+            data.alignments,
+            self.tree,
+            self.settings,
+            rng,
+            resolution=data.resolution,
+            analyse=partial(self.reader.coevolution, entry, data),
         )
 
 
@@ -138,7 +156,12 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
 
     def found(directory: str, source: str, oversample: dict[str, float] | None) -> tuple[Filtered, Any]:
         everything = open_training_set(
-            directory, layout=config.layout, split=config.train_split, source=source, oversample=oversample
+            directory,
+            layout=config.layout,
+            split=config.train_split,
+            source=source,
+            oversample=oversample,
+            depth_weights=config.depth_weights,
         )
         entries = grouped(everything.entries)
         return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
@@ -190,6 +213,8 @@ def sample_settings(config: DataConfig) -> SampleSettings:
         unclamped_probability=config.unclamped_probability,
         unknown_resolution=config.unknown_resolution,
         spatial_crop_probability=config.spatial_crop_probability,
+        coevolution_dropout=config.coevolution_dropout,
+        coevolution_subsets=config.coevolution_subsets,
         max_chains=config.max_chains,
     )
 
