@@ -125,6 +125,7 @@ def coupling_scores(
     else:
         norm = couplings.square().sum((2, 3))
     norm = norm.sqrt().fill_diagonal_(0)
+    norm = (norm + norm.T) / 2  # equal to the last bit, so that ranks are
     if length > 1:
         mean_of_column = norm.sum(0) / (length - 1)
         mean_of_all = norm.sum() / (length * (length - 1))

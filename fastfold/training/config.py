@@ -56,8 +56,8 @@ class DataConfig:
         max_single_residue: Chains in which one residue type has a larger share are left out.
         min_resolved: Chains with a smaller share of resolved CA atoms are left out.
         max_release_date: ``YYYY-MM-DD``; later structures are left out, or null.
-        oversample: Factors of the sampling weight by chain name, or null.
-        depth_weights: Factors of the sampling weight by the number of alignment rows that a chain has at least, or null.
+        oversample: Factors of the sampling weight by chain name.
+        depth_weights: Factors of the sampling weight by the number of alignment rows that a chain has at least.
         coevolution_dropout: Networks with coevolution: share of samples with an alignment whose couplings are left out.
         coevolution_subsets: Networks with coevolution: random subsets of each alignment's rows to compute couplings of.
         single_sequence_probability: Share of samples whose alignment is left out.
@@ -87,8 +87,8 @@ class DataConfig:
     max_single_residue: float = 0.8
     min_resolved: float = 0.0
     max_release_date: str | None = None
-    oversample: dict[str, float] | None = None
-    depth_weights: dict[int, float] | None = None
+    oversample: dict[str, float] = field(default_factory=dict)
+    depth_weights: dict[int, float] = field(default_factory=dict)
     coevolution_dropout: float = 0.0
     coevolution_subsets: int = 0
     single_sequence_probability: float = 0.0
