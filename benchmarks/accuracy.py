@@ -10,7 +10,8 @@ network's own number of recycles. Printed are tables in Markdown, by the depth o
 * whether pLDDT is honest: its bias, and its correlation with the true lDDT-CA over residues;
 * cross-entropy of the distogram by separation in the sequence, and that of a prior that knows the separation alone,
   counted in chains of the training split;
-* precision of the contacts with the highest probability, and of a random choice.
+* precision of the contacts with the highest probability, of those with the highest coevolution in the alignment alone
+  (:mod:`fastfold.data.coevolution`), and of a random choice.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ from accuracy_tables import Measured, summarise, tables  # noqa: E402
 from no_skill import helix_bundle, straight_helix  # noqa: E402
 
 import fastfold  # noqa: E402
+from fastfold.data.alignment import Msa  # noqa: E402
 from fastfold.data.chain_structure import ChainStructure  # noqa: E402
+from fastfold.data.coevolution import analyse  # noqa: E402
+from fastfold.data.raw_features import msa_features  # noqa: E402
 from fastfold.data.structure_file import read_structure  # noqa: E402
 from fastfold.data.training_entry import Entry, read_entry, select_chain  # noqa: E402
 from fastfold.data.training_set import WHOLE_SPLIT, open_training_set  # noqa: E402
+from fastfold.data.transforms import to_restype_order  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.contacts import (  # noqa: E402
     CONTACT_SEPARATION,
@@ -64,6 +69,12 @@ def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
     return SeparationPrior.from_structures(
         structures, np.linspace(c.first_break, c.last_break, c.num_bins - 1)
     )
+
+
+def coevolution(chain: ChainStructure, alignments: Sequence[Msa]) -> np.ndarray | None:
+    """Scores ``[N, N]`` of the pairs of residues by their coevolution; None without an alignment."""
+    msa = msa_features(alignments, chain.sequence)["msa"]
+    return analyse(to_restype_order(msa)).scores
 
 
 def measure(
@@ -138,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         data = read_entry(entry)
         alignments = () if options.single_sequence else data.alignments
         score = score_chain(model, entry.id, data.chain, alignments, model.config, recycles)
-        measured.append(measure(score, data.chain, prior))
+        measured.append(measure(score, data.chain, prior, coevolution(data.chain, alignments)))
         figures = measured[-1].figures
         print(
             f"{entry.id:<20} {score.residues:4d} residues {score.depth:4d} rows  lDDT-CA {score.lddt_ca:.3f} "

@@ -283,7 +283,9 @@ def _by_depth(entries: list[Entry], factors: Mapping[int, float]) -> list[Entry]
         return entries
     for rows, factor in factors.items():
         if rows < 0 or not 0 < factor < np.inf:
-            raise ConfigError(f"depth_weights must map numbers of rows to positive factors, not {rows} to {factor}")
+            raise ConfigError(
+                f"depth_weights must map numbers of rows to positive factors, not {rows} to {factor}"
+            )
     starts = sorted(factors)
     weighted = []
     for entry in entries:

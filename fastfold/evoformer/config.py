@@ -232,7 +232,11 @@ def _mini() -> ConfigDict:
     for direction in ("outgoing", "incoming"):
         block[f"triangle_multiplication_{direction}"].update(num_intermediate_channel=32, dropout_rate=0.05)
     block.pair_transition.num_intermediate_factor = 2
-    for step in ("msa_column_attention", "triangle_attention_starting_node", "triangle_attention_ending_node"):
+    for step in (
+        "msa_column_attention",
+        "triangle_attention_starting_node",
+        "triangle_attention_ending_node",
+    ):
         block[step].enabled = False
     heads.distogram.weight = 1.0
     heads.masked_msa.weight = 0.1

@@ -13,7 +13,6 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.large_batch import Lamb, Lars, initialise_state
 from fastfold.training.config import OptimConfig
 
-
 MUON_PARTS = ("evoformer.", "extra_msa_stack.", "structure_module.")
 """Beginnings of the names of parameters whose matrices Muon steps."""
 
@@ -46,7 +45,11 @@ class MuonWithAdam(Optimizer):
             adjust_lr_fn="match_rms_adamw",
         )
         self.adam = torch.optim.AdamW(
-            rest, lr=optim.lr, betas=(optim.beta1, optim.beta2), eps=optim.eps, weight_decay=optim.weight_decay
+            rest,
+            lr=optim.lr,
+            betas=(optim.beta1, optim.beta2),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
         )
         super().__init__([{"params": matrices, "lr": optim.muon_lr}, {"params": rest, "lr": optim.lr}], {})
         # One set of groups and states, whoever looks at them.

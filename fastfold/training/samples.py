@@ -60,7 +60,6 @@ class EntryReader:
             return data
         return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
 
-
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
         """See :func:`fastfold.data.coevolution.analyse_subset`."""
 

@@ -112,7 +112,13 @@ def test_a_run_continues_with_both_rates_on_one_schedule(data_folder: Path, tmp_
 def test_memory_managers_refuse_muon(
     data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [*TINY, "optim=muon", "memory=gemini", f"data.directory={data_folder}", f"trainer.out={tmp_path}"]
+    command = [
+        *TINY,
+        "optim=muon",
+        "memory=gemini",
+        f"data.directory={data_folder}",
+        f"trainer.out={tmp_path}",
+    ]
     assert main(["train", *command]) != 0
     assert "optim.name=adam" in capsys.readouterr().err
 

@@ -71,7 +71,10 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     if group.size == 1:
         return
     for block in model.modules():
-        if isinstance(block, EvoformerBlock) and None in (block.msa_column_attention, block.triangle_attention_ending):
+        if isinstance(block, EvoformerBlock) and None in (
+            block.msa_column_attention,
+            block.triangle_attention_ending,
+        ):
             raise ConfigError(
                 "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
                 "an axis: use dap=1, or another network"
