@@ -9,7 +9,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from fastfold.atomic_files import write_atomic
+from fastfold.utils.atomic_files import write_atomic
 
 
 @dataclass(frozen=True)

@@ -307,8 +307,8 @@ def _orderly_termination() -> Iterator[None]:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from fastfold.inference.folding import choose_device
     from fastfold.inference.verify import verify
+    from fastfold.utils.device import choose_device
 
     device = choose_device(options.device)
     failed = total = 0

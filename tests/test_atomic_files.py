@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.errors import OutputError
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import numpy as np
 
 from fastfold.data.fasta import FastaRecord, split_records
 from fastfold.data.targets import fold_unknown
-from fastfold.data.text_files import PathLike
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
+from fastfold.utils.text_files import PathLike
 
 RESIDUE_LETTERS = "".join(sorted(set(hhblits_letter_to_id) - {"-"})).encode()
 

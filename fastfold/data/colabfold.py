@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fastfold.data.alignment import Msa, colabfold_lengths, parse_a3m_rows
-from fastfold.data.text_files import PathLike
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike
 
 
 class ChainPart(NamedTuple):

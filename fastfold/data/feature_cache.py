@@ -31,9 +31,9 @@ from fastfold.data.chain_structure import Structure
 from fastfold.data.complex_entry import ComplexData, ComplexEntry, read_complex
 from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
-from fastfold.data.text_files import PathLike
 from fastfold.data.training_entry import Entry, EntryData, read_chain_msa, read_entry
 from fastfold.errors import OutputError
+from fastfold.utils.text_files import PathLike
 
 _TEMPORARY = "temporary"
 _STALE_S = 3600.0

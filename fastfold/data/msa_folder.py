@@ -22,8 +22,8 @@ from fastfold.data.alignment import Msa, check_query, colabfold_lengths, parse_a
 from fastfold.data.colabfold import parse_colabfold
 from fastfold.data.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, fold_unknown, safe_stem
-from fastfold.data.text_files import PathLike, read_text_bytes
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes
 
 MAX_ALIGNMENT_BYTES = 1 << 32
 

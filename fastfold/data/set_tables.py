@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from fastfold.data.text_files import PathLike, read_text_bytes, split_lines
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _LIMIT = 1 << 33
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fastfold.data.alignment import RESIDUE_LETTERS, Msa, illegal_character
-from fastfold.data.text_files import PathLike, split_lines
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, split_lines
 
 _LETTERS = RESIDUE_LETTERS + RESIDUE_LETTERS.lower()
 _TO_COLUMNS = bytes.maketrans(RESIDUE_LETTERS.lower() + b".", RESIDUE_LETTERS + b"-")

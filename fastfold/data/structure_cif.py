@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fastfold.data.text_files import PathLike
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<comment>\#.*)|'(?P<single>(?:[^']|'(?=\S))*)'(?!\S)|"(?P<double>(?:[^"]|"(?=\S))*)"(?!\S)"""

@@ -12,8 +12,8 @@ from fastfold.data.structure_chains import build_chain
 from fastfold.data.structure_mmcif import parse_mmcif
 from fastfold.data.structure_pdb import RECORD_NAMES, parse_pdb
 from fastfold.data.structure_records import FileRecords
-from fastfold.data.text_files import PathLike, read_text_bytes, split_lines
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _LIMIT: Final = 1 << 30
 _ENDINGS = re.compile(r"(\.(pdb|ent|cif|mmcif))?(\.gz)?$", re.IGNORECASE)

@@ -16,8 +16,8 @@ from fastfold.data.structure_records import (
     AtomRecord,
     FileRecords,
 )
-from fastfold.data.text_files import PathLike
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
     (

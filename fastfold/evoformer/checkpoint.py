@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fastfold.atomic_files import replacing
 from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
 from fastfold.evoformer.alphafold_parameters import NpzParameters
@@ -37,6 +36,7 @@ from fastfold.evoformer.weights import (
     write_parameters,
 )
 from fastfold.evoformer.weights_summary import Kind, WeightsInfo
+from fastfold.utils.atomic_files import replacing
 
 AnyPath = str | os.PathLike[str]
 
@@ -228,7 +228,7 @@ def _write_npz(path: Path, model: AlphaFold) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """:func:`fastfold.atomic_files.replacing`, where the safetensors library has errors of its own."""
+    """:func:`fastfold.utils.atomic_files.replacing`, where the safetensors library has errors of its own."""
     with replacing(path) as temporary:
         try:
             yield temporary

@@ -16,12 +16,13 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, choose_device, fold, keeps_pae, set_precision
+from fastfold.inference.folding import Precision, fold, keeps_pae, set_precision
 from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import network_name, weights_path
 from fastfold.inference.prediction import Prediction
 from fastfold.memory import parse_bytes
+from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from fastfold.inference.failures import is_out_of_memory
 from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes, plan_target
 from fastfold.inference.operator_cost import measure_costs
-from fastfold.memory.sizes import GIB
+from fastfold.utils.units import GIB
 
 Result = TypeVar("Result")
 

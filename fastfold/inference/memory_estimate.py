@@ -12,7 +12,7 @@ import torch
 from fastfold.errors import InputError
 from fastfold.inference.fold_plan import FoldPlan, Planner
 from fastfold.memory import BudgetError
-from fastfold.memory.sizes import GIB
+from fastfold.utils.units import GIB
 
 
 def host_memory_bytes(device: str) -> int:

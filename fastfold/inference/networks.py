@@ -13,8 +13,8 @@ from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.files import file_digest
 from fastfold.inference.folding import Precision, set_precision
+from fastfold.utils.hashing import file_digest
 
 MINI = "mini"
 """Name of the small trained network that ships with the package."""

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fastfold._version import __version__
-from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.data.targets import safe_stem
 from fastfold.errors import OutputError
 from fastfold.inference import scores as score_files
@@ -22,6 +21,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.modelcif import to_modelcif
 from fastfold.protein.pdb import PdbLimitError, to_pdb
 from fastfold.protein.protein import Protein, chain_name, check_writable
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _log = logging.getLogger(__name__)
 

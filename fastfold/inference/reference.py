@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.atomic_files import write_atomic
 from fastfold.data.chain_structure import Structure
 from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
@@ -17,6 +16,7 @@ from fastfold.inference.scores import lines_json, rounded
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics_compare import StructureScores, compare_proteins
 from fastfold.protein.protein import Protein
+from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1
 _ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")

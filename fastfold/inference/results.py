@@ -15,14 +15,15 @@ import numpy as np
 import torch
 
 from fastfold._version import __version__
-from fastfold.atomic_files import write_atomic
 from fastfold.data.alignment import Msa
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
-from fastfold.inference.files import CompletionMarker, input_hash
+from fastfold.inference.files import CompletionMarker
 from fastfold.inference.networks import Network
 from fastfold.inference.prediction import Prediction
 from fastfold.inference.scores import lines_json
+from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.hashing import input_hash
 
 Alignments = list[tuple[list[Msa], list[Msa]]]
 """Per chain, its alignments and those whose rows are paired with other chains'."""

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from fastfold.atomic_files import prepare_output_directory
 from fastfold.data.fasta import read_targets
 from fastfold.data.features import featurize
 from fastfold.data.msa_folder import load_alignments
@@ -19,7 +18,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.failures import debugging, reason
 from fastfold.inference.files import CompletionMarker
 from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, choose_device, fold, keeps_pae
+from fastfold.inference.folding import Precision, fold, keeps_pae
 from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import MINI, Network, about_mini, open_networks, suitable
@@ -28,6 +27,8 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.reference import compare_target, find_reference
 from fastfold.inference.results import Alignments, run_record, write_target
 from fastfold.inference.team import Team, TeamFailed, start_team
+from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.device import choose_device
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 :class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
 """
 
-from .devices import DeviceFull
-from .gemini import Gemini
-from .planner import choose_spans, plan, with_spans
-from .schedule import Access, BudgetError, Plan, Span, smallest_budget
-from .simulated import SimulatedDevice
-from .sizes import parse_bytes
-from .tiers import NvmeTier, Tier
+from fastfold.memory.devices import DeviceFull
+from fastfold.memory.gemini import Gemini
+from fastfold.memory.planner import choose_spans, plan, with_spans
+from fastfold.memory.schedule import Access, BudgetError, Plan, Span, smallest_budget
+from fastfold.memory.simulated import SimulatedDevice
+from fastfold.memory.tiers import NvmeTier, Tier
+from fastfold.utils.units import parse_bytes
 
 __all__ = [
     "Access",

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from .devices import Device
-from .tiers import Tier
-from .trace import SpanKey
+from fastfold.memory.devices import Device
+from fastfold.memory.tiers import Tier
+from fastfold.memory.trace import SpanKey
 
 # Tensors of fewer bytes are not worth moving.
 SMALLEST = 1024

@@ -23,19 +23,18 @@ import torch.distributed as dist
 from torch import nn
 
 from fastfold.errors import ConfigError
-
-from .activations import SavedTensors
-from .chunks import Chunk, build_chunks
-from .devices import CudaDevice, Device
-from .hooks import ModuleHooks
-from .probe import state_bytes
-from .ranks import Ranks
-from .residency import Residency
-from .schedule import BudgetError
-from .simulated import SimulatedDevice
-from .sizes import parse_bytes
-from .store import ChunkStore
-from .tiers import NvmeTier, Tier
+from fastfold.memory.activations import SavedTensors
+from fastfold.memory.chunks import Chunk, build_chunks
+from fastfold.memory.devices import CudaDevice, Device
+from fastfold.memory.hooks import ModuleHooks
+from fastfold.memory.probe import state_bytes
+from fastfold.memory.ranks import Ranks
+from fastfold.memory.residency import Residency
+from fastfold.memory.schedule import BudgetError
+from fastfold.memory.simulated import SimulatedDevice
+from fastfold.memory.store import ChunkStore
+from fastfold.memory.tiers import NvmeTier, Tier
+from fastfold.utils.units import parse_bytes
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")
 

@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from .activations import SavedTensors
-from .residency import Residency
-from .store import ChunkStore
-from .trace import pass_key
+from fastfold.memory.activations import SavedTensors
+from fastfold.memory.residency import Residency
+from fastfold.memory.store import ChunkStore
+from fastfold.memory.trace import pass_key
 
 
 class _Call:

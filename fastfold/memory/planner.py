@@ -9,9 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .prefetch import start_early
-from .schedule import Access, BudgetError, Chunk, NextUse, Plan, Span, Step, choose_evictions, smallest_budget
-from .stays import Packing, Stay, all_stays
+from fastfold.memory.prefetch import start_early
+from fastfold.memory.schedule import (
+    Access,
+    BudgetError,
+    Chunk,
+    NextUse,
+    Plan,
+    Span,
+    Step,
+    choose_evictions,
+    smallest_budget,
+)
+from fastfold.memory.stays import Packing, Stay, all_stays
 
 # Cycles that are followed in search of a repetition; more would find little (see `_period`).
 _CYCLES = 24

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .schedule import Access, Chunk, Step
+from fastfold.memory.schedule import Access, Chunk, Step
 
 
 def start_early(

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .chunks import Chunk
-from .store import ChunkStore
-from .trace import Trace
+from fastfold.memory.chunks import Chunk
+from fastfold.memory.store import ChunkStore
+from fastfold.memory.trace import Trace
 
 T = TypeVar("T")
 

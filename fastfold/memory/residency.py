@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .chunks import ChunkState
-from .planner import choose_spans, plan, with_spans
-from .schedule import NextUse, Plan, Step, choose_evictions
-from .store import ChunkStore
-from .trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
+from fastfold.memory.chunks import ChunkState
+from fastfold.memory.planner import choose_spans, plan, with_spans
+from fastfold.memory.schedule import NextUse, Plan, Step, choose_evictions
+from fastfold.memory.store import ChunkStore
+from fastfold.memory.trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
 
 # A training loop that never steps the optimizer must not be recorded for ever.
 _LONGEST = 100_000

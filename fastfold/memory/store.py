@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-
-from .chunks import Chunk, ChunkState, Slot
-from .devices import Device, DeviceFull
-from .schedule import BudgetError
-from .tiers import Tier
+from fastfold.memory.chunks import Chunk, ChunkState, Slot
+from fastfold.memory.devices import Device, DeviceFull
+from fastfold.memory.schedule import BudgetError
+from fastfold.memory.tiers import Tier
 
 
 class ChunkStore:

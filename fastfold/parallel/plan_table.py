@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastfold.memory.sizes import GIB
 from fastfold.parallel.cost_model import Cost
 from fastfold.parallel.hardware import Rates
 from fastfold.parallel.search import overrides
+from fastfold.utils.units import GIB
 
 
 def plan_table(costs: Sequence[Cost]) -> str:

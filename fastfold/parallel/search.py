@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastfold.errors import ConfigError
-from fastfold.memory.sizes import GIB
 from fastfold.parallel.cost_model import Cost, least_seconds, step_cost
 from fastfold.parallel.hardware import Assumptions, Rates, rates
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.workload import Workload, divisors
+from fastfold.utils.units import GIB
 
 
 def candidates(workload: Workload, gpus: int) -> Iterator[ParallelPlan]:

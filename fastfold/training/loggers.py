@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastfold.atomic_files import write_atomic
 from fastfold.errors import InputError, OutputError
 from fastfold.training.event_file import read_steps, record, scalar_event, text_event, version_event
+from fastfold.utils.atomic_files import write_atomic
 
 AnyPath = str | os.PathLike[str]
 _RESERVED = ("step", "time", "event")

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import torch
 
-from fastfold.inference.progress import clock
+from fastfold.utils.units import clock
 
 _PARTS = {
     "fape": "FAPE",

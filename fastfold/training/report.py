@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.errors import InputError
 from fastfold.training.calibration import calibrate, calibration_png
 from fastfold.training.curves import Curve, curves_png
 from fastfold.training.loggers import read_json_lines
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _PARTS = (
     "structure_module",

@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 
 from fastfold._version import __version__
-from fastfold.atomic_files import prepare_output_directory, write_atomic
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.checkpoint import save_weights
 from fastfold.evoformer.model import AlphaFold
@@ -28,6 +27,7 @@ from fastfold.training.samples import EntryReader, SampleSource, entry_reader, m
 from fastfold.training.trainer import Hooks, Numbers, Trainer
 from fastfold.training.validation import ChainScore, score_entry
 from fastfold.training.world import World, start_world
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:

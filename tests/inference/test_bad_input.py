@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold import atomic_files as files
 from fastfold.inference import results
+from fastfold.utils import atomic_files as files
 from tests.inference.conftest import ORACLES, CommandLine, Outcome
 
 SEQUENCE = "MKTAYIAKQR"

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.atomic_files import write_atomic
 from fastfold.errors import OutputError
-from fastfold.inference.files import CompletionMarker, file_digest, input_hash
+from fastfold.inference.files import CompletionMarker
+from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.hashing import file_digest, input_hash
 
 
 def names(folder: Path) -> list[str]:
@@ -177,7 +178,7 @@ def test_a_process_killed_between_two_files_is_not_finished(tmp_path):
     script = f"""
 import os
 from pathlib import Path
-from fastfold.atomic_files import write_atomic
+from fastfold.utils.atomic_files import write_atomic
 write_atomic(Path({str(tmp_path)!r}) / "t_a.pdb", "new!")
 os.kill(os.getpid(), 9)
 """

@@ -23,7 +23,7 @@ from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.memory_budget import fold_within
 from fastfold.inference.operator_cost import Costs, measure_costs
 from fastfold.memory import BudgetError, SimulatedDevice
-from fastfold.memory.sizes import GIB
+from fastfold.utils.units import GIB
 from tests.inference.conftest import CommandLine
 
 CONFIG = model_config("model_1")

@@ -16,7 +16,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.inference import memory_estimate
 from fastfold.inference.fold_plan import Planner
 from fastfold.inference.memory_estimate import available_bytes, check_fits
-from fastfold.memory.sizes import GIB
+from fastfold.utils.units import GIB
 from tests.conftest import REPOSITORY
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from fastfold.inference.fold_plan import Planner
 from fastfold.inference.operator_memory import CUDA_BLOCK
 from fastfold.inference.simulation import simulate
 from fastfold.memory import BudgetError, DeviceFull
-from fastfold.memory.sizes import GIB
+from fastfold.utils.units import GIB
 
 GB = 10**9
 

@@ -1,4 +1,4 @@
-"""Amounts of memory as people write them."""
+"""Amounts of memory and of time as people write them."""
 
 from __future__ import annotations
 
@@ -36,3 +36,10 @@ def parse_bytes(text: str | int) -> int:
     if amount <= 0:
         raise ConfigError(f"a memory budget of {text!r} leaves nothing to work with; write for example 20GiB")
     return amount
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03`` of a number of seconds."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
