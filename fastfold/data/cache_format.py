@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fastfold.data.alignment import Msa
-from fastfold.data.chain_structure import ChainStructure
+from fastfold.protein.structure import ChainStructure
 
 LAYOUT_VERSION = 1  # of the arrays below
 

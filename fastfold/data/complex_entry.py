@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastfold.data.alignment import Msa
-from fastfold.data.chain_structure import ChainStructure, Structure
 from fastfold.data.msa_folder import ChainAlignments, find_alignments
-from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import Chain
 from fastfold.data.training_entry import Entry, mask_low_plddt, read_chain_msa
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import ChainStructure, Structure
 
 
 class ComplexMsas(NamedTuple):

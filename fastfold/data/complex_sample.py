@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from fastfold.data.block_deletion import delete_blocks
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.complex_entry import ComplexMsas
 from fastfold.data.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
 from fastfold.data.features import sampler_from_merged
@@ -23,6 +22,7 @@ from fastfold.data.raw_features import msa_features, sequence_features, template
 from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings, require_backbone
 from fastfold.data.transforms import row_blocks
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
 
 COPIES = "copies/"
 """Prefix of what a sample brings along for the exchange of equal chains: see :func:`complex_sample`."""

@@ -15,42 +15,54 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import logging
 import os
 import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
 from fastfold.data import cache_format
 from fastfold.data.alignment import Msa
 from fastfold.data.cache_format import Arrays
-from fastfold.data.chain_structure import Structure
 from fastfold.data.complex_entry import ComplexData, ComplexEntry, read_complex
-from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
 from fastfold.data.training_entry import Entry, EntryData, read_chain_msa, read_entry
 from fastfold.errors import OutputError
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike
 
 _TEMPORARY = "temporary"
 _STALE_S = 3600.0
 _PARSERS = (
-    "structure_*.py",
-    "chain_structure.py",
-    "alignment.py",
-    "stockholm.py",
-    "fasta.py",
-    "targets.py",
-    "msa_folder.py",
-    "text_files.py",
-    "training_entry.py",
-    "feature_cache.py",
-    "cache_format.py",
-    "../protein/residue_constants.*",
+    "fastfold.protein.io.read",
+    "fastfold.protein.io.cif_tables",
+    "fastfold.protein.io.mmcif_reader",
+    "fastfold.protein.io.pdb_reader",
+    "fastfold.protein.io.records",
+    "fastfold.protein.io.chains",
+    "fastfold.protein.io.altlocs",
+    "fastfold.protein.io.align_to_seqres",
+    "fastfold.protein.structure",
+    "fastfold.protein.residue_constants",
+    "fastfold.data.alignment",
+    "fastfold.data.stockholm",
+    "fastfold.data.fasta",
+    "fastfold.data.targets",
+    "fastfold.data.msa_folder",
+    "fastfold.utils.text_files",
+    "fastfold.data.training_entry",
+    "fastfold.data.feature_cache",
+    "fastfold.data.cache_format",
 )
+"""Modules that decide what a parsed file looks like."""
+_TABLES = ("residue_constants.json",)
+"""Tables of :mod:`fastfold.protein` that they read."""
 
 T = TypeVar("T")
 
@@ -224,14 +236,19 @@ class FeatureCache:
 @functools.cache
 def parser_version() -> str:
     """Fingerprint of the code and tables that decide what a parsed file looks like."""
-    folder = Path(__file__).parent
     digest = hashlib.sha256(str(cache_format.LAYOUT_VERSION).encode())
-    for pattern in _PARSERS:
-        base, _, name = pattern.rpartition("/")
-        for path in sorted((folder / base).glob(name)):
-            if path.is_file():
-                digest.update(path.name.encode() + path.read_bytes())
+    for path in _parser_files():
+        digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _parser_files() -> list[Path]:
+    """Sources of the parsers, and the tables that they read; a module or a table that is missing is an error."""
+    found = [importlib.import_module(name).__file__ for name in _PARSERS]
+    tables = [str(resources.files("fastfold.protein").joinpath(name)) for name in _TABLES]
+    paths = [Path(file) for file in (*found, *tables) if file is not None]
+    assert len(paths) == len(_PARSERS) + len(_TABLES), "a parser has no source"
+    return paths
 
 
 def _digest(sources: tuple[Path, ...], asked: object) -> str:

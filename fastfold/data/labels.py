@@ -13,8 +13,8 @@ from fastfold.data import transforms
 from fastfold.data.layout import check_ids, check_layout
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles
 from fastfold.protein.rigid import Rigid, rotation_to_quaternion
-from fastfold.protein.torsions import atom37_to_torsion_angles, chi_angles
 
 Labels = dict[str, np.ndarray]
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fastfold.data.alignment import Msa, check_query
-from fastfold.data.chain_structure import ChainStructure, Structure
 from fastfold.data.msa_folder import find_alignments, read_msa
-from fastfold.data.structure_file import read_structure
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import ChainStructure, Structure
 from fastfold.utils.text_files import PathLike
 
 EXPERIMENTAL, DISTILLATION = "experimental", "distillation"

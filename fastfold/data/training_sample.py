@@ -10,13 +10,13 @@ import numpy as np
 
 from fastfold.data.alignment import Msa
 from fastfold.data.block_deletion import clamp_coin, delete_blocks
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.cropping import contiguous_crop, crop_features
 from fastfold.data.features import sampler_from_raw
 from fastfold.data.labels import structure_labels
 from fastfold.data.raw_features import msa_features, sequence_features, template_features
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
 
 FEATURES, LABELS = "features/", "labels/"
 """Prefixes of a sample's keys: what the network reads, and what the losses compare with."""

@@ -19,11 +19,11 @@ from typing import Any, overload
 
 import numpy as np
 
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.set_tables import ChainRecord, read_chain_data_cache, read_index
-from fastfold.data.structure_file import read_structure
 from fastfold.data.training_entry import EXPERIMENTAL, Entry, resolved_share, select_chain
 from fastfold.errors import ConfigError, InputError
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import ChainStructure
 from fastfold.utils.text_files import PathLike
 
 WHOLE_SPLIT = "train"

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fastfold.evoformer.execution import Executed
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.protein.torsions import pseudo_beta
+from fastfold.protein.all_atom import pseudo_beta
 
 
 def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) -> Tensor:

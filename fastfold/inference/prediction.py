@@ -18,8 +18,8 @@ from fastfold.errors import OutputError
 from fastfold.inference import scores as score_files
 from fastfold.inference.plots import confidence_png
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.modelcif import to_modelcif
-from fastfold.protein.pdb import PdbLimitError, to_pdb
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.data.chain_structure import Structure
-from fastfold.data.structure_file import read_structure
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError
 from fastfold.inference.scores import lines_json, rounded
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics_compare import StructureScores, compare_proteins
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.compare import StructureScores, compare_proteins
 from fastfold.protein.protein import Protein
+from fastfold.protein.structure import Structure
 from fastfold.utils.atomic_files import write_atomic
 
 SCHEMA_VERSION = 1

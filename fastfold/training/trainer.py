@@ -22,7 +22,7 @@ from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import Parallel
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import lddt
+from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.chain_exchange import exchange_chains
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig

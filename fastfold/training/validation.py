@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fastfold.data.alignment import Msa
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.complex_entry import ComplexData
 from fastfold.data.complex_sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.data.features import FeatureSampler, sampler_from_merged, sampler_from_raw
@@ -20,8 +19,9 @@ from fastfold.data.training_entry import EntryData
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import lddt
-from fastfold.protein.metrics_superposed import tm_score
+from fastfold.protein.metrics.lddt import lddt
+from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_exchange import exchanged_atoms
 
 _CA = rc.atom_order["CA"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.training_sample import FEATURES
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
 from tests.evoformer.small import oracle_arrays
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastfold.data.chain_structure import Structure
-from fastfold.data.structure_file import read_structure
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.structure import Structure
 
 BACKBONE = {"N": -1.3, "CA": 0.0, "C": 1.2, "O": 1.5}
 """Atoms of a residue and their x in Å; residues stand 3.8 Å apart, so that C and the next N are bonded."""

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fastfold.data.alignment import Msa, parse_a3m
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.complex_entry import ComplexMsas, group_complexes, mask_complex_plddt, read_complex
 from fastfold.data.complex_sample import COPIES, complex_sample, neighbouring_chains
 from fastfold.data.training_entry import Entry
@@ -19,6 +18,7 @@ from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings
 from fastfold.data.training_set import open_training_set
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
 from tests.data.sample_chains import alignment_rows, ca_trace, chain_structure
 from tests.data.small_sets import a3m, pdb_text, write
 from tests.evoformer.small import oracle_config

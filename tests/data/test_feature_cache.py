@@ -281,15 +281,17 @@ def test_cache_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint covers the readers of structures and alignments and the tables that they use."""
-    names = {
-        path.name
-        for pattern in feature_cache._PARSERS
-        for path in Path(feature_cache.__file__).parent.glob(pattern)
-        if path.is_file()
+    files = feature_cache._parser_files()
+    assert len(set(files)) == 20
+    assert all(file.read_bytes() for file in files)
+    assert {"read.py", "pdb_reader.py", "alignment.py", "residue_constants.json"} <= {
+        file.name for file in files
     }
-    assert {"structure_file.py", "structure_pdb.py", "alignment.py", "residue_constants.json"} <= names
     version = feature_cache.parser_version.__wrapped__
     before = version()
     assert before == version()
     monkeypatch.setattr(feature_cache, "_PARSERS", feature_cache._PARSERS[:-1])
     assert version() != before
+    monkeypatch.setattr(feature_cache, "_PARSERS", ("fastfold.data.missing",))
+    with pytest.raises(ModuleNotFoundError):
+        version()

@@ -10,8 +10,8 @@ from fastfold.data.labels import structure_labels
 from fastfold.errors import InputError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.all_atom import frames_to_atom14
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
-from fastfold.protein.torsions import frames_to_atom14
 from tests.data.feature_oracles import load
 from tests.evoformer.small import oracle_config, random_model
 

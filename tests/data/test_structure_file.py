@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.structure_file import read_structure
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
 from tests.conftest import require_shared
 from tests.data.structure_texts import atom_line, chain_lines, read_lines, seqres_lines
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.chain_structure import Structure
-from fastfold.data.structure_file import read_structure
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.modelcif import to_modelcif
-from fastfold.protein.pdb import to_pdb
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein, chain_name
+from fastfold.protein.structure import Structure
 from tests.conftest import require_shared
 from tests.protein.structures import proteins
 

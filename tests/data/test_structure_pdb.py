@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.data.structure_file import read_structure
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
 from tests.data.structure_texts import atom_line, chain_lines, read_lines, residue_lines, seqres_lines
 
 CA, CB, SD, OG = (rc.atom_order[name] for name in ("CA", "CB", "SD", "OG"))

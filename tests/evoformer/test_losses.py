@@ -11,7 +11,7 @@ from fastfold.evoformer.losses.renaming import rename_ground_truth
 from fastfold.evoformer.losses.torsion import torsion_losses
 from fastfold.evoformer.losses.violation import distance_bounds, find_violations, violation_loss
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import lddt
+from fastfold.protein.metrics.lddt import lddt
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
 from tests.evoformer.small import oracle_config, oracle_features
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fastfold.cli import main
-from fastfold.data.structure_file import read_structure
 from fastfold.errors import InputError
 from fastfold.inference.reference import compare_target, find_reference, structure_to_protein
-from fastfold.protein.pdb import to_pdb
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.read import read_structure
 from tests.inference.conftest import CommandLine
 
 SEQUENCE = "MKTAYIAKQRGWLPEDNSVT"

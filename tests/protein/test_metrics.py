@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import drmsd, lddt
-from fastfold.protein.metrics_atoms import LDDT_OTHER_NAMES, count_clashes, lddt_all_atom
+from fastfold.protein.metrics.all_atom import LDDT_OTHER_NAMES, count_clashes, lddt_all_atom
+from fastfold.protein.metrics.lddt import drmsd, lddt
 from tests.protein.structures import make_protein
 
 LETTERS = "".join(rc.restypes)

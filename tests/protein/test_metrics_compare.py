@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics_compare import StructureScores, align_residues, compare, compare_proteins
+from fastfold.protein.metrics.compare import StructureScores, align_residues, compare, compare_proteins
 from fastfold.protein.protein import Protein
 from tests.protein.structures import make_protein
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.errors import OutputError
-from fastfold.protein.modelcif import to_modelcif
+from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.protein import Protein, chain_name
 from tests.protein.structures import assert_same_structure, make_protein, protein_from_biopython, proteins
 

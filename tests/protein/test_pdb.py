@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.pdb import PdbLimitError, to_pdb
+from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
 from fastfold.protein.protein import Protein
 from tests.protein.structures import assert_same_structure, make_protein, proteins, read_by_biopython
 

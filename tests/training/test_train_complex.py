@@ -14,15 +14,15 @@ import torch
 import fastfold
 import fastfold.training.trainer
 from fastfold.data.alignment import parse_a3m
-from fastfold.data.chain_structure import ChainStructure
 from fastfold.data.complex_entry import ComplexData, ComplexMsas
 from fastfold.data.complex_sample import COPIES, complex_sample
 from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.pdb import to_pdb
+from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
+from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_exchange import exchange_chains
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import DataConfig

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fastfold.data.chain_structure import ChainStructure
-from fastfold.data.structure_conformers import UNKNOWN, Conformer, amino_acid, bonded, choose_conformer
-from fastfold.data.structure_records import NUCLEOTIDES, ChainRecord
-from fastfold.data.structure_sequence import place_in_sequence
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.align_to_seqres import place_in_sequence
+from fastfold.protein.io.altlocs import UNKNOWN, Conformer, amino_acid, bonded, choose_conformer
+from fastfold.protein.io.records import NUCLEOTIDES, ChainRecord
+from fastfold.protein.structure import ChainStructure
 
 _LARGEST_STEP = 20_000
 """More than any two PDB residue numbers differ by; keeps the sum of wild jumps within 32 bits."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import drmsd, lddt
-from fastfold.protein.metrics_atoms import count_clashes, lddt_all_atom
-from fastfold.protein.metrics_superposed import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, tm_score
+from fastfold.protein.metrics.all_atom import count_clashes, lddt_all_atom
+from fastfold.protein.metrics.lddt import drmsd, lddt
+from fastfold.protein.metrics.superposition import rmsd
+from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, tm_score
 from fastfold.protein.protein import Protein
-from fastfold.protein.superposition import rmsd
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StructureScores:
         gdt_ha: GDT high accuracy.
         rmsd_ca: Å, over the common residues after one superposition.
         drmsd_ca: Å, over the common residues.
-        clashes: Clashing atom pairs in the prediction (:func:`fastfold.protein.metrics_atoms.count_clashes`).
+        clashes: Clashing atom pairs in the prediction (:func:`fastfold.protein.metrics.all_atom.count_clashes`).
         aligned_residues: Residues whose alpha carbon both structures have.
         reference_residues: Residues of the reference that have an alpha carbon.
         lddt_ca_per_residue: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon.

@@ -7,12 +7,12 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from fastfold.data.chain_structure import Structure
-from fastfold.data.structure_chains import build_chain
-from fastfold.data.structure_mmcif import parse_mmcif
-from fastfold.data.structure_pdb import RECORD_NAMES, parse_pdb
-from fastfold.data.structure_records import FileRecords
 from fastfold.errors import InputError
+from fastfold.protein.io.chains import build_chain
+from fastfold.protein.io.mmcif_reader import parse_mmcif
+from fastfold.protein.io.pdb_reader import RECORD_NAMES, parse_pdb
+from fastfold.protein.io.records import FileRecords
+from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _LIMIT: Final = 1 << 30
@@ -31,7 +31,7 @@ def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) ->
 
     Residues of the sequence (SEQRES, ``_entity_poly_seq``) that were not observed are masked, and
     ``residue_index`` is the position in that sequence, from 0. Without it, see
-    :func:`~fastfold.data.structure_chains.residue_index_from_numbers`.
+    :func:`~fastfold.protein.io.chains.residue_index_from_numbers`.
 
     Args:
         path: The file, its format told by its content; only a name that ends in ``.gz`` is unpacked.

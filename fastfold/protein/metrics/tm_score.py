@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastfold.protein.superposition import best_rotation
+from fastfold.protein.metrics.superposition import best_rotation
 
 GDT_TS_CUTOFFS = (1.0, 2.0, 4.0, 8.0)
 GDT_HA_CUTOFFS = (0.5, 1.0, 2.0, 4.0)

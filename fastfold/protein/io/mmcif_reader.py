@@ -7,16 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from fastfold.data.structure_cif import CifTable, read_cif_tables
-from fastfold.data.structure_records import (
-    ATOM_NAMES,
-    LARGEST,
-    LARGEST_NUMBER,
-    WATERS,
-    AtomRecord,
-    FileRecords,
-)
 from fastfold.errors import InputError
+from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
+from fastfold.protein.io.records import ATOM_NAMES, LARGEST, LARGEST_NUMBER, WATERS, AtomRecord, FileRecords
 from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(

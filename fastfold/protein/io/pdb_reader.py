@@ -6,14 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from fastfold.data.structure_records import (
-    ATOM_NAMES,
-    LARGEST,
-    WATERS,
-    AtomRecord,
-    FileRecords,
-)
 from fastfold.errors import InputError
+from fastfold.protein.io.records import ATOM_NAMES, LARGEST, WATERS, AtomRecord, FileRecords
 from fastfold.utils.text_files import PathLike
 
 RECORD_NAMES: Final = frozenset(

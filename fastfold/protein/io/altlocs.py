@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from fastfold.data.structure_records import AtomRecord, ResidueRecord
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.records import AtomRecord, ResidueRecord
 
 UNKNOWN: Final = "X"
 _BACKBONE = ("N", "CA", "C", "O", "CB")
