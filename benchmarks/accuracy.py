@@ -22,8 +22,8 @@ prepare_environment()  # as the command line does, before PyTorch is loaded
 import numpy as np  # noqa: E402
 
 import fastfold  # noqa: E402
-from fastfold.data.training_entry import Entry, read_entry  # noqa: E402
-from fastfold.data.training_set import open_training_set  # noqa: E402
+from fastfold.data.training.dataset import open_training_set  # noqa: E402
+from fastfold.data.training.entry import Entry, read_entry  # noqa: E402
 from fastfold.training.calibration import calibrate, calibration_png  # noqa: E402
 from fastfold.training.validation import ChainScore, score_chain  # noqa: E402
 

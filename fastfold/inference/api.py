@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.data.alignment import Msa, check_query
-from fastfold.data.features import featurize
-from fastfold.data.msa_folder import read_msa
+from fastfold.data.features.pipeline import featurize
+from fastfold.data.msa.find import read_msa
+from fastfold.data.msa.msa import Msa, check_query
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError
 from fastfold.evoformer.checkpoint import load_model as load_weights
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, or an alignment that was read before."""
 Templates = Mapping[str, np.ndarray]
-"""Raw template features of one chain, as :func:`fastfold.data.raw_features.template_features` describes them."""
+"""Raw template features of one chain, as :func:`fastfold.data.features.raw.template_features` describes them."""
 
 
 def load_model(path: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> AlphaFold:

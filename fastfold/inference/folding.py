@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastfold.data.features import FeatureSampler
+from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, OutputError
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score

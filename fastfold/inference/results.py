@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fastfold._version import __version__
-from fastfold.data.alignment import Msa
+from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
 from fastfold.inference.files import CompletionMarker

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from fastfold.data.fasta import read_targets
-from fastfold.data.features import featurize
-from fastfold.data.msa_folder import load_alignments
+from fastfold.data.features.pipeline import featurize
+from fastfold.data.msa.find import load_alignments
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.failures import debugging, reason

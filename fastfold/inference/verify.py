@@ -14,7 +14,7 @@ import torch
 from ml_collections import ConfigDict
 from torch import Tensor
 
-from fastfold.data.features import sampler_from_merged
+from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.errors import InputError
 from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score

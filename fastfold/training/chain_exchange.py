@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fastfold.data.labels import structure_labels
+from fastfold.data.training.labels import structure_labels
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 
 
@@ -20,7 +20,7 @@ def exchange_chains(
         predicted_ca: ``[n, 3]`` in Å; no gradient flows.
         batch: The sample's features of one iteration and its labels.
         copies: What the sample brings along of other copies
-            (:func:`fastfold.data.complex_sample.complex_sample`); may be empty.
+            (:func:`fastfold.data.training.complex_sample.complex_sample`); may be empty.
 
     Returns:
         The batch; where another order fits better, with all labels of that order.

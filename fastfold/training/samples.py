@@ -8,19 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.complex_entry import (
+from fastfold.data.loading.loader import SampleLoader, draw_rng
+from fastfold.data.training.cache import FeatureCache
+from fastfold.data.training.complex_entry import (
     ComplexData,
     ComplexEntry,
     group_complexes,
     mask_complex_plddt,
     read_complex,
 )
-from fastfold.data.complex_sample import complex_sample
-from fastfold.data.feature_cache import FeatureCache
-from fastfold.data.filters import Filtered, Filters, apply_filters
-from fastfold.data.loader import SampleLoader, draw_rng
-from fastfold.data.sampling_weights import WeightedOrder, sampling_weights
-from fastfold.data.training_entry import (
+from fastfold.data.training.complex_sample import complex_sample
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import (
     DISTILLATION,
     EXPERIMENTAL,
     Entry,
@@ -29,8 +28,9 @@ from fastfold.data.training_entry import (
     read_entry,
     resolved_share,
 )
-from fastfold.data.training_sample import SampleSettings, training_sample
-from fastfold.data.training_set import open_training_set
+from fastfold.data.training.filters import Filtered, Filters, apply_filters
+from fastfold.data.training.sample import SampleSettings, training_sample
+from fastfold.data.training.sampling import WeightedOrder, sampling_weights
 from fastfold.training.config import DataConfig
 from fastfold.training.world import World
 

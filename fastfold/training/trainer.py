@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.complex_sample import COPIES
-from fastfold.data.loader import SampleLoader, merge_states
-from fastfold.data.training_sample import FEATURES, LABELS
+from fastfold.data.loading.loader import SampleLoader, merge_states
+from fastfold.data.training.complex_sample import COPIES
+from fastfold.data.training.sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import Parallel
@@ -96,8 +96,8 @@ class Trainer:
         parallel: The network under the run's plan, on the world's device.
         tree: Its configuration tree.
         config: The run's configuration.
-        loader: Samples of :func:`fastfold.data.training_sample.training_sample`, or for a multimer network of
-            :func:`fastfold.data.complex_sample.complex_sample`; every process has its own share.
+        loader: Samples of :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
+            :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
         world: The run's processes.
         checkpoints: Where to save.
         ema: The average of the network's weights.

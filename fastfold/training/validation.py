@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.alignment import Msa
-from fastfold.data.complex_entry import ComplexData
-from fastfold.data.complex_sample import copies_of_residues, in_feature_order, merged_features
-from fastfold.data.features import FeatureSampler, sampler_from_merged, sampler_from_raw
-from fastfold.data.raw_features import msa_features, sequence_features, template_features
-from fastfold.data.training_entry import EntryData
+from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged, sampler_from_raw
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.msa.msa import Msa
+from fastfold.data.training.complex_entry import ComplexData
+from fastfold.data.training.complex_sample import copies_of_residues, in_feature_order, merged_features
+from fastfold.data.training.entry import EntryData
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from fastfold.data.transforms import Alignment, Draw
+from fastfold.data.features.transforms import Alignment, Draw
 from fastfold.protein import residue_constants as rc
 from tests.conftest import REPOSITORY, require_shared
 

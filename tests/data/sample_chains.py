@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastfold.data.training_sample import FEATURES
+from fastfold.data.training.sample import FEATURES
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 from tests.evoformer.small import oracle_arrays

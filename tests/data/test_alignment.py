@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.alignment import Msa, check_query, parse_a3m
-from fastfold.data.colabfold import parse_colabfold
+from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.errors import InputError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.data import monomer
-from fastfold.data.block_deletion import clamp_coin, delete_blocks, rows_left
-from fastfold.data.features import sampler_from_raw
+from fastfold.data.features import monomer
+from fastfold.data.features.pipeline import sampler_from_raw
+from fastfold.data.training.augmentation import clamp_coin, delete_blocks, rows_left
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.losses.fape import backbone_fape
 from fastfold.protein import residue_constants as rc

@@ -10,12 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.alignment import Msa, parse_a3m
-from fastfold.data.complex_entry import ComplexMsas, group_complexes, mask_complex_plddt, read_complex
-from fastfold.data.complex_sample import COPIES, complex_sample, neighbouring_chains
-from fastfold.data.training_entry import Entry
-from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings
-from fastfold.data.training_set import open_training_set
+from fastfold.data.msa.msa import Msa, parse_a3m
+from fastfold.data.training.complex_entry import (
+    ComplexMsas,
+    group_complexes,
+    mask_complex_plddt,
+    read_complex,
+)
+from fastfold.data.training.complex_sample import COPIES, complex_sample, neighbouring_chains
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import Entry
+from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure

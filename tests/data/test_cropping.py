@@ -9,17 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfold.data import cropping, merging, raw_features
-from fastfold.data.alignment import Msa
-from fastfold.data.block_deletion import clamp_coin
-from fastfold.data.cropping import (
+from fastfold.data.features import merging
+from fastfold.data.features import raw as raw_features
+from fastfold.data.features.pipeline import sampler_from_merged, sampler_from_raw
+from fastfold.data.msa.msa import Msa
+from fastfold.data.training import cropping
+from fastfold.data.training.augmentation import clamp_coin
+from fastfold.data.training.cropping import (
     contiguous_crop,
     contiguous_crop_of_chains,
     crop_features,
     spatial_crop,
 )
-from fastfold.data.features import sampler_from_merged, sampler_from_raw
-from fastfold.data.labels import structure_labels
+from fastfold.data.training.labels import structure_labels
 from fastfold.errors import InputError
 from tests.data.feature_oracles import load, load_config
 

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data import cache_format, feature_cache
-from fastfold.data.complex_entry import group_complexes, read_complex
-from fastfold.data.feature_cache import FeatureCache
-from fastfold.data.training_entry import Entry, EntryData, read_entry
-from fastfold.data.training_set import open_training_set
+from fastfold.data.training import cache as feature_cache
+from fastfold.data.training import cache_format
+from fastfold.data.training.cache import FeatureCache
+from fastfold.data.training.complex_entry import group_complexes, read_complex
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import Entry, EntryData, read_entry
 from fastfold.errors import InputError, OutputError
 
 from ..conftest import require_shared

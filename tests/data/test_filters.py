@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.filters import Filters, apply_filters, largest_share
-from fastfold.data.training_entry import DISTILLATION, Entry
-from fastfold.data.training_set import open_training_set
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import DISTILLATION, Entry
+from fastfold.data.training.filters import Filters, apply_filters, largest_share
 from fastfold.errors import ConfigError
 
 from .small_sets import pdb_text, write

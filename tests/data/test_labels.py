@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.data.labels import structure_labels
+from fastfold.data.training.labels import structure_labels
 from fastfold.errors import InputError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.protein import residue_constants as rc

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.loader import SampleLoader, draw_rng, merge_states
+from fastfold.data.loading.loader import SampleLoader, draw_rng, merge_states
 from fastfold.errors import ConfigError, InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -326,7 +326,7 @@ def test_options_that_cannot_work_are_refused() -> None:
 SCRIPT = """
     import os, sys, time
     import numpy as np
-    from fastfold.data.loader import SampleLoader
+    from fastfold.data.loading.loader import SampleLoader
 
     def make(number, entry):
         if number >= 3:

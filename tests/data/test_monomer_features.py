@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.data import monomer, transforms
-from fastfold.data.alignment import Msa
-from fastfold.data.features import FeatureSampler, featurize, sampler_from_raw
+from fastfold.data.features import monomer, transforms
+from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_from_raw
+from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
 from fastfold.errors import ConfigError, InputError
 from tests.data.feature_oracles import load, load_config, official_draw

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastfold.data.fasta import read_fasta
-from fastfold.data.msa_folder import find_alignments, load_alignments, read_msa
+from fastfold.data.msa.find import find_alignments, load_alignments, read_msa
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastfold.data import multimer_sampling
-from fastfold.data.alignment import Msa
-from fastfold.data.features import featurize, sampler_from_merged
+from fastfold.data.features import multimer
+from fastfold.data.features.pipeline import featurize, sampler_from_merged
+from fastfold.data.features.transforms import Alignment, Draw, msa_profile
+from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
-from fastfold.data.transforms import Alignment, Draw, msa_profile
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from tests.data.feature_oracles import load, load_config
@@ -52,8 +52,8 @@ def test_deterministic_features_follow_the_official_formulas(name: str) -> None:
     merged, config = load(name), load_config(name)
     sampler = sampler_from_merged(merged, config, deterministic=True)
     features = sampler.sample(0)
-    _, alignment = multimer_sampling.prepare(merged, config)
-    draw = multimer_sampling.rows_in_order(alignment, config)
+    _, alignment = multimer.prepare(merged, config)
+    draw = multimer.rows_in_order(alignment, config)
     profile, deletion_mean = official_clusters(alignment, draw)
     options = config.model.embeddings_and_evoformer
     first, last = options.num_msa, options.num_msa + options.num_extra_msa
@@ -123,8 +123,8 @@ def test_soft_clusters_equal_their_definition(seed: int, config: Any) -> None:
     """Ties are shared in equal parts and masked positions count for nothing, whatever the masks."""
     config.model.embeddings_and_evoformer.masked_msa.replace_fraction = 0.3
     alignment = random_alignment(rows=250, length=7, seed=seed)
-    draw = multimer_sampling.draw_rows(np.random.default_rng(seed), alignment, config)
-    profile, deletion_mean = multimer_sampling.summarize_clusters(alignment, draw)
+    draw = multimer.draw_rows(np.random.default_rng(seed), alignment, config)
+    profile, deletion_mean = multimer.summarize_clusters(alignment, draw)
     wanted_profile, wanted_mean = official_clusters(alignment, draw)
     np.testing.assert_allclose(profile, wanted_profile, rtol=0, atol=1e-6)
     np.testing.assert_allclose(deletion_mean, wanted_mean, rtol=1e-5, atol=1e-6)
@@ -146,7 +146,7 @@ def test_biased_rows_come_first_and_padding_last(config: Any) -> None:
     alignment = replace(alignment, cluster_bias=bias, mask=mask)
     real = mask.any(axis=1)
     for seed in range(30):
-        draw = multimer_sampling.draw_rows(np.random.default_rng(seed), alignment, config)
+        draw = multimer.draw_rows(np.random.default_rng(seed), alignment, config)
         assert set(draw.clusters[:3]) == {0, 17, 33}
         assert sorted([*draw.clusters, *draw.extra]) == list(range(40))
         order = real[np.concatenate([draw.clusters, draw.extra])]
@@ -156,11 +156,11 @@ def test_biased_rows_come_first_and_padding_last(config: Any) -> None:
 
 def test_unbiased_rows_are_drawn_evenly(config: Any) -> None:
     """Over 2,000 draws each real row but the query is a centre equally often."""
-    alignment = multimer_sampling.drop_padding(random_alignment(rows=50, length=3))
+    alignment = multimer.drop_padding(random_alignment(rows=50, length=3))
     rows = len(alignment.msa)
     centre = np.zeros(rows)
     for seed in range(2000):
-        draw = multimer_sampling.draw_rows(np.random.default_rng(seed), alignment, config)
+        draw = multimer.draw_rows(np.random.default_rng(seed), alignment, config)
         centre[draw.clusters] += 1
     assert centre[0] == 2000
     share = 9 / (rows - 1)
@@ -172,7 +172,7 @@ def test_masking_keeps_to_real_positions(config: Any) -> None:
     options = config.model.embeddings_and_evoformer
     options.num_msa, options.masked_msa.replace_fraction = 250, 0.15
     alignment = random_alignment(rows=300, length=120)
-    draw = multimer_sampling.draw_rows(np.random.default_rng(0), alignment, config)
+    draw = multimer.draw_rows(np.random.default_rng(0), alignment, config)
     mask = alignment.mask[draw.clusters] > 0
     assert not draw.masked[~mask].any()
     assert not draw.msa[~mask].any()
@@ -180,7 +180,7 @@ def test_masking_keeps_to_real_positions(config: Any) -> None:
     assert (draw.msa[draw.masked] == 22).mean() == pytest.approx(0.7, abs=0.03)
     kept = mask & ~draw.masked
     np.testing.assert_array_equal(draw.msa[kept], alignment.msa[draw.clusters][kept])
-    bert_mask = multimer_sampling.cycle_features(alignment, draw)["bert_mask"]
+    bert_mask = multimer.cycle_features(alignment, draw)["bert_mask"]
     np.testing.assert_array_equal(bert_mask, draw.masked * alignment.bert_mask[draw.clusters])
     assert 0 < bert_mask.sum() < draw.masked.sum()
 

@@ -8,10 +8,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from fastfold.data import merging, pairing
-from fastfold.data.alignment import Msa
-from fastfold.data.msa_folder import read_msa
-from fastfold.data.raw_features import alignment_ids, msa_features, sequence_features, template_features
+from fastfold.data.features import merging, pairing
+from fastfold.data.features.raw import alignment_ids, msa_features, sequence_features, template_features
+from fastfold.data.msa.find import read_msa
+from fastfold.data.msa.msa import Msa
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from tests.conftest import require_shared

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastfold.data.alignment import Msa
-from fastfold.data.layout import check_ids, check_layout
-from fastfold.data.msa_folder import read_msa
-from fastfold.data.raw_features import (
+from fastfold.data.features.checks import check_ids, check_layout
+from fastfold.data.features.raw import (
     alignment_ids,
     msa_features,
     sequence_features,
     species_identifier,
     template_features,
 )
+from fastfold.data.msa.find import read_msa
+from fastfold.data.msa.msa import Msa
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from tests.conftest import require_shared

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.sampling_weights import WeightedOrder, draw, sampling_weights
-from fastfold.data.training_entry import Entry
+from fastfold.data.training.entry import Entry
+from fastfold.data.training.sampling import WeightedOrder, draw, sampling_weights
 from fastfold.errors import ConfigError
 
 NOWHERE = Path("nowhere.pdb")

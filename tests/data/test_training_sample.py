@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastfold.data.alignment import parse_a3m
-from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings, training_sample
+from fastfold.data.msa.msa import parse_a3m
+from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings, training_sample
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from tests.data.sample_chains import alignment_rows, ca_trace, chain_structure

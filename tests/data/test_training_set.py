@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.set_tables import read_chain_data_cache, read_index
-from fastfold.data.training_entry import DISTILLATION, mask_low_plddt, read_chain_msa, read_entry
-from fastfold.data.training_set import open_training_set
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import DISTILLATION, mask_low_plddt, read_chain_msa, read_entry
+from fastfold.data.training.index_tables import read_chain_data_cache, read_index
 from fastfold.errors import ConfigError, InputError
 
 from ..conftest import require_shared

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fastfold
 from fastfold.data.fasta import read_fasta
-from fastfold.data.features import FeatureSampler, featurize, sampler_from_merged
+from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_from_merged
 from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import model_config

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from fastfold.data.features import sampler_from_merged
-from fastfold.data.labels import structure_labels
+from fastfold.data.features.pipeline import sampler_from_merged
+from fastfold.data.training.labels import structure_labels
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastfold.data.features import sampler_from_merged
+from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.evoformer import model as model_module
 from tests.evoformer.small import oracle_arrays, oracle_config, oracle_features, random_model
 

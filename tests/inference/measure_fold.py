@@ -17,8 +17,8 @@ prepare_environment()  # as the command line does, before PyTorch is loaded
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
-from fastfold.data.alignment import Msa  # noqa: E402
-from fastfold.data.features import featurize  # noqa: E402
+from fastfold.data.features.pipeline import featurize  # noqa: E402
+from fastfold.data.msa.msa import Msa  # noqa: E402
 from fastfold.data.targets import target_from_sequence  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402

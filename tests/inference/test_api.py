@@ -10,7 +10,7 @@ import torch
 
 import fastfold
 from fastfold import FastFoldError
-from fastfold.data.msa_folder import read_msa
+from fastfold.data.msa.find import read_msa
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import Executed, ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold

@@ -9,8 +9,8 @@ import torch
 
 import fastfold
 from fastfold.data.fasta import read_fasta
-from fastfold.data.training_entry import read_entry
-from fastfold.data.training_set import open_training_set
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import read_entry
 from fastfold.evoformer.checkpoint import weights_info
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.networks import weights_path

@@ -14,8 +14,8 @@ import torch
 from ml_collections import ConfigDict
 from torch import Tensor, nn
 
-from fastfold.data.features import sampler_from_merged
-from fastfold.data.labels import structure_labels
+from fastfold.data.features.pipeline import sampler_from_merged
+from fastfold.data.training.labels import structure_labels
 from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold

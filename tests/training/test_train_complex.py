@@ -13,10 +13,10 @@ import torch
 
 import fastfold
 import fastfold.training.trainer
-from fastfold.data.alignment import parse_a3m
-from fastfold.data.complex_entry import ComplexData, ComplexMsas
-from fastfold.data.complex_sample import COPIES, complex_sample
-from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings
+from fastfold.data.msa.msa import parse_a3m
+from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
+from fastfold.data.training.complex_sample import COPIES, complex_sample
+from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.protein import residue_constants as rc

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fastfold.data.alignment import Msa
-from fastfold.data.msa_folder import ChainAlignments, find_alignments
+from fastfold.data.msa.find import ChainAlignments, find_alignments
+from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
-from fastfold.data.training_entry import Entry, mask_low_plddt, read_chain_msa
+from fastfold.data.training.entry import Entry, mask_low_plddt, read_chain_msa
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure, Structure
 
@@ -104,7 +104,7 @@ def read_complex(
     """Reads the structure of a complex and the alignments of its chains.
 
     Those of chain ``A`` of ``1abc.cif`` are looked up as ``1abc_A`` and in the other places of
-    :mod:`fastfold.data.msa_folder`, and under the name that the training set has for the chain. Of chains with one
+    :mod:`fastfold.data.msa.find`, and under the name that the training set has for the chain. Of chains with one
     sequence the first that has any shares them with the others.
 
     Args:
@@ -140,7 +140,7 @@ def read_complex(
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:
     """A predicted complex without the residues under a pLDDT; see
-    :func:`fastfold.data.training_entry.mask_low_plddt`."""
+    :func:`fastfold.data.training.entry.mask_low_plddt`."""
     return replace(data, chains=tuple(mask_low_plddt(chain, minimum) for chain in data.chains))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fastfold.data import transforms
-from fastfold.data.layout import check_ids, check_layout
+from fastfold.data.features import transforms
+from fastfold.data.features.checks import check_ids, check_layout
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles, chi_angles
@@ -41,7 +41,7 @@ def structure_labels(
 
     Returns:
         ``aatype`` ``[N]`` int32, ``seq_length`` and ``resolution`` scalars, the atom maps of
-        :func:`fastfold.data.transforms.atom_maps` and, as float32:
+        :func:`fastfold.data.features.transforms.atom_maps` and, as float32:
 
         * ``all_atom_positions`` ``[N, 37, 3]``, ``all_atom_mask`` ``[N, 37]``;
         * ``pseudo_beta`` ``[N, 3]``, ``pseudo_beta_mask`` ``[N]``;

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.block_deletion import delete_blocks
-from fastfold.data.complex_entry import ComplexMsas
-from fastfold.data.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
-from fastfold.data.features import sampler_from_merged
-from fastfold.data.labels import structure_labels
-from fastfold.data.merging import chain_order, merge_chains
-from fastfold.data.raw_features import msa_features, sequence_features, template_features
-from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings, require_backbone
-from fastfold.data.transforms import row_blocks
+from fastfold.data.features.merging import chain_order, merge_chains
+from fastfold.data.features.pipeline import sampler_from_merged
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.features.transforms import row_blocks
+from fastfold.data.training.augmentation import delete_blocks
+from fastfold.data.training.complex_entry import ComplexMsas
+from fastfold.data.training.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
+from fastfold.data.training.labels import structure_labels
+from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings, require_backbone
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 
@@ -100,7 +100,7 @@ def in_feature_order(
 def merged_features(
     chains: Sequence[ChainStructure], alignments: Sequence[ComplexMsas], rng: np.random.Generator | None
 ) -> dict[str, np.ndarray]:
-    """Merged features of a complex (:func:`fastfold.data.merging.merge_chains`), numbered as its structure is.
+    """Merged features of a complex (:func:`fastfold.data.features.merging.merge_chains`), numbered as its structure is.
 
     Args:
         chains: In the order of the features.

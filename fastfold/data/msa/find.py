@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fastfold.data.alignment import Msa, check_query, colabfold_lengths, parse_a3m
-from fastfold.data.colabfold import parse_colabfold
-from fastfold.data.stockholm import parse_stockholm
+from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.msa import Msa, check_query, colabfold_lengths, parse_a3m
+from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, fold_unknown, safe_stem
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes

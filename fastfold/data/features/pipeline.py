@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfold.data import merging, monomer, multimer_sampling
-from fastfold.data.raw_features import msa_features, sequence_features, template_features
+from fastfold.data.features import merging, monomer, multimer
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from fastfold.data.alignment import Msa
+    from fastfold.data.msa.msa import Msa
     from fastfold.data.targets import Chain
 
 Features = dict[str, np.ndarray]
@@ -39,7 +39,7 @@ class FeatureSampler:
 
     Attributes:
         static: Features that do not change between iterations (types in the modules that make them:
-            :func:`fastfold.data.monomer.prepare`, :func:`fastfold.data.multimer_sampling.prepare`).
+            :func:`fastfold.data.features.monomer.prepare`, :func:`fastfold.data.features.multimer.prepare`).
         num_residues: Number of residues of all chains together.
         is_multimer: As given.
         chain_order: As given. The features group the copies of each entity; a chain's residues are those
@@ -106,7 +106,7 @@ def featurize(
         config: Config tree of the network, with the official names.
         seed: All randomness follows from it; not negative.
         templates: Per chain, raw template features (see
-            :func:`fastfold.data.raw_features.template_features`) or None.
+            :func:`fastfold.data.features.raw.template_features`) or None.
 
     Returns:
         The target's :class:`FeatureSampler`.
@@ -151,7 +151,7 @@ def sampler_from_raw(raw: Mapping[str, np.ndarray], config: Any, *, seed: int = 
     """Features for a monomer network from the raw features of AlphaFold's data pipeline.
 
     Args:
-        raw: What :mod:`fastfold.data.raw_features` makes.
+        raw: What :mod:`fastfold.data.features.raw` makes.
         config: Config tree of a monomer network.
         seed: Not negative.
 
@@ -175,7 +175,7 @@ def sampler_from_merged(
     """Features for a multimer network from the merged features of AlphaFold-Multimer's data pipeline.
 
     Args:
-        merged: See :func:`fastfold.data.merging.merge_chains`.
+        merged: See :func:`fastfold.data.features.merging.merge_chains`.
         config: Config tree of a multimer network.
         seed: Not negative.
         deterministic: Take the rows in the order given, the first as cluster centres and the next as extra
@@ -199,16 +199,16 @@ def _multimer_sampler(
     chain_order: tuple[int, ...],
     deterministic: bool = False,
 ) -> FeatureSampler:
-    static, alignment = multimer_sampling.prepare(merged, config)
+    static, alignment = multimer.prepare(merged, config)
     if not deterministic:
-        alignment = multimer_sampling.drop_padding(alignment)
+        alignment = multimer.drop_padding(alignment)
 
     def draw(rng: np.random.Generator) -> Features:
         if deterministic:
-            rows = multimer_sampling.rows_in_order(alignment, config)
+            rows = multimer.rows_in_order(alignment, config)
         else:
-            rows = multimer_sampling.draw_rows(rng, alignment, config)
-        return multimer_sampling.cycle_features(alignment, rows)
+            rows = multimer.draw_rows(rng, alignment, config)
+        return multimer.cycle_features(alignment, rows)
 
     return FeatureSampler(
         static,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastfold.data import pairing, raw_features, transforms
+from fastfold.data.features import pairing, transforms
+from fastfold.data.features import raw as raw_features
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 

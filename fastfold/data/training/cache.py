@@ -2,7 +2,7 @@
 
 An entry's file is named after a hash of the bytes that it was made from, so that a changed source is another
 entry. It holds the version of the parsers too: a fingerprint of their code, so that no old entry survives a
-change of theirs. Entries (:mod:`fastfold.data.cache_format`) are written beside their place and renamed: two
+change of theirs. Entries (:mod:`fastfold.data.training.cache_format`) are written beside their place and renamed: two
 writers of one entry write the same, and a killed one leaves nothing but a temporary file, which is removed
 later. A cache that cannot be written costs time, never a sample.
 
@@ -26,12 +26,12 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
-from fastfold.data import cache_format
-from fastfold.data.alignment import Msa
-from fastfold.data.cache_format import Arrays
-from fastfold.data.complex_entry import ComplexData, ComplexEntry, read_complex
+from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import safe_stem
-from fastfold.data.training_entry import Entry, EntryData, read_chain_msa, read_entry
+from fastfold.data.training import cache_format
+from fastfold.data.training.cache_format import Arrays
+from fastfold.data.training.complex_entry import ComplexData, ComplexEntry, read_complex
+from fastfold.data.training.entry import Entry, EntryData, read_chain_msa, read_entry
 from fastfold.errors import OutputError
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import Structure
@@ -50,15 +50,15 @@ _PARSERS = (
     "fastfold.protein.io.align_to_seqres",
     "fastfold.protein.structure",
     "fastfold.protein.residue_constants",
-    "fastfold.data.alignment",
-    "fastfold.data.stockholm",
+    "fastfold.data.msa.msa",
+    "fastfold.data.msa.stockholm",
     "fastfold.data.fasta",
     "fastfold.data.targets",
-    "fastfold.data.msa_folder",
+    "fastfold.data.msa.find",
     "fastfold.utils.text_files",
-    "fastfold.data.training_entry",
-    "fastfold.data.feature_cache",
-    "fastfold.data.cache_format",
+    "fastfold.data.training.entry",
+    "fastfold.data.training.cache",
+    "fastfold.data.training.cache_format",
 )
 """Modules that decide what a parsed file looks like."""
 _TABLES = ("residue_constants.json",)
@@ -110,7 +110,7 @@ class FeatureCache:
         self._remove_stale()
 
     def read(self, entry: Entry) -> EntryData:
-        """What :func:`fastfold.data.training_entry.read_entry` returns, from the cache where it is there.
+        """What :func:`fastfold.data.training.entry.read_entry` returns, from the cache where it is there.
 
         Raises:
             InputError: The entry has to be read and cannot be.
@@ -126,7 +126,7 @@ class FeatureCache:
         return data if entry.resolution is None else replace(data, resolution=entry.resolution)
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
-        """What :func:`fastfold.data.complex_entry.read_complex` returns, its files from the cache where they are there.
+        """The same of :func:`fastfold.data.training.complex_entry.read_complex`, its files from the cache where they are there.
 
         Raises:
             InputError: A file has to be read and cannot be.

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from fastfold.data.loader import draw_rng
+from fastfold.data.loading.loader import draw_rng
 from fastfold.errors import ConfigError
 
 _STREAM = 1  # of draw_rng; what a sample is made of comes from stream 0
@@ -60,7 +60,7 @@ def draw(seed: int, number: int, weights: np.ndarray, *, evenly: bool = True) ->
 
 
 class WeightedOrder(Generic[T]):
-    """The entry of each draw: an order for :class:`fastfold.data.loader.SampleLoader`, without end.
+    """The entry of each draw: an order for :class:`fastfold.data.loading.loader.SampleLoader`, without end.
 
     Drawn evenly, the ``E`` draws of a round stand for ``E`` equal parts of the whole weight, in random order:
     an entry with ``k`` parts comes ``k`` times in each round, rounded up or down, and not by chance more often.

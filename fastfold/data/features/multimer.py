@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data import transforms
-from fastfold.data.layout import Layout, check_ids, check_layout
-from fastfold.data.transforms import Alignment, Draw
+from fastfold.data.features import transforms
+from fastfold.data.features.checks import Layout, check_ids, check_layout
+from fastfold.data.features.transforms import Alignment, Draw
 
 _CHAIN_IDS = ("asym_id", "entity_id", "sym_id")
 _LAYOUT: Layout = {
@@ -39,13 +39,13 @@ def prepare(merged: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np
     """What does not change between recycling iterations.
 
     Args:
-        merged: Features of all chains together, see :func:`fastfold.data.merging.merge_chains`.
+        merged: Features of all chains together, see :func:`fastfold.data.features.merging.merge_chains`.
         config: Config tree of a multimer network.
 
     Returns:
         The static features, and the alignment of ``S`` rows. Static features: ``aatype``, ``residue_index``,
         ``asym_id``, ``entity_id``, ``sym_id`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat``
-        ``[N, 21]`` float32, the atom maps of :func:`fastfold.data.transforms.atom_maps`, and the templates
+        ``[N, 21]`` float32, the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, and the templates
         (``template_aatype`` ``[T, N]`` int32, ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å,
         ``template_all_atom_mask`` ``[T, N, 37]``) if the network takes them.
 
@@ -199,6 +199,6 @@ def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
     """The features of one recycling iteration from the rows drawn for it.
 
     Returns:
-        See :func:`fastfold.data.transforms.cluster_features`.
+        See :func:`fastfold.data.features.transforms.cluster_features`.
     """
     return transforms.cluster_features(alignment, draw, *summarize_clusters(alignment, draw))

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.alignment import Msa
-from fastfold.data.block_deletion import clamp_coin, delete_blocks
-from fastfold.data.cropping import contiguous_crop, crop_features
-from fastfold.data.features import sampler_from_raw
-from fastfold.data.labels import structure_labels
-from fastfold.data.raw_features import msa_features, sequence_features, template_features
+from fastfold.data.features.pipeline import sampler_from_raw
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.msa.msa import Msa
+from fastfold.data.training.augmentation import clamp_coin, delete_blocks
+from fastfold.data.training.cropping import contiguous_crop, crop_features
+from fastfold.data.training.labels import structure_labels
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
@@ -39,7 +39,7 @@ class SampleSettings:
         spatial_crop_probability: Share of the complexes whose crop is the surroundings of a residue at an interface;
             the others are cropped chain by chain.
         max_chains: Chains of a complex; of larger ones a part is taken, see
-            :func:`fastfold.data.complex_sample.neighbouring_chains`.
+            :func:`fastfold.data.training.complex_sample.neighbouring_chains`.
     """
 
     crop_size: int

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
-from fastfold.data.worker_process import (
+from fastfold.data.loading.worker_process import (
     PROTOCOL,
     Function,
     describe_failure,

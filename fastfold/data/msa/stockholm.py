@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastfold.data.alignment import RESIDUE_LETTERS, Msa, illegal_character
+from fastfold.data.msa.msa import RESIDUE_LETTERS, Msa, illegal_character
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
 

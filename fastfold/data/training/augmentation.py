@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fastfold.data.layout import check_layout
-from fastfold.data.raw_features import MSA_LAYOUT
+from fastfold.data.features.checks import check_layout
+from fastfold.data.features.raw import MSA_LAYOUT
 from fastfold.errors import ConfigError
 
 _BY_ROW = (*MSA_LAYOUT, "msa_species_identifiers")
@@ -64,7 +64,7 @@ def delete_blocks(
     The copies of a chain in a complex must go on sharing one alignment: delete once and give all of them the result.
 
     Args:
-        raw: What :mod:`fastfold.data.raw_features` makes; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
+        raw: What :mod:`fastfold.data.features.raw` makes; ``msa`` and ``deletion_matrix_int`` are ``[S, N]``.
         rng: Source of randomness.
         fraction: See :func:`rows_left`.
         num_blocks: See :func:`rows_left`.

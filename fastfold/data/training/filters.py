@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastfold.data.training_entry import DISTILLATION, Entry, read_entry, resolved_share
+from fastfold.data.training.entry import DISTILLATION, Entry, read_entry, resolved_share
 from fastfold.errors import ConfigError, InputError
 
 

@@ -19,8 +19,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from fastfold.data.set_tables import ChainRecord, read_chain_data_cache, read_index
-from fastfold.data.training_entry import EXPERIMENTAL, Entry, resolved_share, select_chain
+from fastfold.data.training.entry import EXPERIMENTAL, Entry, resolved_share, select_chain
+from fastfold.data.training.index_tables import ChainRecord, read_chain_data_cache, read_index
 from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fastfold.data.transforms import row_blocks
+from fastfold.data.features.transforms import row_blocks
 from fastfold.errors import InputError
 
 _SEQUENCE = """

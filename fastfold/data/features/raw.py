@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.alignment import Msa, check_query
-from fastfold.data.layout import check_layout
+from fastfold.data.features.checks import check_layout
+from fastfold.data.msa.msa import Msa, check_query
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 

@@ -12,22 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data import raw_features, transforms
-from fastfold.data.layout import check_ids, check_layout
-from fastfold.data.transforms import Alignment, Draw
+from fastfold.data.features import raw as raw_features
+from fastfold.data.features import transforms
+from fastfold.data.features.checks import check_ids, check_layout
+from fastfold.data.features.transforms import Alignment, Draw
 
 
 def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
     """What does not change between recycling iterations.
 
     Args:
-        raw: What :mod:`fastfold.data.raw_features` makes.
+        raw: What :mod:`fastfold.data.features.raw` makes.
         config: Config tree of a monomer network.
 
     Returns:
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
-        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.transforms.atom_maps`, and
+        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, and
         the templates if the network takes them.
 
     Raises:
@@ -146,7 +147,7 @@ def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
     """The features of one recycling iteration from the rows drawn for it.
 
     Returns:
-        What :func:`fastfold.data.transforms.cluster_features` gives, ``msa_row_mask`` ``[C]`` and
+        What :func:`fastfold.data.features.transforms.cluster_features` gives, ``msa_row_mask`` ``[C]`` and
         ``extra_msa_row_mask`` ``[E]`` float32.
     """
     features = transforms.cluster_features(alignment, draw, *summarize_clusters(alignment, draw))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastfold.data.alignment import Msa, check_query
-from fastfold.data.msa_folder import find_alignments, read_msa
+from fastfold.data.msa.find import find_alignments, read_msa
+from fastfold.data.msa.msa import Msa, check_query
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastfold.data.alignment import Msa, colabfold_lengths, parse_a3m_rows
+from fastfold.data.msa.msa import Msa, colabfold_lengths, parse_a3m_rows
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastfold.data.consumed_draws import ConsumedDraws, merge_draws
-from fastfold.data.worker_pool import InlinePool, Outcome, WorkerDeath, WorkerPool
+from fastfold.data.loading.sampler_state import ConsumedDraws, merge_draws
+from fastfold.data.loading.worker_pool import InlinePool, Outcome, WorkerDeath, WorkerPool
 from fastfold.errors import ConfigError, InputError
 
 Features = dict[str, np.ndarray]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fastfold.data.alignment import Msa
+from fastfold.data.msa.msa import Msa
 from fastfold.protein.structure import ChainStructure
 
 LAYOUT_VERSION = 1  # of the arrays below
