@@ -26,14 +26,14 @@ def add_weights_command(commands: Any) -> None:
 
 
 def _weights_info(options: argparse.Namespace) -> int:
-    from fastfold.evoformer.checkpoint import weights_info
+    from fastfold.evoformer.weights.checkpoint import weights_info
 
     print(weights_info(options.file).describe())
     return 0
 
 
 def _weights_convert(options: argparse.Namespace) -> int:
-    from fastfold.evoformer.checkpoint import convert
+    from fastfold.evoformer.weights.checkpoint import convert
 
     info = convert(options.source, options.target)
     print(f"wrote {options.target}: {info.parameters:,} parameters from {options.source}")

@@ -13,10 +13,11 @@ from fastfold.data.msa.find import read_msa
 from fastfold.data.msa.msa import Msa, check_query
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError
-from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, fold, keeps_pae, set_precision
+from fastfold.inference.folding import fold, keeps_pae
 from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import network_name, weights_path

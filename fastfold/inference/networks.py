@@ -11,9 +11,9 @@ import torch
 
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError
-from fastfold.evoformer.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding import Precision, set_precision
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.utils.hashing import file_digest
 
 MINI = "mini"

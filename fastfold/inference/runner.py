@@ -15,10 +15,11 @@ from fastfold.data.features.pipeline import featurize
 from fastfold.data.msa.find import load_alignments
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.precision import Precision
 from fastfold.inference.failures import debugging, reason
 from fastfold.inference.files import CompletionMarker
 from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, fold, keeps_pae
+from fastfold.inference.folding import fold, keeps_pae
 from fastfold.inference.memory_budget import fold_model
 from fastfold.inference.memory_estimate import check_fits
 from fastfold.inference.networks import MINI, Network, about_mini, open_networks, suitable

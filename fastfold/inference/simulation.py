@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
-from fastfold.inference.folding import Precision, run_network, set_precision
+from fastfold.inference.folding import run_network
 from fastfold.inference.operator_memory import FIXED_CUDA
 from fastfold.kernels.backend import without_launches
 from fastfold.kernels.host_tier import HostTier

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.folding import OnCycle, Precision, run_network, set_precision
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.inference.folding import OnCycle, run_network
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastfold.evoformer.checkpoint import read_weights
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import autocast_trunk
+from fastfold.evoformer.weights.checkpoint import read_weights
 from fastfold.parallel import Parallel, parallelize
 from fastfold.training.config import TrainConfig
 from fastfold.training.lora import add_lora, freeze
 from fastfold.training.placement import check_memory
-from fastfold.training.precision import autocast_trunk
 from fastfold.training.world import World
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from fastfold._version import __version__
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.checkpoint import save_weights
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig

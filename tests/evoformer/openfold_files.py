@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.openfold_names import official_keys
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.openfold_names import official_keys
 from tests.evoformer.small import oracle_arrays, oracle_config
 
 

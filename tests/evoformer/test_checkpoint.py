@@ -24,17 +24,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fastfold.errors import OutputError, WeightsError
-from fastfold.evoformer import checkpoint
-from fastfold.evoformer.alphafold_names import PREFIX
-from fastfold.evoformer.checkpoint import (
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights import checkpoint
+from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.checkpoint import (
     convert,
     load_model,
     read_weights,
     save_weights,
     weights_info,
 )
-from fastfold.evoformer.config import model_config
-from fastfold.evoformer.model import AlphaFold
 from tests.evoformer.openfold_files import openfold_state
 from tests.evoformer.small import folder, oracle_arrays, oracle_config
 
@@ -986,7 +986,7 @@ def test_entries_of_other_types_are_named(own: Path, tmp_path: Path, dtype: str)
 
 _MEASURE = """
 import sys, time
-from fastfold.evoformer.checkpoint import load_model
+from fastfold.evoformer.weights.checkpoint import load_model
 def memory(): return int(next(line for line in open("/proc/self/status") if "VmHWM" in line).split()[1]) << 10
 before, began = memory(), time.perf_counter()
 load_model(sys.argv[1])

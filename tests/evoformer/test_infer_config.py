@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
 from fastfold.evoformer.config import PRESETS, model_config
-from fastfold.evoformer.infer_config import (
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.infer_config import (
     has_ptm,
     has_templates,
     infer_config,
     preset_in_name,
     preset_of,
 )
-from fastfold.evoformer.model import AlphaFold
 from tests.conftest import require_shared
 from tests.evoformer.small import folder, oracle_config
 

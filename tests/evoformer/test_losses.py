@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
+from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
 from fastfold.evoformer.losses.fape import aligned_errors, backbone_fape, frame_aligned_point_error
-from fastfold.evoformer.losses.renaming import rename_ground_truth
 from fastfold.evoformer.losses.torsion import torsion_losses
 from fastfold.evoformer.losses.violation import distance_bounds, find_violations, violation_loss
 from fastfold.protein import residue_constants as rc

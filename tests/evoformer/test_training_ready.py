@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.primitives import Linear, SharedDropout
 from tests.evoformer.small import oracle_config, oracle_features, random_model
 
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.alphafold_names import alphafold_ties, numbered
-from fastfold.evoformer.checkpoint import load_model, read_weights
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.openfold_parameters import OpenFoldParameters
-from fastfold.evoformer.weights import Tie, write_parameters
+from fastfold.evoformer.weights.alphafold_names import alphafold_ties, numbered
+from fastfold.evoformer.weights.checkpoint import load_model, read_weights
+from fastfold.evoformer.weights.mapping import Tie, write_parameters
+from fastfold.evoformer.weights.openfold_file import OpenFoldParameters
 from tests.evoformer.openfold_files import official_arrays, openfold_state
 from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features
 

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.data.training.labels import structure_labels
-from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.axial import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_iter
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import autocast_trunk
 from fastfold.parallel.alphafold.workload import made_up_features, one_block_each
-from fastfold.training.precision import autocast_trunk
 
 
 class _Operators(TorchDispatchMode):

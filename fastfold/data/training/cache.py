@@ -126,7 +126,7 @@ class FeatureCache:
         return data if entry.resolution is None else replace(data, resolution=entry.resolution)
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
-        """The same of :func:`fastfold.data.training.complex_entry.read_complex`, its files from the cache where they are there.
+        """As :func:`fastfold.data.training.complex_entry.read_complex`, its files from the cache where they are there.
 
         Raises:
             InputError: A file has to be read and cannot be.

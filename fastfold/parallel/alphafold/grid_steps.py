@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.attention import Attention, columns
-from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
-from fastfold.evoformer.primitives import LayerNorm
+from fastfold.evoformer.primitives import LayerNorm, SharedDropout
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.recomputing import recomputed
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication

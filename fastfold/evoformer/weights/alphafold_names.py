@@ -19,7 +19,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.evoformer.weights import Tie
+from fastfold.evoformer.weights.mapping import Tie
 
 PREFIX = "alphafold/alphafold_iteration/"
 """What every key of an official file begins with."""

@@ -1,7 +1,8 @@
 """How the parameters of weight files lie in ours: ties, and the copying along them in both directions.
 
 A :class:`Tie` says where one official parameter, or a part of it, lies in a parameter of ours. The names
-themselves stand in :mod:`fastfold.evoformer.alphafold_names` and :mod:`fastfold.evoformer.openfold_names`.
+themselves stand in :mod:`fastfold.evoformer.weights.alphafold_names` and
+:mod:`fastfold.evoformer.weights.openfold_names`.
 """
 
 from __future__ import annotations

@@ -21,21 +21,21 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fastfold.errors import OutputError, WeightsError
-from fastfold.evoformer.alphafold_names import PREFIX, alphafold_ties
-from fastfold.evoformer.alphafold_parameters import NpzParameters
-from fastfold.evoformer.infer_config import infer_config, preset_of
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.openfold_parameters import OpenFoldParameters, is_openfold
-from fastfold.evoformer.own_format import compare_state, open_own, write_own
-from fastfold.evoformer.weight_files import READABLE, file_format, open_archive, read_torch
-from fastfold.evoformer.weights import (
+from fastfold.evoformer.weights.alphafold_file import NpzParameters
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.infer_config import infer_config, preset_of
+from fastfold.evoformer.weights.info import Kind, WeightsInfo
+from fastfold.evoformer.weights.mapping import (
     Source,
     check_parameters,
     read_parameters,
     refuse_not_finite,
     write_parameters,
 )
-from fastfold.evoformer.weights_summary import Kind, WeightsInfo
+from fastfold.evoformer.weights.openfold_file import OpenFoldParameters, is_openfold
+from fastfold.evoformer.weights.safetensors_file import compare_state, open_own, write_own
+from fastfold.evoformer.weights.untrusted import READABLE, file_format, open_archive, read_torch
 from fastfold.utils.atomic_files import replacing
 
 AnyPath = str | os.PathLike[str]
@@ -192,7 +192,7 @@ def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
     if "input_embedder.target_to_msa.weight" in tensors:
         return (
             f"{path}: is a FastFold state dict without its configuration; write it with "
-            "fastfold.evoformer.checkpoint.save_weights instead of torch.save"
+            "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
         )
     return f"{path}: is no AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
 

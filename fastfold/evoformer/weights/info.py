@@ -10,8 +10,8 @@ from typing import Literal
 from ml_collections import ConfigDict
 
 from fastfold.evoformer.config import is_multimer
-from fastfold.evoformer.infer_config import has_ptm, has_templates
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.infer_config import has_ptm, has_templates
 
 Kind = Literal["alphafold", "openfold", "fastfold"]
 

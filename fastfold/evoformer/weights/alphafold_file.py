@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.alphafold_names import PREFIX
-from fastfold.evoformer.weight_files import DAMAGED, NO_PICKLES, READABLE
+from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.untrusted import DAMAGED, NO_PICKLES, READABLE
 
 _MOST_DIMENSIONS = 8
 
 
 class NpzParameters:
-    """An official parameter file: a :class:`fastfold.evoformer.weights.Source`.
+    """An official parameter file: a :class:`fastfold.evoformer.weights.mapping.Source`.
 
     Opening it reads the arrays' headers alone.
 

@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from fastfold.errors import WeightsError
-from fastfold.evoformer.openfold_names import official_keys, spell
-from fastfold.evoformer.weight_files import types_of
+from fastfold.evoformer.weights.openfold_names import official_keys, spell
+from fastfold.evoformer.weights.untrusted import types_of
 
 # Tables that older releases stored beside the parameters.
 _CONSTANTS = re.compile(r"structure_module\.(?:default_frames|group_idx|atom_mask|lit_positions)")
@@ -29,7 +29,7 @@ def is_openfold(names: Iterable[str]) -> bool:
 
 
 class OpenFoldParameters:
-    """OpenFold's state dict behind official keys: a :class:`fastfold.evoformer.weights.Source`.
+    """OpenFold's state dict behind official keys: a :class:`fastfold.evoformer.weights.mapping.Source`.
 
     Args:
         tensors: State dict of any release. Taken over: a tensor is let go when it has been read.

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
+
+Precision = Literal["fp32", "bf16"]
+
+
+def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
+    """Put the trunk into ``precision``, in place; structure module and heads stay in float32.
+
+    Args:
+        model: The network.
+        precision: ``fp32``, or ``bf16`` for bfloat16 parameters and activations in embedders, extra MSA stack and
+            Evoformer, whose softmax and normalisation statistics are float32 all the same.
+
+    Raises:
+        ConfigError: ``precision`` is neither.
+    """
+    if precision not in ("fp32", "bf16"):
+        raise ConfigError(f"there is no precision {precision!r}; use fp32 or bf16")
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
+    for module in model.children():
+        module.to(torch.float32 if module in exact else dtype)
+    return model
 
 
 def autocast_trunk(model: AlphaFold, device_type: str, *, cache: bool = True) -> None:

@@ -1,8 +1,8 @@
 """OpenFold's parameter names, of all its releases, and the official keys that they stand for.
 
-One table, built from the modules as :mod:`fastfold.evoformer.alphafold_names` builds its ties. Names that changed
-between releases (published monomer weights, training checkpoints, the multimer refactoring) are first brought to
-one spelling.
+One table, built from the modules as :mod:`fastfold.evoformer.weights.alphafold_names` builds its ties. Names that
+changed between releases (published monomer weights, training checkpoints, the multimer refactoring) are first brought
+to one spelling.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from fastfold.evoformer.alphafold_names import numbered
+from fastfold.evoformer.weights.alphafold_names import numbered
 
 _TORSIONS = "template_single_embedder"
 # Spelling of some release, and ours for all of them. Wrappers prefix all names; modules were moved around.

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import PRESETS
-from fastfold.evoformer.weight_files import DAMAGED, READABLE, check_size, types_of
-from fastfold.evoformer.weights import refuse_not_finite, refuse_problems
+from fastfold.evoformer.weights.mapping import refuse_not_finite, refuse_problems
+from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
 
 FORMAT_VERSION = "1"
 
