@@ -17,7 +17,7 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from fastfold.kernels.ahead_of_time import all_specimens, build
+from fastfold.kernels.aot import all_specimens, build
 from fastfold.utils.atomic_files import write_atomic
 
 HEADER = ["kernel", "architecture", "blocks", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]

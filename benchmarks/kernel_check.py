@@ -17,13 +17,13 @@ from measuring import Inputs
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.attention import attention_definition
-from fastfold.kernels.layer_norm import layer_norm_definition
-from fastfold.kernels.outer_product_mean import outer_product_mean_definition
-from fastfold.kernels.pair_bias import pair_bias_definition
-from fastfold.kernels.residual_update import residual_update_definition
-from fastfold.kernels.softmax import softmax_definition
-from fastfold.kernels.transition import transition_definition
+from fastfold.kernels.ops.attention.op import attention_definition
+from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from fastfold.kernels.ops.residual_update.op import residual_update_definition
+from fastfold.kernels.ops.softmax.op import softmax_definition
+from fastfold.kernels.ops.transition.op import transition_definition
 
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 2e-3}
 """Relative error of an output or a gradient that is allowed."""

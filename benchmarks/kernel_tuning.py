@@ -21,8 +21,8 @@ from measuring import Meter
 from torch import Tensor
 
 import fastfold.kernels
-from fastfold.kernels import tuning
-from fastfold.kernels.tuning import LaunchConfig, chip_class
+from fastfold.kernels.common import tuning
+from fastfold.kernels.common.tuning import LaunchConfig, chip_class
 from fastfold.utils.atomic_files import write_atomic
 
 TABLES = Path(fastfold.kernels.__file__).parent / "tuned"

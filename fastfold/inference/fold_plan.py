@@ -20,7 +20,7 @@ from fastfold.inference.operator_memory import (
     row_elements,
 )
 from fastfold.kernels.host_tier import HostTier
-from fastfold.kernels.triangle_contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.chunking import (
     ChunkPlan,
     Operator,

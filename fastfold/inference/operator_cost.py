@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.triangle_contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.chunking import measure_blocks
 
 

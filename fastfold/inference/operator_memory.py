@@ -13,7 +13,7 @@ from typing import Any
 
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.inference.operator_cost import Costs, StepTimes
-from fastfold.kernels.triangle_contraction import contraction_bytes
+from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.chunking import Operator, Way
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks

@@ -21,7 +21,7 @@ from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.folding import run_network
 from fastfold.inference.operator_memory import FIXED_CUDA
-from fastfold.kernels.backend import without_launches
+from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.host_tier import HostTier
 from fastfold.memory import SimulatedDevice
 

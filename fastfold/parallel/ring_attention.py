@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fastfold.kernels.blocks import exact_dtype, without_autocast
-from fastfold.kernels.softmax import MASKED_LOGIT
+from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.scratch import exact_dtype, without_autocast
 from fastfold.parallel import exchange
 from fastfold.parallel.exchange import Pending, ready
 from fastfold.parallel.groups import Group

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold import kernels
 from fastfold.errors import ConfigError, InputError
-from fastfold.kernels.layout import batched
+from fastfold.kernels.common.layout import batched
 from fastfold.parallel.collectives import all_to_all, gather
 from fastfold.parallel.groups import Group, shard_sizes
 from fastfold.parallel.ring_attention import Ring, RingAttention

@@ -24,7 +24,7 @@ from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.simulation import SimulatedHost
 from fastfold.inference.verify import verify
 from fastfold.kernels.host_tier import HostTier
-from fastfold.kernels.triangle_contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice
 from tests.conftest import REPOSITORY, require_shared
 from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features, random_model

@@ -15,29 +15,31 @@ import pytest
 
 import fastfold.kernels
 from fastfold.errors import ConfigError
-from fastfold.kernels.ahead_of_time import Needs, Specimen, all_specimens, build
-from fastfold.kernels.backend import interpreted
-from fastfold.kernels.tuning import CHIPS, FALLBACK, configurations
+from fastfold.kernels.aot import all_specimens, build
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.common.kernel_variant import Needs, Specimen
+from fastfold.kernels.common.tuning import CHIPS, FALLBACK, configurations
 
 # A process of its own, because this one runs Triton's interpreter.
 BUILD = """
 import dataclasses, json, sys
-from fastfold.kernels.ahead_of_time import all_specimens, build
+from fastfold.kernels.aot import all_specimens, build
 first_only = json.loads(sys.argv[1])
-modules = set()
+kernels = set()
 for specimen in all_specimens():
-    module = specimen.kernel.fn.__module__
-    if not (first_only and module in modules):
+    module, kernel = specimen.kernel.fn.__module__, specimen.kernel.__name__
+    if not (first_only and kernel in kernels):
         for architecture in (90,) if first_only else specimen.architectures:
             needs = build(specimen, architecture)
             row = {"module": module, "name": specimen.name, "architecture": architecture}
             print(json.dumps(row | dataclasses.asdict(needs) | {"defect": specimen.defect(needs)}))
-    modules.add(module)
+    kernels.add(kernel)
 """
 
+FOLDER = Path(fastfold.kernels.__file__).parent
 MODULES = {
-    path.stem
-    for path in Path(fastfold.kernels.__file__).parent.glob("*.py")
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
     if re.search(r"^def \w+_kernel\(", path.read_text(encoding="utf-8"), re.MULTILINE)
 }
 """Every module that kernels live in, so that none is forgotten in the lists of specimens."""
@@ -55,14 +57,14 @@ def _build(first_only: bool) -> list[dict[str, Any]]:
 
 
 def _check(rows: list[dict[str, Any]]) -> None:
-    modules = {row["module"].rsplit(".", 1)[1] for row in rows}
+    modules = {row["module"].removeprefix("fastfold.kernels.") for row in rows}
     assert modules == MODULES
     for row in rows:
         assert 0 < row["registers"] <= 255, row
         assert row["defect"] is None, row
 
 
-def test_one_kernel_of_each_module_builds_without_spills() -> None:
+def test_one_configuration_of_each_kernel_builds_without_spills() -> None:
     _check(_build(first_only=True))
 
 
@@ -86,6 +88,8 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
         for architecture in specimen.architectures:
             how = (blocks, str(specimen.num_warps), str(specimen.num_stages))
             wanted[specimen.name, f"sm_{architecture}"] = how
+    assert len({specimen.kernel.__name__ for specimen in specimens}) == 25
+    assert len(specimens) == 860
     assert len(wanted) == sum(len(specimen.architectures) for specimen in specimens), "two have one name"
     assert found == wanted, "run benchmarks/ahead_of_time.py --match the kernels that changed"
 

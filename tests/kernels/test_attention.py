@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels import attention
-from fastfold.kernels.attention import attention_definition
+from fastfold.kernels.ops.attention.op import attention_definition
 from tests.kernels.triton_testing import (
     BACKENDS,
     DEVICE,
@@ -195,7 +195,7 @@ def test_gradients_are_the_same_in_every_run(backend: str) -> None:
 
 def test_the_backends_agree_where_rows_are_summed_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU with many processors the gradient of a small bias is summed in groups of rows, the last one shorter."""
-    backward = pytest.importorskip("fastfold.kernels.attention_backward_triton")
+    backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
     monkeypatch.setattr(backward, "row_groups", lambda blocks, device: 3)
     check("triton", operands(7, 17, 18, batch=(2,)))
 
@@ -221,7 +221,7 @@ def test_offsets_may_pass_two_to_the_31(spread: str, tmp_path: Path) -> None:
 
 
 def test_float32_means_float32_unless_pytorch_is_told_otherwise() -> None:
-    arithmetic = pytest.importorskip("fastfold.kernels.triton_arithmetic")
+    arithmetic = pytest.importorskip("fastfold.kernels.common.triton_math")
     assert arithmetic.precision(torch.zeros(1)) == "ieee"
     try:
         torch.set_float32_matmul_precision("high")
@@ -237,8 +237,8 @@ def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
 
 def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() -> None:
     """Every kernel, dtype and width of a head has one on every class of chips, and a specimen of it."""
-    forward = pytest.importorskip("fastfold.kernels.attention_forward_triton")
-    backward = pytest.importorskip("fastfold.kernels.attention_backward_triton")
+    forward = pytest.importorskip("fastfold.kernels.ops.attention.triton_fwd")
+    backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
     names = {x.name for x in forward.specimens() + backward.specimens()}
     for kernel in ("forward", "ungate", "grad_q", "grad_kv", "grad_bias"):
         for channels in (8, 16, 32, 64, 128):

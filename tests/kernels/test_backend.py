@@ -11,11 +11,11 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
-from fastfold.kernels import backend as backends
-from fastfold.kernels.backend import VARIABLE, choose_backend, interpreted
-from fastfold.kernels.layer_norm import layer_norm_definition
-from fastfold.kernels.pair_bias import pair_bias_definition
-from fastfold.kernels.softmax import softmax_definition
+from fastfold.kernels.common import backend as backends
+from fastfold.kernels.common.backend import VARIABLE, choose_backend, interpreted
+from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from fastfold.kernels.ops.softmax.op import softmax_definition
 from tests.kernels.triton_testing import DEVICE, far_apart, relative_error
 
 needs_interpreter = pytest.mark.skipif(not interpreted(), reason="a GPU cannot read a file with holes")
@@ -71,7 +71,7 @@ def test_what_triton_cannot_do_says_why(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_variable_decides_what_an_operator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(
-        "fastfold.kernels.layer_norm_triton.layer_norm_forward",
+        "fastfold.kernels.ops.layer_norm.triton_fwd.layer_norm_forward",
         lambda x, *_: calls.append(x) or torch.empty_like(x),
     )
     x = torch.zeros(2, 3, device=DEVICE)

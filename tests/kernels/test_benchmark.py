@@ -181,6 +181,6 @@ def test_tuning_writes_configurations_that_the_kernels_then_take(
     written = tuning.write_tables(best, device, tmp_path)
     assert [path.name for path in written] == ["layer_norm.json"]
     table = json.loads(written[0].read_text())
-    from fastfold.kernels.tuning import chip_class
+    from fastfold.kernels.common.tuning import chip_class
 
     assert table["layer_norm_forward"][chip_class(device)]["128"]["num_warps"] == 8

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels import gated_attention
-from fastfold.kernels.gated_attention import gated_attention_definition
+from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
 from tests.kernels.triton_testing import (
     BACKENDS,
     DEVICE,
@@ -89,7 +89,8 @@ def test_any_number_of_leading_axes(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_blocks_of_rows_make_the_whole(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several blocks, the last one shorter, add up to the gradients of bias and parameters."""
-    module = pytest.importorskip(f"fastfold.kernels.gated_attention_{backend}")
+    name = {"torch": "eager", "triton": "triton_launch"}[backend]
+    module = pytest.importorskip(f"fastfold.kernels.ops.gated_attention.{name}")
     monkeypatch.setattr(module, "row_step", lambda x: 2)
     check(backend, operands(5, 7))
 

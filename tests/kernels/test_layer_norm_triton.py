@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.layer_norm import layer_norm_definition
+from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from tests.kernels.triton_testing import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
 
 
@@ -102,7 +102,7 @@ def test_one_gradient_alone(wanted: str, backend: str) -> None:
 
 def test_gradients_of_parameters_are_summed_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program walks over several blocks, and the last block is not full."""
-    monkeypatch.setattr("fastfold.kernels.layer_norm_triton.PROGRAMS", 3)
+    monkeypatch.setattr("fastfold.kernels.ops.layer_norm.triton_bwd.PROGRAMS", 3)
     check_against_definition(_triton, layer_norm_definition, _inputs(129, 130), torch.float32)
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels.backend import interpreted
-from fastfold.kernels.softmax import softmax, softmax_definition
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.ops.softmax.op import softmax, softmax_definition
 from tests.kernels.forced_blocks import WHOLE, force_all_blocks
 from tests.kernels.test_operators import NAMES, Case, case_of
 from tests.kernels.triton_testing import BACKENDS, check_against_definition

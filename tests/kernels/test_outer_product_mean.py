@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels import outer_product_mean_torch
-from fastfold.kernels.outer_product_mean import outer_product_mean_definition
+from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean_torch
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
 from tests.kernels.forced_blocks import force_blocks
 from tests.kernels.triton_testing import (
     BACKENDS,
@@ -87,7 +87,7 @@ def test_what_lies_beside_the_inputs_is_not_read(monkeypatch: pytest.MonkeyPatch
 
 def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=4, BJ=4, BA=4, BE=4, BS=16, BK=16)
-    monkeypatch.setattr("fastfold.kernels.normalised_rows.WEIGHT_PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
     inputs = _inputs(3, 9, 9)
     check_against_definition(_on("triton"), outer_product_mean_definition, inputs, torch.float32, MASKS)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.pair_bias import pair_bias_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
 from tests.kernels.triton_testing import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
 
 
@@ -44,7 +44,7 @@ def test_wide_pairs_and_many_heads(channels: int, heads: int) -> None:
 
 
 def test_gradients_of_parameters_are_summed_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfold.kernels.pair_bias_triton.PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.ops.pair_bias.triton_bwd.PROGRAMS", 2)
     check_against_definition(_triton, pair_bias_definition, _inputs(13, 17, 12), torch.float32)
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels import residual_update
-from fastfold.kernels.backend import interpreted
-from fastfold.kernels.residual_update import residual_update_definition
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.ops.residual_update.op import residual_update_definition
 from tests.kernels.triton_testing import (
     BACKENDS,
     DEVICE,

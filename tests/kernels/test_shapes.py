@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.attention import attention_definition
+from fastfold.kernels.ops.attention.op import attention_definition
 from tests.kernels.forced_blocks import WHOLE, force_blocks
 from tests.kernels.test_operators import NAMES, Case, case_of
 from tests.kernels.triton_testing import BACKENDS, check_against_definition

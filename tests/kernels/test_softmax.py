@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.softmax import softmax_definition
+from fastfold.kernels.ops.softmax.op import softmax_definition
 from tests.kernels.triton_testing import (
     BACKENDS,
     DEVICE,
@@ -102,7 +102,7 @@ def test_any_strides(backend: str) -> None:
 
 def test_gradient_of_the_bias_is_summed_over_chunks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """With 6 programs for 7 rows there are chunks of 2, the last one of which is not full."""
-    monkeypatch.setattr("fastfold.kernels.softmax_triton.PROGRAMS", 8)
+    monkeypatch.setattr("fastfold.kernels.ops.softmax.triton_bwd.PROGRAMS", 8)
     inputs = _inputs(7, 2, 5, 40)
     check_against_definition(_on("triton"), softmax_definition, inputs, torch.float32, {"mask"})
 

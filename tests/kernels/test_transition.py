@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.transition import transition_definition
+from fastfold.kernels.ops.transition.op import transition_definition
 from tests.kernels.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.kernels.triton_testing import (
     BACKENDS,
@@ -70,8 +70,8 @@ def test_chunks_of_channels_do_not_matter(
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that own several blocks add up what each of them gives."""
     force_blocks(monkeypatch, BM=16, BH=64, BK=WHOLE)
-    monkeypatch.setattr("fastfold.kernels.transition_backward_triton.PROGRAMS", 3)
-    monkeypatch.setattr("fastfold.kernels.normalised_rows.WEIGHT_PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.ops.transition.triton_bwd.PROGRAMS", 3)
+    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
     check_against_definition(_on("triton"), transition_definition, _inputs(120, 12), torch.float32)
 
 

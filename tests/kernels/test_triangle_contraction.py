@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.blocks import Scratch
+from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.host_tier import HostTier
-from fastfold.kernels.triangle_contraction import ContractionPlan, block_rows, contraction_bytes, multiply
-from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
+from fastfold.kernels.ops.triangle_multiplication.contraction import (
+    ContractionPlan,
+    block_rows,
+    contraction_bytes,
+    multiply,
+)
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from fastfold.memory import DeviceFull, SimulatedDevice
 from tests.kernels.forced_blocks import force_blocks
 from tests.kernels.triton_testing import DEVICE, relative_error

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.blocks import Scratch
-from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
+from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from tests.kernels.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.kernels.triton_testing import (
     BACKENDS,
@@ -137,9 +137,9 @@ def test_in_place(outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64, BO=64)
-    for module in ("triangle_output_gradient_kernels", "triangle_projection_gradient_kernels"):
-        monkeypatch.setattr(f"fastfold.kernels.{module}.PROGRAMS", 2)
-    monkeypatch.setattr("fastfold.kernels.normalised_rows.WEIGHT_PROGRAMS", 2)
+    for module in ("triton_update_bwd", "triton_factors_bwd"):
+        monkeypatch.setattr(f"fastfold.kernels.ops.triangle_multiplication.{module}.PROGRAMS", 2)
+    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
     check_against_definition(
         _on("triton", outgoing=True), _definition(True), _inputs(9), torch.float32, {"mask"}
     )
@@ -172,7 +172,7 @@ def test_temporaries_forward_are_two_pair_tensors(outgoing: bool, monkeypatch: p
 
 
 def test_temporaries_of_large_pair_tensors_are_one_and_a_half() -> None:
-    from fastfold.kernels.triangle_multiplication_triton import channel_group
+    from fastfold.kernels.ops.triangle_multiplication.triton_launch import channel_group
 
     assert 1 + 2 * channel_group(128, 1000**2) / 128 == 2.0
     for n in (2048, 4096):

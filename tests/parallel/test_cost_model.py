@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
-from fastfold.kernels.attention import attention_definition
-from fastfold.kernels.gated_attention import gated_attention_definition
-from fastfold.kernels.outer_product_mean import outer_product_mean_definition
-from fastfold.kernels.pair_bias import pair_bias_definition
-from fastfold.kernels.transition import transition_definition
-from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
+from fastfold.kernels.ops.attention.op import attention_definition
+from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from fastfold.kernels.ops.transition.op import transition_definition
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from fastfold.parallel.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.cost_model import compute_seconds, step_cost
 from fastfold.parallel.groups import Communication

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.kernels.attention import attention_definition
+from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.parallel import exchange
 from fastfold.parallel.collectives import all_reduce
 from fastfold.parallel.exchange import Pending

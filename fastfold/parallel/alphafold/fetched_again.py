@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.primitives import LayerNorm
-from fastfold.kernels.attention import attention_backend
-from fastfold.kernels.outer_product_mean import EPS
+from fastfold.kernels.ops.attention.op import attention_backend
+from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel import exchange
 from fastfold.parallel.axial import AxialShards
 
