@@ -40,8 +40,8 @@ from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import set_precision  # noqa: E402
 from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes  # noqa: E402
-from fastfold.kernels.host_tier import HostTier  # noqa: E402
 from fastfold.memory import parse_bytes  # noqa: E402
+from fastfold.memory.offload import HostTier  # noqa: E402
 from fastfold.utils.device import choose_device  # noqa: E402
 
 C_Z = 128

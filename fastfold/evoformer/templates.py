@@ -14,7 +14,7 @@ from fastfold.evoformer.embedders import distogram_bins
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.kernels.host_tier import WaitingRows
+from fastfold.memory.offload import WaitingRows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
 from fastfold.protein.rigid import Rigid

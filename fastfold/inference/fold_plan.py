@@ -19,9 +19,8 @@ from fastfold.inference.operator_memory import (
     pair_bytes,
     row_elements,
 )
-from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
-from fastfold.memory.chunking import (
+from fastfold.memory.autochunk import (
     ChunkPlan,
     Operator,
     Way,
@@ -29,6 +28,7 @@ from fastfold.memory.chunking import (
     longest_that_fits,
     smallest_that_works,
 )
+from fastfold.memory.offload import HostTier
 
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32); logits of pairs are made in blocks of rows when scores are computed from them.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
-from fastfold.memory.chunking import measure_blocks
+from fastfold.memory.autochunk import measure_blocks
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.inference.operator_cost import Costs, StepTimes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
-from fastfold.memory.chunking import Operator, Way
+from fastfold.memory.autochunk import Operator, Way
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
 # leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and

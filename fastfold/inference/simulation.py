@@ -22,8 +22,8 @@ from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.folding import run_network
 from fastfold.inference.operator_memory import FIXED_CUDA
 from fastfold.kernels.common.backend import without_launches
-from fastfold.kernels.host_tier import HostTier
 from fastfold.memory import SimulatedDevice
+from fastfold.memory.offload import HostTier
 
 
 class SimulatedHost(HostTier):
@@ -42,7 +42,7 @@ class SimulatedHost(HostTier):
         self._device = device
 
     def resize(self, tensor: Tensor, nbytes: int) -> None:
-        """See :meth:`~fastfold.kernels.host_tier.HostTier.resize`."""
+        """See :meth:`~fastfold.memory.offload.HostTier.resize`."""
         super().resize(tensor, nbytes)
         self._device.resized(tensor)
 

@@ -9,7 +9,7 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.memory import Gemini, SimulatedDevice, parse_bytes
-from fastfold.memory.devices import CudaDevice, Device
+from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.parallel.parallel_optimizer import ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
 from fastfold.training.world import World

@@ -23,9 +23,9 @@ from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.simulation import SimulatedHost
 from fastfold.inference.verify import verify
-from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice
+from fastfold.memory.offload import HostTier
 from tests.conftest import REPOSITORY, require_shared
 from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features, random_model
 

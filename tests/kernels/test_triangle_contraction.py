@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
     ContractionPlan,
     block_rows,
@@ -20,6 +19,7 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
 )
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from fastfold.memory import DeviceFull, SimulatedDevice
+from fastfold.memory.offload import HostTier
 from tests.kernels.forced_blocks import force_blocks
 from tests.kernels.triton_testing import DEVICE, relative_error
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.memory import Access, Gemini, SimulatedDevice, Span, choose_spans, with_spans
-from fastfold.memory.activations import SMALLEST
+from fastfold.memory.gemini.activations import SMALLEST
 
 from .gpt_runs import Managed, Plain, adam, build, gpt, tokens
 

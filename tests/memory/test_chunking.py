@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.memory import BudgetError
-from fastfold.memory.chunking import (
+from fastfold.memory.autochunk import (
     Operator,
     Way,
     choose_ways,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fastfold.memory.chunks import (
+from fastfold.memory.gemini.chunks import (
     Chunk,
     ChunkState,
     IllegalTransition,

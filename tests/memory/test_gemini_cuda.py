@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastfold.memory import Gemini, Tier
-from fastfold.memory.devices import CudaDevice
+from fastfold.memory.devices.device import CudaDevice
 
 from .gpt_runs import adam, build, gpt, tokens
 

@@ -1,9 +1,9 @@
 """Saved activations between the forward and the backward pass: kept, recomputed, or sent home.
 
 What autograd saves is used again in reverse order, so its next use is as well known as that of a chunk of parameters,
-and one plan decides about both (:func:`fastfold.memory.planner.choose_spans`). A block may be recomputed: then its
-inputs alone are saved, and these may wait at home. In a first step, before anything has been measured, every block is
-recomputed and everything else that is saved goes home.
+and one plan decides about both (:func:`fastfold.memory.planner.planner.choose_spans`). A block may be recomputed: then
+its inputs alone are saved, and these may wait at home. In a first step, before anything has been measured, every block
+is recomputed and everything else that is saved goes home.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.memory.devices import Device
-from fastfold.memory.tiers import Tier
-from fastfold.memory.trace import SpanKey
+from fastfold.memory.devices.device import Device
+from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.gemini.access_trace import SpanKey
 
 # Tensors of fewer bytes are not worth moving.
 SMALLEST = 1024

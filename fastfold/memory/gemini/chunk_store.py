@@ -7,6 +7,8 @@ whose chunk is away is a tensor of NaN with its usual shape.
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +17,36 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory.chunks import Chunk, ChunkState, Slot
-from fastfold.memory.devices import Device, DeviceFull
-from fastfold.memory.schedule import BudgetError
-from fastfold.memory.tiers import Tier
+from fastfold.memory.devices.device import Device, DeviceFull
+from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.gemini.chunks import Chunk, ChunkState, Slot
+from fastfold.memory.planner.schedule import BudgetError
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of states for each element of a parameter, counted where there are states, else found by a step on a probe.
+
+    Args:
+        optimizer: Any of ``torch.optim``; it is not changed.
+    """
+    most = 0
+    for group in optimizer.param_groups:
+        parameter = next((p for p in group["params"] if optimizer.state.get(p)), None)
+        states = _probed(optimizer, group) if parameter is None else optimizer.state[parameter]
+        shape = (8, 8) if parameter is None else parameter.shape
+        tensors = [x for x in states.values() if isinstance(x, Tensor) and x.shape == shape]
+        most = max(most, sum(x.element_size() for x in tensors))
+    return most
+
+
+def _probed(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> dict[str, object]:
+    probe = nn.Parameter(torch.zeros(8, 8))
+    probe.grad = torch.zeros(8, 8)
+    twin = copy.copy(optimizer)
+    twin.param_groups = [{**group, "params": [probe]}]
+    twin.state = defaultdict(dict)
+    twin.step()
+    return dict(twin.state[probe])
 
 
 class ChunkStore:

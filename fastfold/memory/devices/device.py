@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from fastfold.memory.tiers import Tier
+from fastfold.memory.devices.tiers import Tier
 
 
 class DeviceFull(RuntimeError):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastfold.memory.chunks import ChunkState
-from fastfold.memory.planner import choose_spans, plan, with_spans
-from fastfold.memory.schedule import NextUse, Plan, Step, choose_evictions
-from fastfold.memory.store import ChunkStore
-from fastfold.memory.trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
+from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import ChunkState
+from fastfold.memory.planner.planner import choose_spans, plan, with_spans
+from fastfold.memory.planner.schedule import NextUse, Plan, Step, choose_evictions
 
 # A training loop that never steps the optimizer must not be recorded for ever.
 _LONGEST = 100_000
@@ -166,7 +166,7 @@ class Residency:
         self._plans[trace.keys] = (trace, made, 1)
         cycle.steps, cycle.before = made.cycle(0), resident
 
-    # Saved tensors, as `fastfold.memory.activations.Ledger` asks
+    # Saved tensors, as `fastfold.memory.gemini.activations.Ledger` asks
 
     def new_call(self) -> int:
         """Number of a block's call in this step."""

@@ -20,7 +20,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fastfold.memory.devices import Device, DeviceFull
+from fastfold.memory.devices.device import Device, DeviceFull
 
 
 class SimulatedDevice(Device):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastfold.memory.planner import BudgetError
+from fastfold.memory.planner.planner import BudgetError
 
 _MOST = 1 << 20
 

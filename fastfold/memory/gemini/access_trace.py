@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fastfold.memory.schedule import Access, Chunk, Span
+from fastfold.memory.planner.schedule import Access, Chunk, Span
 
 # What may stay or leave: its kind, the number of the block's call, and its number there.
 SpanKey = tuple[str, int, int]

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastfold.memory.chunks import Chunk
-from fastfold.memory.store import ChunkStore
-from fastfold.memory.trace import Trace
+from fastfold.memory.gemini.access_trace import Trace
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import Chunk
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fastfold.memory.tiers import ALIGNMENT
+from fastfold.memory.devices.tiers import ALIGNMENT
 
 
 class ChunkState(enum.Enum):

@@ -23,17 +23,16 @@ import torch.distributed as dist
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory.activations import SavedTensors
-from fastfold.memory.chunks import Chunk, build_chunks
-from fastfold.memory.devices import CudaDevice, Device
-from fastfold.memory.hooks import ModuleHooks
-from fastfold.memory.probe import state_bytes
-from fastfold.memory.ranks import Ranks
-from fastfold.memory.residency import Residency
-from fastfold.memory.schedule import BudgetError
-from fastfold.memory.simulated import SimulatedDevice
-from fastfold.memory.store import ChunkStore
-from fastfold.memory.tiers import NvmeTier, Tier
+from fastfold.memory.devices.device import CudaDevice, Device
+from fastfold.memory.devices.simulated import SimulatedDevice
+from fastfold.memory.devices.tiers import NvmeTier, Tier
+from fastfold.memory.gemini.activations import SavedTensors
+from fastfold.memory.gemini.chunk_store import ChunkStore, state_bytes
+from fastfold.memory.gemini.chunks import Chunk, build_chunks
+from fastfold.memory.gemini.distributed import Ranks
+from fastfold.memory.gemini.executor import Residency
+from fastfold.memory.gemini.module_hooks import ModuleHooks
+from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.units import parse_bytes
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")

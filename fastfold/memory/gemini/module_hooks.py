@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from fastfold.memory.activations import SavedTensors
-from fastfold.memory.residency import Residency
-from fastfold.memory.store import ChunkStore
-from fastfold.memory.trace import pass_key
+from fastfold.memory.gemini.access_trace import pass_key
+from fastfold.memory.gemini.activations import SavedTensors
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.executor import Residency
 
 
 class _Call:
