@@ -116,7 +116,8 @@ class OptimConfig:
     """Group ``optim``: the optimizer, its schedule, and the average of the weights (supplement, section 1.11.3).
 
     Attributes:
-        name: ``adam``, or for batches of thousands ``lamb`` or ``lars`` (see :mod:`fastfold.parallel.large_batch`).
+        name: ``adam``, or for batches of thousands ``lamb`` or ``lars``
+            (see :mod:`fastfold.parallel.data_parallel.large_batch`).
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
         decay_after: Step after which the rate is multiplied once, or null.

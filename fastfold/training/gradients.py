@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fastfold.parallel.fully_sharded import FullySharded
-from fastfold.parallel.stages import Replicated
+from fastfold.parallel.data_parallel.fsdp import FullySharded
+from fastfold.parallel.data_parallel.zero import Replicated
 
 
 class SampleGradients:

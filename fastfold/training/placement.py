@@ -10,7 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.memory import Gemini, SimulatedDevice, parse_bytes
 from fastfold.memory.devices.device import CudaDevice, Device
-from fastfold.parallel.parallel_optimizer import ParallelOptimizer
+from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
 from fastfold.training.world import World
 

@@ -94,7 +94,7 @@ def test_processes_that_are_not_there_are_asked_for(cli: CommandLine, parallel: 
 FAILING = """
 import os, sys
 from fastfold.cli import main
-from fastfold.parallel.alphafold.axial_network import AxialAlphaFold
+from fastfold.parallel.alphafold.axial_model import AxialAlphaFold
 
 which, how = int(sys.argv[1]), sys.argv[2]
 if int(os.environ["RANK"]) == which:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.axial import AxialShards, mean_gradients
-from fastfold.parallel.collectives import all_reduce
+from fastfold.parallel.axial.shards import AxialShards, mean_gradients
+from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
 from tests.evoformer.small import oracle_config, random_model

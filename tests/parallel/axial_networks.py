@@ -20,7 +20,7 @@ from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.axial import mean_gradients
+from fastfold.parallel.axial.shards import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.evoformer.small import oracle_arrays, oracle_config, oracle_features, random_model

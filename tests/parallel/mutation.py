@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastfold.parallel import exchange
-from fastfold.parallel.exchange import Box, Pending, ready
-from fastfold.parallel.groups import Group
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import Box, Pending, ready
+from fastfold.parallel.comm.groups import Group
 
 REDUCTIONS = ("start_all_reduce", "start_reduce_scatter", "start_reduce")
 # Of a ring that adds up as it goes: what has been added so far is passed on.
@@ -50,9 +50,9 @@ def _own_part(
 ) -> Tensor:
     """The box that a rank gets, zero but for what it had already."""
     held, wanted = source[group.rank], target[group.rank]
-    kept = [exchange._common(*pair) for pair in zip(held, wanted, strict=True)]
-    out = x.new_zeros(exchange._box_shape(x.shape, dims, wanted))
-    exchange._cut(out, dims, wanted, tuple(kept)).copy_(exchange._cut(x, dims, held, tuple(kept)))
+    kept = [async_ops._common(*pair) for pair in zip(held, wanted, strict=True)]
+    out = x.new_zeros(async_ops._box_shape(x.shape, dims, wanted))
+    async_ops._cut(out, dims, wanted, tuple(kept)).copy_(async_ops._cut(x, dims, held, tuple(kept)))
     return out
 
 
@@ -68,10 +68,10 @@ def _without(
 
     Args:
         left_out: Which one; ranks that are in no such group forget none.
-        names: Functions of :mod:`fastfold.parallel.exchange`.
+        names: Functions of :mod:`fastfold.parallel.comm.async_ops`.
         apart: Whether groups of one name are told apart by their ranks.
     """
-    originals = {name: getattr(exchange, name) for name in names}
+    originals = {name: getattr(async_ops, name) for name in names}
     calls: dict[Reduction, str] = {}
     counts: Counter[str] = Counter()
 
@@ -87,12 +87,12 @@ def _without(
         return reduction
 
     for name in names:
-        setattr(exchange, name, wrapped(name))
+        setattr(async_ops, name, wrapped(name))
     try:
         yield calls
     finally:
         for name, start in originals.items():
-            setattr(exchange, name, start)
+            setattr(async_ops, name, start)
 
 
 def undetected_reductions(
@@ -107,7 +107,7 @@ def undetected_reductions(
         difference: Computes and gives this rank's largest difference from what is right. The ranks of a group call
             the same collectives in the same order.
         threshold: A difference above it is noticed.
-        names: Functions of :mod:`fastfold.parallel.exchange` that are left out.
+        names: Functions of :mod:`fastfold.parallel.comm.async_ops` that are left out.
         apart: Leave it out of one group at a time, as where groups run different programs, rather than of all groups
             of its name.
 

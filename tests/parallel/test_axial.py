@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import axial
-from fastfold.parallel.axial import AxialShards, Rows, check_alike, mean_gradients
-from fastfold.parallel.axial_product import choose_contraction
+from fastfold.parallel.axial import shards as axial
+from fastfold.parallel.axial.matmul import choose_contraction
+from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import difference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.parallel.alphafold.fetched_again import FetchingStep
+from fastfold.parallel.alphafold.regather import FetchingStep
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import CASES, differences

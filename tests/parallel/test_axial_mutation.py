@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastfold.parallel.alphafold import dap_parallel
-from fastfold.parallel.axial import mean_gradients
+from fastfold.parallel.axial.shards import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.axial_cases import CASES, difference, differences

@@ -11,11 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.alphafold.block_volume import fastfold_elements
-from fastfold.parallel.axial import AxialShards
+from fastfold.parallel.alphafold.communication_volume import fastfold_elements
+from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.tracing import counting_mesh
+from fastfold.parallel.planner.fake_run import counting_mesh
 
 C_M, C_Z = 256, 128
 

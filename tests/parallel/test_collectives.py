@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastfold.parallel import collectives as c
-from fastfold.parallel import exchange
-from fastfold.parallel.exchange import Pending
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm import collectives as c
+from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.groups import Group, shard_sizes
 from tests.parallel.launch import launch
 
 TOLERANCE = 1e-12
@@ -160,7 +160,7 @@ class _Compute(torch.autograd.Function):
 
 
 def _spied(name: str, events: list[str]) -> Callable[..., Pending]:
-    start = getattr(exchange, name)
+    start = getattr(async_ops, name)
 
     def spied(*args: object) -> Pending:
         events.append(name)
@@ -174,7 +174,7 @@ def _spied(name: str, events: list[str]) -> Callable[..., Pending]:
 def _overlap() -> None:
     group, events = Group(dist.group.WORLD), list[str]()
     for name in ("start_gather", "start_reduce_scatter", "start_all_to_all", "start_shift"):
-        setattr(exchange, name, _spied(name, events))
+        setattr(async_ops, name, _spied(name, events))
     cases: list[tuple[Callable[[Tensor], c.Handle], str, str]] = [
         (lambda x: c.gather_async(x, 0, group), "start_gather", "start_reduce_scatter"),
         (lambda x: c.reduce_scatter_async(x, 0, group), "start_reduce_scatter", "start_gather"),
@@ -276,7 +276,7 @@ def test_shards_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_result_is_given_once_and_its_buffers_are_let_go() -> None:
-    pending = exchange.ready(torch.ones(2))
+    pending = async_ops.ready(torch.ones(2))
     assert torch.equal(pending.wait(), torch.ones(2))
     with pytest.raises(RuntimeError, match="asked for twice"):
         pending.wait()

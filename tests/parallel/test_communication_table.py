@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from benchmarks.parallel import mean_over_ranks
-from fastfold.parallel.alphafold.block_volume import block_communication, fastfold_elements
+from fastfold.parallel.alphafold.communication_volume import block_communication, fastfold_elements
 from fastfold.parallel.plan import ParallelPlan
 
 GRIDS = {4: 2, 8: 2, 64: 8, 512: 16}

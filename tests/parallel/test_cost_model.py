@@ -20,17 +20,17 @@ from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_defini
 from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
 from fastfold.kernels.ops.transition.op import transition_definition
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
-from fastfold.parallel.collectives import all_reduce, all_reduce_gradient
-from fastfold.parallel.cost_model import compute_seconds, step_cost
-from fastfold.parallel.groups import Communication
-from fastfold.parallel.hardware import Assumptions, Rates, accelerator, rates
-from fastfold.parallel.link_costs import exchange_seconds
+from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
+from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.operator_costs import OPERATOR_COSTS
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.trace_recorder import Operation, Part
-from fastfold.parallel.tracing import counting_mesh, trace
-from fastfold.parallel.workload import Repeat, Workload, standard_layouts
+from fastfold.parallel.planner.communication_cost import exchange_seconds
+from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
+from fastfold.parallel.planner.fake_run import counting_mesh, trace
+from fastfold.parallel.planner.hardware import Assumptions, Rates, accelerator, rates
+from fastfold.parallel.planner.operator_cost import OPERATOR_COSTS
+from fastfold.parallel.planner.trace import Operation, Part
+from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 WIDTH, HIDDEN, ROWS = 24, 40, 16
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.grid import Grid
-from fastfold.parallel.grid_product import choose_contraction, contract, contract_columns, elements_sent
+from fastfold.parallel.axial.grid import Grid
+from fastfold.parallel.axial.grid_matmul import choose_contraction, contract, contract_columns, elements_sent
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.launch import launch

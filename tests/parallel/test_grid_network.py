@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.parallel.alphafold import grid_parallel
-from fastfold.parallel.axial import AxialShards, mean_gradients
+from fastfold.parallel.axial.shards import AxialShards, mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.conftest import require_shared

@@ -11,9 +11,9 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.parallel.alphafold import grid_parallel
-from fastfold.parallel.alphafold.grid_steps import GridLayout, attention_elements
-from fastfold.parallel.grid import Grid
-from fastfold.parallel.grid_product import choose_contraction, elements_sent
+from fastfold.parallel.alphafold.grid_layers import GridLayout, attention_elements
+from fastfold.parallel.axial.grid import Grid
+from fastfold.parallel.axial.grid_matmul import choose_contraction, elements_sent
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from fastfold.parallel.collectives import all_reduce, reduce_scatter
-from fastfold.parallel.groups import Group
+from fastfold.parallel.comm.collectives import all_reduce, reduce_scatter
+from fastfold.parallel.comm.groups import Group
 from tests.parallel.launch import launch
 from tests.parallel.mutation import undetected_reductions
 

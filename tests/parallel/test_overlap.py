@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.overlap import ArtificialNetwork, measure_overlap
-from fastfold.parallel.collectives import all_to_all_async, gather_async
+from fastfold.parallel.comm.collectives import all_to_all_async, gather_async
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.parallel.launch import launch

@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
 from fastfold.parallel.alphafold.pipeline import stack_stages
-from fastfold.parallel.collectives import all_reduce
+from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.pipeline import Pipeline, split_blocks
 from tests.evoformer.small import oracle_config
 from tests.parallel.axial_networks import BLIND, small_network

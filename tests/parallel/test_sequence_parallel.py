@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.kernels.ops.attention.op import attention_definition
-from fastfold.parallel import exchange
-from fastfold.parallel.collectives import all_reduce
-from fastfold.parallel.exchange import Pending
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.collectives import all_reduce
+from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.sequence_module import METHODS, SequenceParallel
-from fastfold.parallel.sequence_parallel import ring_attention, ulysses_attention
+from fastfold.parallel.sequence_parallel.attention import ring_attention, ulysses_attention
+from fastfold.parallel.sequence_parallel.module import METHODS, SequenceParallel
 from tests.conftest import REPOSITORY
 from tests.parallel.launch import launch
 from tests.parallel.mutation import SHIFTS, undetected_reductions
@@ -168,7 +168,7 @@ def _half_precision(group: Group, sizes: list[int], own: slice) -> None:
 def _overlap(group: Group, sizes: list[int], own: slice) -> None:
     """The next shard is under way when one is computed, and a shard's gradients when the next's are."""
     events: list[str] = []
-    start: Any = exchange.start_shift
+    start: Any = async_ops.start_shift
 
     def noted(x: Tensor, *args: object) -> Pending:
         number = sum(event.startswith("start") for event in events)
@@ -185,7 +185,7 @@ def _overlap(group: Group, sizes: list[int], own: slice) -> None:
     q, k, v = (x.detach()[:, :, own].requires_grad_() for x in whole.leaves)
     product: Any = torch.Tensor.__matmul__
     patched: Any = torch.Tensor
-    sends: Any = exchange
+    sends: Any = async_ops
 
     def matmul(x: Tensor, y: Tensor) -> Tensor:
         events.append("compute")

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import exchange
-from fastfold.parallel.collectives import all_reduce
-from fastfold.parallel.exchange import Pending
-from fastfold.parallel.groups import Group
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.collectives import all_reduce
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.tensor_parallel import (
@@ -241,7 +241,7 @@ def _summa_overlaps(mesh: ParallelMesh) -> None:
     """The second step's broadcasts are under way when the first step's are waited for."""
     layer = ParallelLinear.from_plain(nn.Linear(4, 4, bias=False, dtype=torch.float64), mesh)
     events: list[str] = []
-    start = exchange.start_broadcast
+    start = async_ops.start_broadcast
 
     def noted(x: Tensor, source: int, group: Group) -> Pending:
         events.append(f"start {source} over {group.name}")
@@ -253,11 +253,11 @@ def _summa_overlaps(mesh: ParallelMesh) -> None:
 
         return Pending(finish)
 
-    exchange.start_broadcast = noted
+    async_ops.start_broadcast = noted
     try:
         layer(layer.before.take(torch.ones(4, 4, dtype=torch.float64), layer.in_parts))
     finally:
-        exchange.start_broadcast = start
+        async_ops.start_broadcast = start
     for name in ("tp_row", "tp_column"):
         assert events.index(f"start 1 over {name}") < events.index(f"use 0 over {name}")
 

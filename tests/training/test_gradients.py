@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fastfold.parallel import ParallelMesh, ParallelPlan
-from fastfold.parallel.stages import Replicated
+from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.training.gradients import SampleGradients
 
 
