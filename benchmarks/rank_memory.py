@@ -9,7 +9,7 @@ import torch
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import FOLDING_POLICY
+from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.parallel.alphafold.dap import dap_parallel
 from fastfold.parallel.alphafold.workload import alphafold_workload, made_up_features, one_block_each
 from fastfold.parallel.plan import ParallelPlan

@@ -21,7 +21,7 @@ from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.simulation import SimulatedHost
+from fastfold.inference.simulate import SimulatedHost
 from fastfold.inference.verify import verify
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice

@@ -23,8 +23,8 @@ from fastfold.data.targets import target_from_sequence  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import Precision, set_precision  # noqa: E402
-from fastfold.inference.fold_plan import Planner  # noqa: E402
 from fastfold.inference.folding import fold  # noqa: E402
+from fastfold.inference.planning.planner import Planner  # noqa: E402
 
 
 def measure(preset: str, residues: int, precision: Precision, rows: int, which: str) -> dict[str, int]:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.errors import OutputError
-from fastfold.inference.files import CompletionMarker
+from fastfold.inference.output.completion import CompletionMarker
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest, input_hash
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastfold.inference import heap
-from fastfold.inference.heap import trimmed_heap
+from fastfold.inference import malloc_trim
+from fastfold.inference.malloc_trim import trimmed_heap
 from tests.evoformer.small import oracle_config, oracle_features, random_model
 
 MIB = 1 << 20
@@ -21,12 +21,12 @@ def _resident() -> int:
     return pages * 4096
 
 
-@pytest.mark.skipif(sys.platform != "linux" or heap._trim() is None, reason="needs glibc, and /proc")
+@pytest.mark.skipif(sys.platform != "linux" or malloc_trim._trim() is None, reason="needs glibc, and /proc")
 def test_freed_blocks_do_not_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beneath a small one that lives, blocks of a size that the C library keeps; all of it goes back but for that."""
     torch.empty(24 * MIB, dtype=torch.uint8).fill_(1)  # from here on blocks of this size come from the heap
     model = random_model(oracle_config())
-    monkeypatch.setattr(heap, "_large_steps", lambda _: [model.single_projection])
+    monkeypatch.setattr(malloc_trim, "_large_steps", lambda _: [model.single_projection])
     with trimmed_heap(model):
         before = _resident()
         blocks = [torch.empty(16 * MIB, dtype=torch.uint8).fill_(1) for _ in range(8)]
@@ -41,7 +41,7 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trimmed: list[int] = []
-    monkeypatch.setattr(heap, "_trim", lambda: trimmed.append)
+    monkeypatch.setattr(malloc_trim, "_trim", lambda: trimmed.append)
     model, features = random_model(oracle_config()), oracle_features()
     with torch.inference_mode(), trimmed_heap(model):
         model(features, num_recycles=1)
@@ -59,14 +59,16 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_trim", lambda: None)
+    monkeypatch.setattr(malloc_trim, "_trim", lambda: None)
     model = random_model(oracle_config())
     with trimmed_heap(model):
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heap, "_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors"))
+    monkeypatch.setattr(
+        malloc_trim, "_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors")
+    )
     model = random_model(oracle_config()).to("meta")
     with trimmed_heap(model):
         found: Tensor = model.single_projection(

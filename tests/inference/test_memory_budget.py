@@ -19,9 +19,9 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference import folding
-from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan, Planner
-from fastfold.inference.memory_budget import fold_within
-from fastfold.inference.operator_cost import Costs, measure_costs
+from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
+from fastfold.inference.planning.retry import fold_within
+from fastfold.inference.planning.time_model import Costs, measure_costs
 from fastfold.memory import BudgetError, SimulatedDevice
 from fastfold.utils.units import GIB
 from tests.inference.conftest import CommandLine

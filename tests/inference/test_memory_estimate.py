@@ -13,9 +13,9 @@ import torch
 
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
-from fastfold.inference import memory_estimate
-from fastfold.inference.fold_plan import Planner
-from fastfold.inference.memory_estimate import available_bytes, check_fits
+from fastfold.inference.planning import available_memory
+from fastfold.inference.planning.available_memory import available_bytes, check_fits
+from fastfold.inference.planning.planner import Planner
 from fastfold.utils.units import GIB
 from tests.conftest import REPOSITORY
 
@@ -55,7 +55,7 @@ def test_what_fits_passes_silently():
 
 
 def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(memory_estimate, "available_bytes", lambda device: 16 * GIB)
+    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 16 * GIB)
     config = model_config("model_1_ptm")
     with pytest.raises(InputError) as caught:
         check_fits(config, 5000, CPU, element_size=4, name="T1")
@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pyt
 
 def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatch):
     config = model_config("model_1_ptm")
-    monkeypatch.setattr(memory_estimate, "available_bytes", lambda _: Planner(config, 2).smallest(2000) + 1)
+    monkeypatch.setattr(available_memory, "available_bytes", lambda _: Planner(config, 2).smallest(2000) + 1)
     with pytest.raises(InputError, match="use --precision bf16, or take a device"):
         check_fits(config, 2000, CPU, element_size=4, name="T1")
     check_fits(config, 2000, CPU, element_size=2, name="T1")
@@ -104,7 +104,7 @@ class TestControlGroups:
         (folder / "memory.stat").write_text(f"anon {used - files}\nfile {files + 9}\nshmem 9\n")
 
     def left(self, groups: Path) -> list[int]:
-        return memory_estimate._group_memory(groups / "own", groups)
+        return available_memory._group_memory(groups / "own", groups)
 
     def test_every_group_on_the_way_up_counts_and_file_pages_are_free(self, groups: Path):
         self.limit(groups / "slurm" / "job_7", str(8 * GIB), 3 * GIB, GIB)
@@ -119,12 +119,12 @@ class TestControlGroups:
     def test_what_cannot_be_read_limits_nothing(self, groups: Path, own: str):
         (groups / "own").write_text(own)
         assert self.left(groups) == []
-        assert memory_estimate._group_memory(groups / "none", groups) == []
+        assert available_memory._group_memory(groups / "none", groups) == []
 
     def test_the_smallest_limit_decides(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(memory_estimate, "_group_memory", lambda: [5, 7])
+        monkeypatch.setattr(available_memory, "_group_memory", lambda: [5, 7])
         assert available_bytes(CPU) == 5
-        monkeypatch.setattr(memory_estimate, "_group_memory", lambda: [-1])
+        monkeypatch.setattr(available_memory, "_group_memory", lambda: [-1])
         assert available_bytes(CPU) == 0
 
 

@@ -15,8 +15,8 @@ import pytest
 from Bio.PDB import MMCIFParser
 
 from fastfold.errors import OutputError
-from fastfold.inference.prediction import Prediction
-from fastfold.inference.scores import pae_json
+from fastfold.inference.output.json_files import pae_json
+from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import chain_name
@@ -218,7 +218,7 @@ def test_inconsistent_predictions_are_refused(changes, message):
 
 def test_nothing_slow_is_imported_before_it_is_needed():
     script = (
-        "import sys, fastfold.inference.prediction as p, fastfold.protein.io.modelcif_writer;"
+        "import sys, fastfold.inference.output.prediction as p, fastfold.protein.io.modelcif_writer;"
         "print([m for m in ('torch', 'matplotlib', 'modelcif', 'ihm', 'Bio') if m in sys.modules])"
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout

@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.cli import main
 from fastfold.errors import InputError
-from fastfold.inference.reference import compare_target, find_reference, structure_to_protein
+from fastfold.inference.output.evaluate import compare_target, find_reference, structure_to_protein
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
 from tests.inference.conftest import CommandLine

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.config import is_multimer, model_config
-from fastfold.inference import simulation
-from fastfold.inference.fold_plan import Planner
-from fastfold.inference.operator_memory import CUDA_BLOCK
-from fastfold.inference.simulation import simulate
+from fastfold.inference import simulate as simulation
+from fastfold.inference.planning.memory_model import CUDA_BLOCK
+from fastfold.inference.planning.planner import Planner
+from fastfold.inference.simulate import simulate
 from fastfold.memory import BudgetError, DeviceFull
 from fastfold.utils.units import GIB
 

@@ -15,8 +15,8 @@ import numpy as np
 from fastfold._version import __version__
 from fastfold.data.targets import safe_stem
 from fastfold.errors import OutputError
-from fastfold.inference import scores as score_files
-from fastfold.inference.plots import confidence_png
+from fastfold.inference.output import json_files as score_files
+from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb

@@ -10,7 +10,7 @@ import numpy as np
 
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError
-from fastfold.inference.scores import lines_json, rounded
+from fastfold.inference.output.json_files import lines_json, rounded
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_proteins

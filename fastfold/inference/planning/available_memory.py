@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fastfold.errors import InputError
-from fastfold.inference.fold_plan import FoldPlan, Planner
+from fastfold.inference.planning.planner import FoldPlan, Planner
 from fastfold.memory import BudgetError
 from fastfold.utils.units import GIB
 

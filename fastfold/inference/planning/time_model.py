@@ -79,7 +79,7 @@ class Costs:
 
         Args:
             config: Official configuration tree.
-            fold: :class:`~fastfold.inference.operator_memory.Fold`.
+            fold: :class:`~fastfold.inference.planning.memory_model.Fold`.
         """
         c = config.model.embeddings_and_evoformer
         n, pairs, c_z, c_m, c_e = (

@@ -9,8 +9,7 @@ import torch
 
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.operator_cost import Costs
-from fastfold.inference.operator_memory import (
+from fastfold.inference.planning.memory_model import (
     LARGEST_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
@@ -19,6 +18,7 @@ from fastfold.inference.operator_memory import (
     pair_bytes,
     row_elements,
 )
+from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.autochunk import (
     ChunkPlan,

@@ -11,10 +11,10 @@ import torch
 
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.failures import is_out_of_memory
-from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
-from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes, plan_target
-from fastfold.inference.operator_cost import measure_costs
+from fastfold.inference.error_messages import is_out_of_memory
+from fastfold.inference.planning.available_memory import available_bytes, host_memory_bytes, plan_target
+from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
+from fastfold.inference.planning.time_model import measure_costs
 from fastfold.utils.units import GIB
 
 Result = TypeVar("Result")

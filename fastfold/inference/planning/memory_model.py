@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastfold.evoformer.config import ensemble_size, is_multimer
-from fastfold.inference.operator_cost import Costs, StepTimes
+from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.autochunk import Operator, Way
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
-from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.folding import run_network
-from fastfold.inference.operator_memory import FIXED_CUDA
+from fastfold.inference.planning.memory_model import FIXED_CUDA
+from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.kernels.common.backend import without_launches
 from fastfold.memory import SimulatedDevice
 from fastfold.memory.offload import HostTier

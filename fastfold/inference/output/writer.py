@@ -18,10 +18,10 @@ from fastfold._version import __version__
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
-from fastfold.inference.files import CompletionMarker
-from fastfold.inference.networks import Network
-from fastfold.inference.prediction import Prediction
-from fastfold.inference.scores import lines_json
+from fastfold.inference.models import Network
+from fastfold.inference.output.completion import CompletionMarker
+from fastfold.inference.output.json_files import lines_json
+from fastfold.inference.output.prediction import Prediction
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import input_hash
 
