@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastfold.errors import ConfigError
-from fastfold.training.parallel_plan import ParallelConfig
+from fastfold.training.parallel_config import ParallelConfig
 
 
 @dataclass

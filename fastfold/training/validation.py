@@ -22,7 +22,7 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
-from fastfold.training.chain_exchange import exchanged_atoms
+from fastfold.training.chain_permutation import exchanged_atoms
 
 _CA = rc.atom_order["CA"]
 

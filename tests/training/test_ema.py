@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.training.ema import ExponentialMovingAverage
+from fastfold.training.optim.ema import ExponentialMovingAverage
 
 
 class Net(nn.Module):

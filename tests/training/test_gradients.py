@@ -8,7 +8,7 @@ from torch import nn
 
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.data_parallel.zero import Replicated
-from fastfold.training.gradients import SampleGradients
+from fastfold.training.optim.grad_accumulation import SampleGradients
 
 
 def _gradients(parameters: list[nn.Parameter], clip: float) -> SampleGradients:

@@ -14,15 +14,22 @@ from typing import Any
 import pytest
 
 from fastfold.errors import InputError, OutputError
-from fastfold.training import loggers
-from fastfold.training.event_file import crc32c, read_steps, record, scalar_event, text_event, version_event
-from fastfold.training.loggers import (
+from fastfold.training.logging import loggers
+from fastfold.training.logging.loggers import (
     CsvLogger,
     JsonLinesLogger,
     Logger,
     LoggerGroup,
     TensorBoardLogger,
     read_json_lines,
+)
+from fastfold.training.logging.tensorboard import (
+    crc32c,
+    read_steps,
+    record,
+    scalar_event,
+    text_event,
+    version_event,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastfold.training.order_log import OrderLog, consumed_chains
+from fastfold.training.logging.draw_log import OrderLog, consumed_chains
 
 
 def test_chains_are_counted_once_over_processes_and_restarts(tmp_path: Path):

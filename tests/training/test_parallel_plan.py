@@ -7,7 +7,7 @@ import pytest
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
 from fastfold.training.compose import compose_config
-from fastfold.training.parallel_plan import ParallelConfig, plan_of
+from fastfold.training.parallel_config import ParallelConfig, plan_of
 
 PLACES = ["data.directory=structures", "trainer.out=run"]
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from fastfold.training import progress as module
-from fastfold.training.progress import TrainingProgress
+from fastfold.training.logging import progress as module
+from fastfold.training.logging.progress import TrainingProgress
 
 NUMBERS = {
     "loss": 3.14159,

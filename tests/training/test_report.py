@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from fastfold.errors import InputError, OutputError
-from fastfold.training.curves import smooth
-from fastfold.training.loggers import JsonLinesLogger
-from fastfold.training.report import curve, write_report
+from fastfold.training.logging.loggers import JsonLinesLogger
+from fastfold.training.report.curves import smooth
+from fastfold.training.report.report import curve, write_report
 
 
 def write_metrics(folder: Path, steps: int = 200) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
-from fastfold.training.parallel_plan import ParallelConfig, plan_of
+from fastfold.training.parallel_config import ParallelConfig, plan_of
 
 T = TypeVar("T")
 

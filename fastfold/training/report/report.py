@@ -1,8 +1,8 @@
 """The report of a run: its numbers and curves as one page of Markdown, made from what the run has written so far.
 
-Read are ``metrics.jsonl`` (:class:`~fastfold.training.loggers.JsonLinesLogger`), ``validation.jsonl`` (one validation
-per line, with the scores of each chain and of its residues), ``quarantine.tsv`` and ``config.yaml``; each may be
-missing.
+Read are ``metrics.jsonl`` (:class:`~fastfold.training.logging.loggers.JsonLinesLogger`), ``validation.jsonl`` (one
+validation per line, with the scores of each chain and of its residues), ``quarantine.tsv`` and ``config.yaml``; each
+may be missing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import InputError
-from fastfold.training.calibration import calibrate, calibration_png
-from fastfold.training.curves import Curve, curves_png
-from fastfold.training.loggers import read_json_lines
+from fastfold.training.logging.loggers import read_json_lines
+from fastfold.training.report.calibration import calibrate, calibration_png
+from fastfold.training.report.curves import Curve, curves_png
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _PARTS = (

@@ -12,7 +12,7 @@ from fastfold.memory import Gemini, SimulatedDevice, parse_bytes
 from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
-from fastfold.training.world import World
+from fastfold.training.distributed import World
 
 
 class Placement:

@@ -32,7 +32,7 @@ from fastfold.data.training.filters import Filtered, Filters, apply_filters
 from fastfold.data.training.sample import SampleSettings, training_sample
 from fastfold.data.training.sampling import WeightedOrder, sampling_weights
 from fastfold.training.config import DataConfig
-from fastfold.training.world import World
+from fastfold.training.distributed import World
 
 
 @dataclass(frozen=True)

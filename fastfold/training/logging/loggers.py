@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fastfold.errors import InputError, OutputError
-from fastfold.training.event_file import read_steps, record, scalar_event, text_event, version_event
+from fastfold.training.logging.tensorboard import read_steps, record, scalar_event, text_event, version_event
 from fastfold.utils.atomic_files import write_atomic
 
 AnyPath = str | os.PathLike[str]

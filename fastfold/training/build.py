@@ -13,9 +13,9 @@ from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
 from fastfold.parallel import Parallel, parallelize
 from fastfold.training.config import TrainConfig
+from fastfold.training.distributed import World
 from fastfold.training.lora import add_lora, freeze
-from fastfold.training.placement import check_memory
-from fastfold.training.world import World
+from fastfold.training.offload import check_memory
 
 
 def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
