@@ -27,7 +27,7 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import Contraction
 from fastfold.memory import SimulatedDevice
 from fastfold.memory.offload import HostTier
 from tests.conftest import REPOSITORY, require_shared
-from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features, random_model
+from tests.helpers.networks import folder, oracle_arrays, oracle_config, oracle_features, random_model
 
 
 def smallest() -> ExecutionPolicy:

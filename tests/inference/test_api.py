@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import Executed, ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning import planner
-from tests.inference.conftest import ORACLES, CommandLine
+from tests.helpers.command_line import ORACLES, CommandLine
 
 SEQUENCE = "MKTAYIAKQR"
 OTHER = "GSHMAWLPE"

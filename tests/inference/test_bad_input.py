@@ -25,7 +25,7 @@ import torch
 
 from fastfold.inference.output import writer
 from fastfold.utils import atomic_files as files
-from tests.inference.conftest import ORACLES, CommandLine, Outcome
+from tests.helpers.command_line import ORACLES, CommandLine, Outcome
 
 SEQUENCE = "MKTAYIAKQR"
 

@@ -16,7 +16,7 @@ from fastfold.evoformer.weights.checkpoint import weights_info
 from fastfold.inference.models import weights_path
 from fastfold.training.validation import score_chain
 from tests.conftest import REPOSITORY, require_shared
-from tests.inference.conftest import QUICK, CommandLine
+from tests.helpers.command_line import QUICK, CommandLine
 
 EXAMPLES = ("1igd", "1ctf", "1ail", "1tig", "1ten")
 

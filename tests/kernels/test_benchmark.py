@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from fastfold.evoformer.config import model_config
+from tests.conftest import REPOSITORY
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = REPOSITORY / "benchmarks"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model, save_weights
 from fastfold.training.lora import add_lora, freeze, lora_state_dict, merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
-from tests.evoformer.small import oracle_config, oracle_features, random_model
+from tests.helpers.networks import oracle_config, oracle_features, random_model
 
 
 @cache

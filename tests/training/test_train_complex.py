@@ -30,8 +30,8 @@ from fastfold.training.data import MakeSample, entry_reader, open_source, sample
 from fastfold.training.run import train
 from fastfold.training.trainer import Trainer
 from fastfold.training.validation import score_entry
-from tests.data.sample_chains import ca_trace, chain_structure
-from tests.evoformer.small import oracle_config, random_model
+from tests.helpers.networks import oracle_config, random_model
+from tests.helpers.sample_chains import ca_trace, chain_structure
 from tests.training.conftest import TINY
 
 TREE = oracle_config("synthetic_multimer")
