@@ -92,7 +92,7 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
     assert len({specimen.kernel.__name__ for specimen in specimens}) == 25
     assert len(specimens) == 860
     assert len(wanted) == sum(len(specimen.architectures) for specimen in specimens), "two have one name"
-    assert found == wanted, "run benchmarks/ahead_of_time.py --match the kernels that changed"
+    assert found == wanted, "run benchmarks/kernels/ahead_of_time.py --match the kernels that changed"
 
 
 def test_every_entry_of_the_table_of_configurations_is_built() -> None:

@@ -27,7 +27,7 @@ def read_measured(path: Path, gpu: str) -> dict[str, Any]:
     Args:
         path: Either a JSON object with ``gpu`` (the name) and any of ``matrix_rates`` (FLOP/s achieved in the
             operators, by dtype), ``bandwidth``, ``link`` and ``network`` (bytes/s achieved). Or what
-            ``benchmarks/kernels.py`` writes, ``kernels_<gpu>_<dtype>.csv``: then our operators' median rates count,
+            ``benchmarks/kernels/run.py`` writes, ``kernels_<gpu>_<dtype>.csv``: then our operators' median rates count,
             of products for those that come nearer to the matrix product's ceiling, of bytes for the others.
         gpu: The name that is expected.
 

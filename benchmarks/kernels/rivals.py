@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import plain_operators as plain
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.kernels import plain_operators as plain
 from fastfold import kernels
 
 Operator = Callable[..., Tensor]
@@ -129,7 +129,7 @@ def implementations(operator: str, device: torch.device) -> list[Implementation]
     """Ours, and everything else that runs an operator on a device and is installed.
 
     Args:
-        operator: As in :class:`kernel_cases.Case`.
+        operator: As in :class:`benchmarks.kernels.cases.Case`.
         device: Packages of other projects run on CUDA alone.
     """
     found = [

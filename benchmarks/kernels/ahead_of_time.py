@@ -1,6 +1,6 @@
 """What every Triton kernel and shipped configuration needs of a GPU: registers, shared memory, spills.
 
-Usage: python benchmarks/ahead_of_time.py [--match TEXT ...] [--out FOLDER]
+Usage: python benchmarks/kernels/ahead_of_time.py [--match TEXT ...] [--out FOLDER]
 
 Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), and configurations of RTX cards for sm_89, with the
 assembler in Triton's wheel; no GPU is needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results;
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument(
         "--match", nargs="+", default=[""], help="only kernels whose name contains one of these texts"
     )
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
     rows, defects = measure(options.match, former_rows(options.out / "ahead_of_time.csv"))
     options.out.mkdir(parents=True, exist_ok=True)

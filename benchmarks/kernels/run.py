@@ -1,8 +1,8 @@
 """Speed and memory of the kernels on a GPU, side by side with PyTorch and other projects' packages.
 
-Usage: python benchmarks/kernels.py [--sizes N ...] [--operators NAME ...] [--dtype T] [--minutes M] [--out FOLDER]
-       python benchmarks/kernels.py --check      correctness at N = 3072 and 4096
-       python benchmarks/kernels.py --tune       writes the fastest launch configurations into fastfold/kernels/tuned
+Usage: python benchmarks/kernels/run.py [--sizes N ...] [--operators NAME ...] [--dtype T] [--minutes M] [--out FOLDER]
+       python benchmarks/kernels/run.py --check      correctness at N = 3072 and 4096
+       python benchmarks/kernels/run.py --tune       writes the fastest configurations into fastfold/kernels/tuned
 
 Times are medians of CUDA events after a warm-up, over inputs in turn that the L2 cache cannot hold together. Memory is
 the allocator's peak above the inputs, in U: the pair tensor, N² · 128 elements. TFLOP/s and GB/s count the least work
@@ -24,13 +24,16 @@ from fastfold.cli.environment import prepare_environment
 prepare_environment()  # as the command line does, before PyTorch is loaded
 
 import torch  # noqa: E402
-from kernel_cases import ALIGNMENTS, SIZES, Case, cases  # noqa: E402
-from kernel_check import LIMITS, check  # noqa: E402
-from kernel_report import write_report  # noqa: E402
-from kernel_rivals import OURS, packages  # noqa: E402
-from kernel_runs import NO_MEMORY, carry_out, runs  # noqa: E402
-from kernel_tuning import tune, write_tables  # noqa: E402
-from measuring import Meter  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.kernels.cases import ALIGNMENTS, SIZES, Case, cases  # noqa: E402
+from benchmarks.kernels.check import LIMITS, check  # noqa: E402
+from benchmarks.kernels.measuring import Meter  # noqa: E402
+from benchmarks.kernels.report import write_report  # noqa: E402
+from benchmarks.kernels.rivals import OURS, packages  # noqa: E402
+from benchmarks.kernels.runs import NO_MEMORY, carry_out, runs  # noqa: E402
+from benchmarks.kernels.tuning import tune, write_tables  # noqa: E402
 
 RESERVE = 20.0
 """Seconds of the time limit that are kept for the last measurement and the report."""
@@ -46,7 +49,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--minutes", type=float, default=8.5, help="time limit of the whole run")
     parser.add_argument("--device", default="cuda", help="cpu runs everything and measures nothing")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     parser.add_argument("--check", action="store_true", help="compare with the definitions instead")
     parser.add_argument("--tune", action="store_true", help="look for launch configurations instead")
     options = parser.parse_args(arguments)
@@ -96,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tune:
         best = tune(found, meter, dtype, deadline)
         print(*write_tables(best, device), sep="\n")
-        print("now build them ahead of time: python benchmarks/ahead_of_time.py")
+        print("now build them ahead of time: python benchmarks/kernels/ahead_of_time.py")
         return 0
     machine = torch.cuda.get_device_name(device) if meter.cuda else "cpu, a trial that measures nothing"
     ceilings = meter.ceilings(dtype)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from kernel_cases import C_M, C_Z
-from measuring import Inputs, Meter, Timing
-from plain_operators import plain_network
 
+from benchmarks.kernels.cases import C_M, C_Z
+from benchmarks.kernels.measuring import Inputs, Meter, Timing
+from benchmarks.kernels.plain_operators import plain_network
 from fastfold.evoformer.evoformer import EvoformerBlock
 
 BLOCK = "evoformer_block"

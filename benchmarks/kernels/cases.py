@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from measuring import Inputs
+
+from benchmarks.kernels.measuring import Inputs
 
 SIZES = (256, 384, 512, 768, 1024, 2048, 3072, 4096)
 """Residues of the pair tensors."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from kernel_block import BLOCK, BlockRun
-from kernel_cases import Case
-from kernel_report import Row
-from kernel_rivals import OURS, Implementation, implementations
-from measuring import Ceilings, Inputs, Meter
 from torch import Tensor
+
+from benchmarks.kernels.block import BLOCK, BlockRun
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.measuring import Ceilings, Inputs, Meter
+from benchmarks.kernels.report import Row
+from benchmarks.kernels.rivals import OURS, Implementation, implementations
 
 NO_MEMORY = "out of memory"
 FORWARD, BOTH = "forward", "forward+backward"

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_cases import Case
-from kernel_rivals import OURS, implementations
-from measuring import Meter
 from torch import Tensor
 
 import fastfold.kernels
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.measuring import Meter
+from benchmarks.kernels.rivals import OURS, implementations
 from fastfold.kernels.common import tuning
 from fastfold.kernels.common.tuning import LaunchConfig, chip_class
 from fastfold.utils.atomic_files import write_atomic

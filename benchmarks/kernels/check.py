@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from kernel_cases import Case
-from kernel_rivals import OURS, implementations
-from measuring import Inputs
 from torch import Tensor
 from torch.nn.functional import linear
 
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.measuring import Inputs
+from benchmarks.kernels.rivals import OURS, implementations
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
