@@ -11,7 +11,7 @@ network's own number of recycles. Printed are tables in Markdown, by the depth o
 * cross-entropy of the distogram by separation in the sequence, and that of a prior that knows the separation alone,
   counted in chains of the training split;
 * precision of the contacts with the highest probability, of those with the highest coevolution in the alignment alone
-  (:mod:`fastfold.data.coevolution`), and of a random choice.
+  (:mod:`fastfold.data.features.coevolution`), and of a random choice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.environment import prepare_environment
+from fastfold.cli.environment import prepare_environment
 
 prepare_environment()  # as the command line does, before PyTorch is loaded
 
@@ -33,16 +33,15 @@ from accuracy_tables import Measured, summarise, tables  # noqa: E402
 from no_skill import helix_bundle, straight_helix  # noqa: E402
 
 import fastfold  # noqa: E402
-from fastfold.data.alignment import Msa  # noqa: E402
-from fastfold.data.chain_structure import ChainStructure  # noqa: E402
-from fastfold.data.coevolution import analyse  # noqa: E402
-from fastfold.data.raw_features import msa_features  # noqa: E402
-from fastfold.data.structure_file import read_structure  # noqa: E402
-from fastfold.data.training_entry import Entry, read_entry, select_chain  # noqa: E402
-from fastfold.data.training_set import WHOLE_SPLIT, open_training_set  # noqa: E402
-from fastfold.data.transforms import to_restype_order  # noqa: E402
+from fastfold.data.features.coevolution import analyse  # noqa: E402
+from fastfold.data.features.raw import msa_features  # noqa: E402
+from fastfold.data.features.transforms import to_restype_order  # noqa: E402
+from fastfold.data.msa.msa import Msa  # noqa: E402
+from fastfold.data.training.dataset import WHOLE_SPLIT, open_training_set  # noqa: E402
+from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
-from fastfold.protein.contacts import (  # noqa: E402
+from fastfold.protein.io.read import read_structure  # noqa: E402
+from fastfold.protein.metrics.contacts import (  # noqa: E402
     CONTACT_SEPARATION,
     LONG_RANGE,
     ContactPrecision,
@@ -50,9 +49,10 @@ from fastfold.protein.contacts import (  # noqa: E402
     contact_precision,
     distogram_cross_entropy,
 )
-from fastfold.protein.metrics import lddt  # noqa: E402
-from fastfold.protein.metrics_superposed import tm_score  # noqa: E402
-from fastfold.training.calibration import calibrate, calibration_png  # noqa: E402
+from fastfold.protein.metrics.lddt import lddt  # noqa: E402
+from fastfold.protein.metrics.tm_score import tm_score  # noqa: E402
+from fastfold.protein.structure import ChainStructure  # noqa: E402
+from fastfold.training.report.calibration import calibrate, calibration_png  # noqa: E402
 from fastfold.training.validation import ChainScore, resolved_beta, score_chain  # noqa: E402
 
 

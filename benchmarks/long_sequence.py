@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastfold.environment import prepare_environment
+from fastfold.cli.environment import prepare_environment
 
 prepare_environment()  # as the command line does, before PyTorch is loaded
 
@@ -37,11 +37,12 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
-from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes  # noqa: E402
-from fastfold.inference.folding import choose_device, set_precision  # noqa: E402
-from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes  # noqa: E402
-from fastfold.kernels.host_tier import HostTier  # noqa: E402
+from fastfold.evoformer.precision import set_precision  # noqa: E402
+from fastfold.inference.planning.available_memory import available_bytes, host_memory_bytes  # noqa: E402
+from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.memory import parse_bytes  # noqa: E402
+from fastfold.memory.offload import HostTier  # noqa: E402
+from fastfold.utils.device import choose_device  # noqa: E402
 
 C_Z = 128
 
@@ -216,7 +217,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What a device with the budget would hold, and the host, at each length."""
-    from fastfold.inference.simulation import simulate
+    from fastfold.inference.simulate import simulate
 
     if options.memory_budget is None:
         raise SystemExit("--simulate needs a --memory-budget: there is no device to ask")

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastfold.environment import prepare_environment
+from fastfold.cli.environment import prepare_environment
 
 prepare_environment()  # as the command line does, before PyTorch is loaded
 
@@ -27,7 +27,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from fastfold.protein import residue_constants as rc  # noqa: E402
-from fastfold.protein.pdb import to_pdb  # noqa: E402
+from fastfold.protein.io.pdb_writer import to_pdb  # noqa: E402
 from fastfold.protein.protein import Protein  # noqa: E402
 from fastfold.training.checkpoint import Checkpoints  # noqa: E402
 from fastfold.training.compose import compose_config  # noqa: E402

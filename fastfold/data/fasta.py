@@ -14,8 +14,8 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from fastfold.data.targets import Chain, Target, make_chains, parse_sequence, safe_stem, unique_stems
-from fastfold.data.text_files import PathLike, read_text_bytes, split_lines
 from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 MAX_FASTA_BYTES = 1 << 28
 

@@ -9,10 +9,10 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from fastfold.data.text_files import PathLike, split_lines
 from fastfold.errors import InputError
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import restypes
+from fastfold.utils.text_files import PathLike, split_lines
 
 MAX_NAME_LENGTH = 100
 

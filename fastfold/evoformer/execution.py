@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from fastfold.kernels.host_tier import HostTier, WaitingRows
-from fastfold.kernels.triangle_contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory.offload import HostTier, WaitingRows
 
 Branch = Callable[[Tensor, slice, Tensor | None, Tensor | None], Tensor]
 """``(block, index, dropout, out)`` to ``block + dropout * update(block)``, written to ``out`` if that is given.

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.evoformer.attention import Attention, GlobalAttention, columns, self_attention
-from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.execution import Executed, add_update
-from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
 class MSARowAttention(Executed):

@@ -12,9 +12,9 @@ from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer, updated
-from fastfold.kernels.host_tier import WaitingRows
-from fastfold.protein.own_frame import own_frame_direction
-from fastfold.protein.torsions import chi_angles, pseudo_beta, pseudo_beta_mask
+from fastfold.evoformer.xla_rounding import own_frame_direction
+from fastfold.memory.offload import WaitingRows
+from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 
 
 class MultimerTemplateEmbedder(Executed):

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from fastfold.evoformer.execution import Executed, LazyRows
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
+from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
-from fastfold.protein.torsions import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
 
 
 class AngleResNet(nn.Module):

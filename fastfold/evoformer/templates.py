@@ -14,10 +14,10 @@ from fastfold.evoformer.embedders import distogram_bins
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.kernels.host_tier import WaitingRows
+from fastfold.memory.offload import WaitingRows
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.all_atom import atom37_to_torsion_angles
 from fastfold.protein.rigid import Rigid
-from fastfold.protein.torsions import atom37_to_torsion_angles
 
 
 def outer(mask: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -236,7 +236,7 @@ class TemplateTorsionEmbedder(nn.Module):
 
     Args:
         c_m: MSA channels.
-        placeholder_for_undefined: See :func:`fastfold.protein.torsions.atom37_to_torsion_angles`.
+        placeholder_for_undefined: See :func:`fastfold.protein.all_atom.atom37_to_torsion_angles`.
     """
 
     def __init__(self, c_m: int, *, placeholder_for_undefined: bool) -> None:

@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.dropout import SharedDropout
 from fastfold.evoformer.execution import Executed
-from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
 class TriangleMultiplication(Executed):

@@ -8,27 +8,29 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.data.alignment import Msa, check_query
-from fastfold.data.features import featurize
-from fastfold.data.msa_folder import read_msa
+from fastfold.data.features.pipeline import featurize
+from fastfold.data.msa.find import read_msa
+from fastfold.data.msa.msa import Msa, check_query
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError
-from fastfold.evoformer.checkpoint import load_model as load_weights
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import FoldPlan
-from fastfold.inference.folding import Precision, choose_device, fold, keeps_pae, set_precision
-from fastfold.inference.memory_budget import fold_model
-from fastfold.inference.memory_estimate import check_fits
-from fastfold.inference.networks import network_name, weights_path
-from fastfold.inference.prediction import Prediction
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.weights.checkpoint import load_model as load_weights
+from fastfold.inference.folding import fold, keeps_pae
+from fastfold.inference.models import network_name, weights_path
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.planning.available_memory import check_fits
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.planning.retry import fold_model
 from fastfold.memory import parse_bytes
+from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, or an alignment that was read before."""
 Templates = Mapping[str, np.ndarray]
-"""Raw template features of one chain, as :func:`fastfold.data.raw_features.template_features` describes them."""
+"""Raw template features of one chain, as :func:`fastfold.data.features.raw.template_features` describes them."""
 
 
 def load_model(path: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> AlphaFold:
@@ -83,7 +85,7 @@ def predict(
         pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
 
     Returns:
-        The prediction, plain values; :meth:`~fastfold.inference.prediction.Prediction.save` writes it.
+        The prediction, plain values; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
 
     Raises:
         InputError: The sequence, an alignment or templates cannot be used, or the target does not fit into memory.

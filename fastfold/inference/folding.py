@@ -1,78 +1,31 @@
-"""Fold one target with one network: features in, :class:`~fastfold.inference.prediction.Prediction` out."""
+"""Fold one target with one network: features in, :class:`~fastfold.inference.output.prediction.Prediction` out."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fastfold.data.features import FeatureSampler
+from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Chain
-from fastfold.errors import ConfigError, OutputError
+from fastfold.errors import OutputError
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan
-from fastfold.inference.heap import trimmed_heap
-from fastfold.inference.prediction import Prediction
+from fastfold.inference.malloc_trim import trimmed_heap
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 
-Precision = Literal["fp32", "bf16"]
 OnCycle = Callable[[int, dict[str, Any]], None]
 LARGEST_PAE = 5000
 """Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
-
-
-def choose_device(name: str) -> torch.device:
-    """The device called ``auto`` (CUDA where there is one, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
-
-    Raises:
-        ConfigError: There is no such device, or CUDA was asked for and cannot be used.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
-        raise ConfigError(f"there is no device {name!r}; use auto, cpu, cuda, or cuda:1 for the second GPU")
-    if name == "cpu":
-        return torch.device(name)
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            "no CUDA device can be used here: check the driver with nvidia-smi and that PyTorch is a CUDA build, "
-            "or use --device cpu"
-        )
-    device = torch.device(name)
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there is no device {name!r}; GPUs here: {torch.cuda.device_count()}, the first is cuda:0"
-        )
-    return device
-
-
-def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
-    """Put the trunk into ``precision``, in place; structure module and heads stay in float32.
-
-    Args:
-        model: The network.
-        precision: ``fp32``, or ``bf16`` for bfloat16 parameters and activations in embedders, extra MSA stack and
-            Evoformer, whose softmax and normalisation statistics are float32 all the same.
-
-    Raises:
-        ConfigError: ``precision`` is neither.
-    """
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"there is no precision {precision!r}; use fp32 or bf16")
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
-    for module in model.children():
-        module.to(torch.float32 if module in exact else dtype)
-    return model
 
 
 def fold(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
 
+from fastfold.utils.units import clock
+
 
 @dataclass
 class Progress:
@@ -110,10 +112,3 @@ def _bar(stream: IO[str]) -> Any:
         console=console,
         expand=True,
     )
-
-
-def clock(seconds: float) -> str:
-    """``1:02:03`` or ``2:03`` of a number of seconds."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

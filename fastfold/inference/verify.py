@@ -14,13 +14,13 @@ import torch
 from ml_collections import ConfigDict
 from torch import Tensor
 
-from fastfold.data.features import sampler_from_merged
+from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.errors import InputError
-from fastfold.evoformer.checkpoint import load_model
 from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.losses import alphafold_loss
+from fastfold.evoformer.weights.checkpoint import load_model
 
 RELATIVE_TOLERANCE = 1e-4
 POSITION_TOLERANCE = 0.01

@@ -1,20 +1,20 @@
 """General operators: a plain PyTorch definition of each is its specification.
 
-One file per operator. It holds the definition (``<operator>_definition``), the fast path, and the public
-function, which is what networks call.
+One package per operator in ``ops``. Its ``op`` holds the definition (``<operator>_definition``) and the public
+function, which is what networks call; the fast paths stand beside it.
 """
 
-from fastfold.kernels.attention import attention
-from fastfold.kernels.gated_attention import gated_attention
-from fastfold.kernels.layer_norm import layer_norm
-from fastfold.kernels.outer_product_mean import OuterProductRows, outer_product_mean
-from fastfold.kernels.pair_bias import pair_bias
-from fastfold.kernels.residual_update import residual_update
-from fastfold.kernels.softmax import softmax
-from fastfold.kernels.transition import transition
-from fastfold.kernels.triangle_factors import triangle_factors
-from fastfold.kernels.triangle_multiplication import triangle_multiplication
-from fastfold.kernels.triangle_update import triangle_update
+from fastfold.kernels.ops.attention.op import attention
+from fastfold.kernels.ops.gated_attention.op import gated_attention
+from fastfold.kernels.ops.layer_norm.op import layer_norm
+from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_product_mean
+from fastfold.kernels.ops.pair_bias.op import pair_bias
+from fastfold.kernels.ops.residual_update.op import residual_update
+from fastfold.kernels.ops.softmax.op import softmax
+from fastfold.kernels.ops.transition.op import transition
+from fastfold.kernels.ops.triangle_multiplication.factors_op import triangle_factors
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication
+from fastfold.kernels.ops.triangle_multiplication.update_op import triangle_update
 
 __all__ = [
     "OuterProductRows",

@@ -3,13 +3,13 @@
 :class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
 """
 
-from .devices import DeviceFull
-from .gemini import Gemini
-from .planner import choose_spans, plan, with_spans
-from .schedule import Access, BudgetError, Plan, Span, smallest_budget
-from .simulated import SimulatedDevice
-from .sizes import parse_bytes
-from .tiers import NvmeTier, Tier
+from fastfold.memory.devices.device import DeviceFull
+from fastfold.memory.devices.simulated import SimulatedDevice
+from fastfold.memory.devices.tiers import NvmeTier, Tier
+from fastfold.memory.gemini.manager import Gemini
+from fastfold.memory.planner.planner import choose_spans, plan, with_spans
+from fastfold.memory.planner.schedule import Access, BudgetError, Plan, Span, smallest_budget
+from fastfold.utils.units import parse_bytes
 
 __all__ = [
     "Access",

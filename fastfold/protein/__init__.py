@@ -1,1 +1,1 @@
-"""Residues, rigid frames, torsions, and structure files."""
+"""Residues, rigid frames, torsions, and structures; files of these in ``io``, comparisons in ``metrics``."""

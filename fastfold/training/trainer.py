@@ -15,23 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.complex_sample import COPIES
-from fastfold.data.loader import SampleLoader, merge_states
-from fastfold.data.training_sample import FEATURES, LABELS
+from fastfold.data.loading.loader import SampleLoader, merge_states
+from fastfold.data.training.complex_sample import COPIES
+from fastfold.data.training.sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import Parallel
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import lddt
-from fastfold.training.chain_exchange import exchange_chains
+from fastfold.protein.metrics.lddt import lddt
+from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig
-from fastfold.training.ema import ExponentialMovingAverage
-from fastfold.training.gradients import SampleGradients
-from fastfold.training.optimizers import make_optimizer
-from fastfold.training.placement import place
-from fastfold.training.schedule import AlphaFoldSchedule
-from fastfold.training.world import World
+from fastfold.training.distributed import World
+from fastfold.training.offload import place
+from fastfold.training.optim.ema import ExponentialMovingAverage
+from fastfold.training.optim.grad_accumulation import SampleGradients
+from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
+from fastfold.training.optim.optimizers import make_optimizer
 
 Numbers = dict[str, float]
 
@@ -96,8 +96,8 @@ class Trainer:
         parallel: The network under the run's plan, on the world's device.
         tree: Its configuration tree.
         config: The run's configuration.
-        loader: Samples of :func:`fastfold.data.training_sample.training_sample`, or for a multimer network of
-            :func:`fastfold.data.complex_sample.complex_sample`; every process has its own share.
+        loader: Samples of :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
+            :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
         world: The run's processes.
         checkpoints: Where to save.
         ema: The average of the network's weights.

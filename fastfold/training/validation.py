@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.alignment import Msa
-from fastfold.data.chain_structure import ChainStructure
-from fastfold.data.complex_entry import ComplexData
-from fastfold.data.complex_sample import copies_of_residues, in_feature_order, merged_features
-from fastfold.data.features import FeatureSampler, sampler_from_merged, sampler_from_raw
-from fastfold.data.raw_features import msa_features, sequence_features, template_features
-from fastfold.data.training_entry import EntryData
-from fastfold.data.transforms import pseudo_beta
+from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged, sampler_from_raw
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.features.transforms import pseudo_beta
+from fastfold.data.msa.msa import Msa
+from fastfold.data.training.complex_entry import ComplexData
+from fastfold.data.training.complex_sample import copies_of_residues, in_feature_order, merged_features
+from fastfold.data.training.entry import EntryData
 from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.execution import rows_of
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.contacts import DistogramScore, score_distogram
-from fastfold.protein.metrics import lddt
-from fastfold.protein.metrics_superposed import tm_score
-from fastfold.training.chain_exchange import exchanged_atoms
+from fastfold.protein.metrics.contacts import DistogramScore, score_distogram
+from fastfold.protein.metrics.lddt import lddt
+from fastfold.protein.metrics.tm_score import tm_score
+from fastfold.protein.structure import ChainStructure
+from fastfold.training.chain_permutation import exchanged_atoms
 
 DEEP_ROWS = 200
 """Rows from which an alignment tells which residues change together."""

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfold.data import text_files
 from fastfold.data.fasta import read_fasta, read_targets, split_records
 from fastfold.errors import InputError
+from fastfold.utils import text_files
 
 
 def write(folder: Path, content: bytes | str, name: str = "in.fasta") -> Path:

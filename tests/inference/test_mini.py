@@ -9,14 +9,14 @@ import torch
 
 import fastfold
 from fastfold.data.fasta import read_fasta
-from fastfold.data.training_entry import read_entry
-from fastfold.data.training_set import open_training_set
-from fastfold.evoformer.checkpoint import weights_info
+from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.entry import read_entry
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.networks import weights_path
+from fastfold.evoformer.weights.checkpoint import weights_info
+from fastfold.inference.models import weights_path
 from fastfold.training.validation import score_chain
 from tests.conftest import REPOSITORY, require_shared
-from tests.inference.conftest import QUICK, CommandLine
+from tests.helpers.command_line import QUICK, CommandLine
 
 EXAMPLES = ("1igd", "1ctf", "1ail", "1tig", "1ten")
 

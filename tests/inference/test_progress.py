@@ -14,7 +14,8 @@ from typing import IO
 import pytest
 
 from fastfold.inference import progress as module
-from fastfold.inference.progress import Progress, clock
+from fastfold.inference.progress import Progress
+from fastfold.utils.units import clock
 
 RECYCLE_ONCE = ("--num-recycles", "1", "--no-plots")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -20,12 +20,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import KernelInterface
 
-import fastfold.kernels.backend
-import fastfold.kernels.tuning
+import fastfold.kernels.common.backend
+import fastfold.kernels.common.tuning
 from fastfold import kernels
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.kernels.ahead_of_time import BLOCKS, needs_of
+from fastfold.kernels.aot import needs_of
+from fastfold.kernels.common.kernel_variant import BLOCKS
 
 RESIDUES, ROWS = 32, 3
 
@@ -113,8 +114,8 @@ def main() -> None:
     driver.set_active(_NoGpu(architecture))  # type: ignore[arg-type]
     KernelInterface.__getitem__ = _compiling  # type: ignore[method-assign]
     # Tensors on the CPU pass for those of such a GPU.
-    fastfold.kernels.backend._no_triton = lambda x: None
-    fastfold.kernels.tuning.chip_class = lambda device: f"sm_{architecture}"
+    fastfold.kernels.common.backend._no_triton = lambda x: None
+    fastfold.kernels.common.tuning.chip_class = lambda device: f"sm_{architecture}"
     _block(dtype, False)
     _block(dtype, True)
     _operators(dtype)

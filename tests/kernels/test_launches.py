@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from fastfold.kernels.ahead_of_time import all_specimens
+from fastfold.kernels.aot import all_specimens
 from tests.conftest import REPOSITORY
 
 

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.backend import interpreted
-from fastfold.kernels.softmax import softmax_definition
-from tests.kernels.forced_blocks import WHOLE, force_blocks
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.ops.softmax.op import softmax_definition
+from tests.helpers.forced_blocks import WHOLE, force_blocks
+from tests.helpers.kernel_checks import DEVICE, check_against_definition
 from tests.kernels.test_operators import NAMES, Case, case_of
-from tests.kernels.triton_testing import DEVICE, check_against_definition
 
 BESIDE = 2**15
 """Elements of NaN before and behind an input: more than any block that hangs over."""
@@ -47,218 +47,238 @@ _ALL_ROWS = "mask=(o_m >= 0)[:, None] & "
 MUTANTS = [
     Mutant(
         "layer_norm",
-        "layer_norm_triton",
+        "layer_norm.triton_fwd",
         "tl.where(m_channel[None, :], b_x - b_mean[:, None], 0.0)",
         "b_x - b_mean[:, None]",
         "tail of channels",
     ),
     Mutant(
-        "layer_norm", "layer_norm_triton", "b_out += tl.load(p_bias", "b_out += 0.0 * tl.load(p_bias", "bias"
+        "layer_norm",
+        "layer_norm.triton_fwd",
+        "b_out += tl.load(p_bias",
+        "b_out += 0.0 * tl.load(p_bias",
+        "bias",
     ),
     Mutant(
         "layer_norm",
-        "layer_norm_triton",
+        "layer_norm.triton_bwd",
         "b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_x,",
         "b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_channel[None, :] & (o_row >= 0)[:, None],",
         "tail of rows",
     ),
     Mutant(
         "softmax",
-        "softmax_triton",
+        "softmax.triton_fwd",
         "tl.where((b_mask != 0)[None, :], b_logits, _MASKED_LOGIT)",
         "b_logits",
         "mask",
     ),
     Mutant(
         "softmax",
-        "softmax_triton",
+        "softmax.triton_fwd",
         'tl.where(m_key[None, :], b_logits, -float("inf"))',
         "b_logits",
         "tail of keys",
     ),
     Mutant(
         "softmax",
-        "softmax_triton",
+        "softmax.triton_fwd",
         "b_logits += tl.load(p_tile + o_key[None, :], mask=m_tile, other=0.0).to(tl.float32)",
         "b_logits += 0.0",
         "bias",
     ),
     Mutant(
         "softmax",
-        "softmax_triton",
+        "softmax.triton_bwd",
         "tl.where((b_mask != 0)[None, :], b_grad, 0.0)",
         "b_grad",
         "mask, backward",
     ),
     Mutant(
         "pair_bias",
-        "pair_bias_triton",
+        "pair_bias.triton_fwd",
         "b_z = tl.load(p_z + o_z[:, None] + o_channel[None, :], mask=m_z,",
         "b_z = tl.load(p_z + o_z[:, None] + o_channel[None, :], mask=m_row[:, None] & (o_channel >= 0)[None, :],",
         "tail of channels",
     ),
     Mutant(
         "pair_bias",
-        "pair_bias_triton",
+        "pair_bias.triton_fwd",
         "b_norm_bias = tl.load(",
         "b_norm_bias = 0.0 * tl.load(",
         "bias of the norm",
     ),
     Mutant(
         "residual_update",
-        "residual_update_triton",
+        "residual_update.triton_fwd",
         "b_out *= load_rows(",
         "b_out += 0.0 * load_rows(",
         "dropout",
     ),
     Mutant(
         "residual_update",
-        "residual_update_triton",
+        "residual_update.triton_fwd",
         "b_out += tl.load(p_bias",
         "b_out += 0.0 * tl.load(p_bias",
         "bias",
     ),
     Mutant(
         "residual_update",
-        "residual_update_triton",
+        "residual_update.triton_fwd",
         "tl.load(p_rows, mask=m_x, other=0.0)",
         "tl.load(p_rows, mask=(o_row >= 0)[:, None] & (o_channel >= 0)[None, :], other=0.0)",
         "tails",
     ),
     Mutant(
-        "transition", "transition_triton", "b_hidden += tl.load(b1", "b_hidden += 0.0 * tl.load(b1", "bias"
-    ),
-    Mutant(
-        "transition", "transition_triton", "b_out += tl.load(b2", "b_out += 0.0 * tl.load(b2", "second bias"
+        "transition",
+        "transition.triton_fwd",
+        "b_hidden += tl.load(b1",
+        "b_hidden += 0.0 * tl.load(b1",
+        "bias",
     ),
     Mutant(
         "transition",
-        "transition_backward_triton",
+        "transition.triton_fwd",
+        "b_out += tl.load(b2",
+        "b_out += 0.0 * tl.load(b2",
+        "second bias",
+    ),
+    Mutant(
+        "transition",
+        "transition.triton_bwd",
         "b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, mask=m_x,",
         f"b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, {_ALL_ROWS}m_c[None, :],",
         "tail of rows, backward",
     ),
     Mutant(
         "transition",
-        "transition_backward_triton",
+        "transition.triton_bwd",
         "tl.where(b_hidden > 0.0, b_grad_hidden, 0.0)",
         "b_grad_hidden",
         "step of the ReLU",
     ),
     Mutant(
         "outer_product_mean",
-        "outer_product_mean_triton",
+        "outer_product_mean.triton_fwd",
         "b_x.to(tl.float32) * b_mask.to(tl.float32)",
         "b_x.to(tl.float32)",
         "mask",
     ),
     Mutant(
         "outer_product_mean",
-        "outer_product_mean_triton",
+        "outer_product_mean.triton_fwd",
         "m_s = o_s < sequences",
         "m_s = o_s >= 0",
         "tail of rows",
     ),
     Mutant(
         "outer_product_mean",
-        "outer_product_mean_triton",
+        "outer_product_mean.triton_fwd",
         "b_out += tl.load(bias",
         "b_out += 0.0 * tl.load(bias",
         "bias",
     ),
     Mutant(
         "outer_product_mean",
-        "outer_product_mean_side_kernel",
+        "outer_product_mean.triton_bwd",
         "b_grad *= tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)",
         "b_grad *= 1.0",
         "mask, backward",
     ),
     Mutant(
         "attention",
-        "attention_forward_triton",
+        "attention.triton_fwd",
         'tl.where(b_keep[None, :], b_s, tl.where(m_k, MASKED, -float("inf"))[None, :])',
         'tl.where(m_k[None, :], b_s, -float("inf"))',
         "mask",
     ),
     Mutant(
         "attention",
-        "attention_forward_triton",
+        "attention.triton_fwd",
         'tl.where(m_k, MASKED, -float("inf"))',
         "tl.where(m_k, MASKED, MASKED)",
         "tail of keys",
     ),
     Mutant(
         "attention",
-        "attention_forward_triton",
+        "attention.triton_fwd",
         "b_s += b_bias.to(tl.float32) * LOG2E",
         "b_s += 0.0 * b_bias.to(tl.float32)",
         "bias",
     ),
     Mutant(
         "attention",
-        "attention_forward_triton",
+        "attention.triton_fwd",
         "b_out *= tl.sigmoid(tl.load(p_gate, mask=m_out, other=0.0).to(tl.float32))",
         "b_out *= 1.0",
         "gate",
     ),
     Mutant(
         "attention",
-        "attention_gradient_kernels",
+        "attention.triton_bwd_kernels",
         "b_ds = tl.where(b_keep, b_p * (b_dp - b_delta), 0.0)",
         "b_ds = b_p * (b_dp - b_delta)",
         "mask, backward",
     ),
     Mutant(
         "attention",
-        "attention_gradient_kernels",
+        "attention.triton_bwd_kernels",
         "m_q = o_q < queries - i_q",
         "m_q = o_q >= 0",
         "tail of queries, backward",
     ),
     Mutant(
-        "gated_attention", "gated_attention_triton", "None if keep is None else keep[None]", "None", "mask"
-    ),
-    Mutant(
-        "gated_attention", "gated_attention_triton", "None if bias is None else bias[None]", "None", "bias"
+        "gated_attention",
+        "gated_attention.triton_launch",
+        "None if keep is None else keep[None]",
+        "None",
+        "mask",
     ),
     Mutant(
         "gated_attention",
-        "gated_attention_triton",
+        "gated_attention.triton_launch",
+        "None if bias is None else bias[None]",
+        "None",
+        "bias",
+    ),
+    Mutant(
+        "gated_attention",
+        "gated_attention.triton_launch",
         "residual, weights.output_bias",
         "residual, None",
         "last bias",
     ),
     Mutant(
         "triangle_multiplication_outgoing",
-        "triangle_projection_kernels",
+        "triangle_multiplication.triton_factors_fwd",
         "b_side *= tl.sigmoid(b_gate) * b_mask[:, None]",
         "b_side *= tl.sigmoid(b_gate)",
         "mask",
     ),
     Mutant(
         "triangle_multiplication_outgoing",
-        "triangle_projection_kernels",
+        "triangle_multiplication.triton_factors_fwd",
         "b_side += tl.load(proj_bias",
         "b_side += 0.0 * tl.load(proj_bias",
         "bias",
     ),
     Mutant(
         "triangle_multiplication_incoming",
-        "triangle_output_kernels",
+        "triangle_multiplication.triton_update_fwd",
         "b_out += tl.load(bias",
         "b_out += 0.0 * tl.load(bias",
         "last bias",
     ),
     Mutant(
         "triangle_multiplication_incoming",
-        "triangle_projection_gradient_kernels",
+        "triangle_multiplication.triton_factors_bwd",
         ".to(tl.float32) * b_mask[:, None]",
         ".to(tl.float32)",
         "mask, backward",
     ),
     Mutant(
         "triangle_multiplication_outgoing",
-        "triangle_projection_weights_kernel",
+        "triangle_multiplication.triton_factors_bwd",
         "b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, mask=m_m[:, None] & ",
         f"b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, {_ALL_ROWS}",
         "tail of positions, backward",
@@ -294,10 +314,10 @@ def _compare(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _replace(mutant: Mutant, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the changed module wherever the original, or anything of it, is used."""
-    name = f"fastfold.kernels.{mutant.module}"
+    name = f"fastfold.kernels.ops.{mutant.module}"
     # Whatever is imported while the mutant stands in would keep it.
-    for module in pkgutil.iter_modules(kernels.__path__):
-        importlib.import_module(f"{kernels.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        importlib.import_module(module.name)
     original = importlib.import_module(name)
     assert original.__file__ is not None
     source = Path(original.__file__).read_text(encoding="utf-8")

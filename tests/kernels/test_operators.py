@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fastfold import kernels
-from fastfold.kernels.attention import attention_definition
-from fastfold.kernels.gated_attention import gated_attention_definition
-from fastfold.kernels.layer_norm import layer_norm_definition
-from fastfold.kernels.outer_product_mean import outer_product_mean_definition
-from fastfold.kernels.pair_bias import pair_bias_definition
-from fastfold.kernels.residual_update import residual_update_definition
-from fastfold.kernels.transition import transition_definition
-from fastfold.kernels.triangle_factors import triangle_factors_definition
-from fastfold.kernels.triangle_multiplication import triangle_multiplication_definition
-from fastfold.kernels.triangle_update import triangle_update_definition
+from fastfold.kernels.ops.attention.op import attention_definition
+from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
+from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from fastfold.kernels.ops.residual_update.op import residual_update_definition
+from fastfold.kernels.ops.transition.op import transition_definition
+from fastfold.kernels.ops.triangle_multiplication.factors_op import triangle_factors_definition
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
+from fastfold.kernels.ops.triangle_multiplication.update_op import triangle_update_definition
 
 
 @dataclass(frozen=True)

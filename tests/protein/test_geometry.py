@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.rigid import (
-    Rigid,
-    quaternion_to_rotation,
-    rotation_to_quaternion,
-    update_quaternion,
-)
-from fastfold.protein.torsions import (
+from fastfold.protein.all_atom import (
     atom14_to_atom37,
     atom37_to_torsion_angles,
     chi_angles,
     frames_to_atom14,
     torsion_angles_to_frames,
+)
+from fastfold.protein.rigid import (
+    Rigid,
+    quaternion_to_rotation,
+    rotation_to_quaternion,
+    update_quaternion,
 )
 
 torch.manual_seed(0)

@@ -13,25 +13,25 @@ import torch
 
 import fastfold
 import fastfold.training.trainer
-from fastfold.data.alignment import parse_a3m
-from fastfold.data.chain_structure import ChainStructure
-from fastfold.data.complex_entry import ComplexData, ComplexMsas
-from fastfold.data.complex_sample import COPIES, complex_sample
-from fastfold.data.training_sample import FEATURES, LABELS, SampleSettings
+from fastfold.data.msa.msa import parse_a3m
+from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
+from fastfold.data.training.complex_sample import COPIES, complex_sample
+from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.pdb import to_pdb
+from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
-from fastfold.training.chain_exchange import exchange_chains
+from fastfold.protein.structure import ChainStructure
+from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import DataConfig
+from fastfold.training.data import MakeSample, entry_reader, open_source, sample_settings
 from fastfold.training.run import train
-from fastfold.training.samples import MakeSample, entry_reader, open_source, sample_settings
 from fastfold.training.trainer import Trainer
 from fastfold.training.validation import score_entry
-from tests.data.sample_chains import ca_trace, chain_structure
-from tests.evoformer.small import oracle_config, random_model
+from tests.helpers.networks import oracle_config, random_model
+from tests.helpers.sample_chains import ca_trace, chain_structure
 from tests.training.conftest import TINY
 
 TREE = oracle_config("synthetic_multimer")

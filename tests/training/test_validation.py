@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastfold.data.alignment import Msa
+from fastfold.data.msa.msa import Msa
 from fastfold.evoformer.execution import ExecutionPolicy
-from fastfold.protein.contacts import ContactPrecision, DistogramScore
+from fastfold.protein.metrics.contacts import ContactPrecision, DistogramScore
 from fastfold.training.validation import ChainScore, mean_figures, resolved_beta, score_chain
 from tests.data.sample_chains import chain_structure
 from tests.evoformer.small import oracle_config, random_model

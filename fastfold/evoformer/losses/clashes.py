@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.torsions import lookup
+from fastfold.protein.all_atom import lookup
 
 _N, _CA, _C = 0, 1, 2
 _SULPHUR = rc.restype_atom14_names[rc.restype_order["C"]].index("SG")

@@ -151,7 +151,8 @@ def complex_backbone_fape(
 def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
     """FAPE ``[*]`` of all atoms in all rigid groups' frames, last layer (Algorithm 20, line 28).
 
-    ``structure`` holds the renamed ground truth of :func:`fastfold.evoformer.losses.renaming.rename_ground_truth`.
+    ``structure`` holds the renamed ground truth of
+    :func:`fastfold.evoformer.losses.ambiguous_atoms.rename_ground_truth`.
     """
     better = structure["alt_naming_is_better"][..., None, None]
     target = (1.0 - better) * batch["rigidgroups_gt_frames"] + better * batch["rigidgroups_alt_gt_frames"]

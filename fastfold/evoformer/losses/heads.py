@@ -15,7 +15,7 @@ from fastfold.evoformer.losses.masked import (
     within_resolution,
 )
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics import lddt
+from fastfold.protein.metrics.lddt import lddt
 
 Batch = dict[str, Tensor]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.losses.masked import masked_mean
-from fastfold.protein.torsions import lookup
+from fastfold.protein.all_atom import lookup
 
 
 def torsion_losses(structure: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.losses import heads
+from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape, sidechain_fape
 from fastfold.evoformer.losses.masked import full_precision
-from fastfold.evoformer.losses.renaming import rename_ground_truth
 from fastfold.evoformer.losses.torsion import torsion_losses
 from fastfold.evoformer.losses.violation import find_violations, violation_loss, violation_metrics
 

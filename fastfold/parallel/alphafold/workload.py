@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_iter
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import autocast_trunk
 from fastfold.parallel.alphafold.dap import dap_parallel
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.workload import Repeat, Workload, standard_layouts
-from fastfold.training.precision import autocast_trunk
+from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 # Bytes per parameter besides Adam's: the average of the weights, in float32.
 _AVERAGE = 4

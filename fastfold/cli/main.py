@@ -1,0 +1,80 @@
+"""The ``fastfold`` command. Imports stay inside the commands, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+
+from fastfold._version import __version__
+from fastfold.cli.environment import prepare_environment
+from fastfold.cli.infer import add_infer_command
+from fastfold.cli.plan import add_plan_command
+from fastfold.cli.process import silence_stdout
+from fastfold.cli.train import add_train_command
+from fastfold.cli.verify import add_verify_command
+from fastfold.cli.weights import add_weights_command
+from fastfold.errors import FastFoldError
+from fastfold.inference.error_messages import debugging, internal_error
+
+_EPILOG = """\
+examples:
+  fastfold infer protein.fasta --out results --weights params_model_1_ptm.npz
+  fastfold infer *.fasta --out results --weights params_model_*_ptm.npz --msa-dir alignments
+  fastfold infer complex.fasta --out results --weights params_model_1_multimer_v3.npz --complex
+  fastfold weights info params_model_1_ptm.npz
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Errors that a user can cause are printed as one message, without a traceback.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 2
+    prepare_environment()
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        code = run(options)
+        sys.stdout.flush()
+        return code
+    except FastFoldError as error:
+        return _fail(str(error), 1)
+    except KeyboardInterrupt:
+        return _fail("stopped; what was finished is kept, run the same command to continue", 130)
+    except BrokenPipeError:
+        silence_stdout()
+        return 1
+    except Exception as error:
+        if debugging():
+            raise
+        return _fail(internal_error(error), 1)
+
+
+def _fail(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"fastfold: {message}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="fastfold",
+        description="Protein structure prediction with the AlphaFold 2 networks.",
+        epilog=_EPILOG,
+        formatter_class=raw,
+    )
+    parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    add_infer_command(commands)
+    add_train_command(commands)
+    add_plan_command(commands)
+    add_verify_command(commands)
+    add_weights_command(commands)
+    return parser

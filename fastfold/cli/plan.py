@@ -1,0 +1,129 @@
+"""``fastfold plan``: what a training step or a fold would take, before a GPU is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from fastfold.errors import ConfigError
+
+PLAN = """\
+How to split a training step over many GPUs: every combination of data, pipeline and dynamic axial parallelism (or the
+2D grid), ZeRO and activation checkpointing is costed, and the fastest that fit into memory are printed with the
+settings that choose them.
+
+  fastfold plan --model model_1 --residues 256 --msa 128 --gpus 512 --gpu h200
+
+Time is operations over rates and bytes over links: the operations and the messages are those of the real program,
+traced without data; the rates are the data sheet's (shares of them are assumed, and printed) or measured ones.
+
+How to fold within a memory budget: predicted peak, sizes of the blocks, expected slow-down, longest target that fits.
+
+  fastfold plan --residues 3000 --memory-budget 24GiB --model model_1 --msa 512
+"""
+
+
+def add_plan_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    parser = commands.add_parser(
+        "plan",
+        help="plan a training step on many GPUs, or a fold within a memory budget",
+        usage="fastfold plan --gpus N --gpu NAME [options]\n       fastfold plan --residues N --memory-budget SIZE "
+        "[options]",
+        description=PLAN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="model_1", metavar="NAME", help="official name (default model_1)")
+    parser.add_argument("--residues", type=int, default=256, metavar="N", help="residues (default 256)")
+    parser.add_argument("--msa", type=int, default=128, metavar="N", help="rows of the MSA (default 128)")
+    parser.add_argument(
+        "--extra-msa", type=int, default=1024, metavar="N", help="rows of the extra MSA (default 1024)"
+    )
+    training = parser.add_argument_group("training on many GPUs")
+    training.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
+    training.add_argument("--gpu", metavar="NAME", help="which: a100, a100-40gb, h100, h200, b200")
+    training.add_argument(
+        "--global-batch", type=int, default=128, metavar="N", help="crops of a step (default 128)"
+    )
+    training.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
+    training.add_argument(
+        "--recycles", type=int, default=3, metavar="N", help="most recycling iterations (default 3)"
+    )
+    training.add_argument("--count", type=int, default=5, metavar="N", help="plans to print (default 5)")
+    training.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="JSON of measured rates, to use in place of the data sheet's",
+    )
+    folding = parser.add_argument_group("folding on one device")
+    folding.add_argument(
+        "--memory-budget", metavar="SIZE", help="memory that a fold may take, 24GiB for example"
+    )
+    folding.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
+    )
+    folding.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="of the machine, for a GPU's (default: most of what is free here)",
+    )
+    folding.add_argument(
+        "--templates", type=int, metavar="N", help="templates (default: as many as it takes)"
+    )
+    parser.set_defaults(run=run_plan)
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code.
+
+    Raises:
+        ConfigError: What was asked for is not enough, unknown or impossible.
+    """
+    if options.memory_budget is not None:
+        from fastfold.inference.plan_report import report_fold_plan
+
+        print(report_fold_plan(options))
+        return 0
+    if options.gpus is None or options.gpu is None:
+        missing = (
+            "--gpus and --gpu"
+            if options.gpus is options.gpu
+            else "--gpus"
+            if options.gpus is None
+            else "--gpu"
+        )
+        raise ConfigError(f"fastfold plan needs {missing}, for example: fastfold plan --gpus 512 --gpu h200")
+    return _plan_training(options)
+
+
+def _plan_training(options: argparse.Namespace) -> int:
+    from fastfold.parallel.alphafold.workload import alphafold_workload
+    from fastfold.parallel.planner.hardware import rates
+    from fastfold.parallel.planner.report import assumptions_text, plan_table
+    from fastfold.parallel.planner.search import best_plans
+
+    speeds = rates(options.gpu, measured=options.measured)
+    workload = alphafold_workload(
+        options.model,
+        residues=options.residues,
+        msa=options.msa,
+        extra_msa=options.extra_msa,
+        samples=options.global_batch,
+        precision=options.precision,
+        recycles=options.recycles,
+    )
+    if options.count < 1:
+        raise ConfigError(f"--count has to be at least 1, got {options.count}")
+    found = best_plans(workload, gpus=options.gpus, gpu=speeds, count=options.count, progress=_progress)
+    print(f"{workload.name} ({workload.description}) on {options.gpus} x {speeds.sheet.name}\n")
+    print(plan_table(found))
+    print(f"\nfastfold train {' '.join(workload.settings)} and the settings of a plan\n")
+    print(assumptions_text(speeds))
+    return 0
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

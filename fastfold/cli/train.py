@@ -1,0 +1,50 @@
+"""``fastfold train``: train or fine-tune a network on known structures."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from typing import Any
+
+_TRAIN = """\
+Train a network on real structures. Everything is a setting of Hydra's groups model, data, optim, trainer, parallel,
+memory, logger and finetune; a preset chooses for all of them at once.
+
+  fastfold train +preset=overfit data.directory=1ten.pdb trainer.out=run     one structure, minutes on a CPU
+  fastfold train +preset=mini data.directory=DATA trainer.out=run            a small network on a CPU
+  fastfold train +preset=initial data.directory=DATA trainer.out=run         AlphaFold's initial training
+  fastfold train +preset=finetune model.weights=params_model_1_ptm.npz finetune=lora data.directory=DATA ...
+  torchrun --nproc-per-node 8 -m fastfold train ...                          the same on 8 GPUs of one machine
+
+DATA has structure files (PDB, mmCIF, .gz too), msas/<name>.a3m and perhaps an index.tsv; with data.layout=openfold it
+has mmcifs/, alignments/<id>_<chain>/ and chain_data_cache.json. The folder of the run gets checkpoints, metrics,
+validations, the trained weights and a report. Run the same command again to continue after an interruption.
+"""
+
+
+def add_train_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    train = commands.add_parser(
+        "train",
+        help="train or fine-tune a network on known structures",
+        usage="fastfold train [--cfg job] [+preset=NAME] [group=CHOICE ...] [group.key=VALUE ...]",
+        description=_TRAIN,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them")
+    train.add_argument("--cfg", choices=("job",), help="print the whole configuration and stop")
+    train.set_defaults(run=run_train)
+
+
+def run_train(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code."""
+    from fastfold.training.compose import compose_config, compose_tree, to_yaml
+
+    if options.cfg:
+        print(to_yaml(compose_tree(options.overrides)), end="")
+        return 0
+    config = compose_config(options.overrides)
+
+    from fastfold.training.run import train
+
+    return 0 if train(config) else 128 + signal.SIGTERM

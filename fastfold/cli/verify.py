@@ -1,0 +1,38 @@
+"""``fastfold verify``: compare this installation with the official AlphaFold program."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_verify_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    verify = commands.add_parser(
+        "verify",
+        help="compare this installation with the official AlphaFold program",
+        description="Run the network on a recorded run of the official program and print, for each output, the "
+        "relative error, the largest absolute error (Å for positions) and whether both are within tolerance.",
+    )
+    verify.add_argument("directories", nargs="+", type=Path, metavar="ORACLE_DIR")
+    verify.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    verify.set_defaults(run=run_verify)
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code."""
+    from fastfold.inference.verify import verify
+    from fastfold.utils.device import choose_device
+
+    device = choose_device(options.device)
+    failed = total = 0
+    for directory in options.directories:
+        print(f"{directory} on {device}")
+        print(f"{'output':<76} {'relative':>9} {'largest':>9}")
+        for found in verify(directory, device=str(device)):
+            verdict = "pass" if found.passed else "FAIL"
+            print(f"{found.name:<76} {found.relative_error:9.1e} {found.largest_error:9.1e} {verdict}")
+            failed, total = failed + (not found.passed), total + 1
+    print(f"{total - failed} of {total} outputs agree with the official program")
+    return 1 if failed else 0

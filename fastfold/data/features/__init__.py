@@ -1,0 +1,1 @@
+"""From raw features to those that the network takes, of monomers and of complexes."""

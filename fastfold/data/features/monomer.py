@@ -1,0 +1,160 @@
+"""Features of one chain for the monomer networks (AlphaFold supplement, section 1.2).
+
+Three stages, each a function of its own: :func:`prepare` does what is the same in every iteration,
+:func:`draw_rows` is the only one that draws random numbers, and :func:`cycle_features` turns a draw into the
+network's input without any randomness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.features import coevolution, transforms
+from fastfold.data.features import raw as raw_features
+from fastfold.data.features.checks import check_ids, check_layout
+from fastfold.data.features.transforms import Alignment, Draw
+
+
+def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.ndarray], Alignment]:
+    """What does not change between recycling iterations.
+
+    Args:
+        raw: What :mod:`fastfold.data.features.raw` makes.
+        config: Config tree of a monomer network.
+
+    Returns:
+        The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
+        ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
+        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, the
+        templates if the network takes them, and coevolution (:func:`fastfold.data.features.coevolution.features`) if it
+        does: those given, else those of the alignment.
+
+    Raises:
+        InputError: A raw feature is missing, or has a shape or residue ids that it cannot have.
+    """
+    length = check_layout(raw, raw_features.SEQUENCE_LAYOUT | raw_features.MSA_LAYOUT)["N"]
+    check_ids(raw, "msa", 22)
+    aatype = np.argmax(raw["aatype"], axis=-1).astype(np.int32)
+    has_break = np.clip(raw["between_segment_residues"], 0, 1).astype(np.float32)
+    static = {
+        "aatype": aatype,
+        "residue_index": np.asarray(raw["residue_index"], np.int32),
+        "seq_mask": np.ones(length, np.float32),
+        "target_feat": np.concatenate([has_break[:, None], transforms.one_hot(aatype, 21)], axis=-1),
+        **transforms.atom_maps(aatype),
+    }
+    if config.data.common.use_templates:
+        static |= padded_templates(raw, length, config.data.eval.max_templates)
+    if coevolution.is_input(config):
+        given = {key: raw[key] for key in coevolution.FEATURES if key in raw}
+        static |= given or coevolution.of_alignment(raw["msa"])
+    msa = transforms.to_restype_order(raw["msa"])
+    cluster_bias = np.zeros(len(msa), np.float32)
+    cluster_bias[0] = 1.0
+    ones = np.broadcast_to(np.float32(1.0), msa.shape)  # takes no memory
+    deletions = np.asarray(raw["deletion_matrix_int"], np.float32)
+    return static, Alignment(
+        msa=msa,
+        deletions=deletions,
+        mask=ones,
+        bert_mask=ones,
+        cluster_bias=cluster_bias,
+        profile=transforms.msa_profile(msa, ones),
+    )
+
+
+def padded_templates(raw: Mapping[str, np.ndarray], length: int, max_templates: int) -> dict[str, np.ndarray]:
+    """The first ``max_templates`` templates, padded with zeros; ``template_mask`` tells which are real.
+
+    Args:
+        raw: Raw features; without ``template_aatype`` there are no templates.
+        length: Number of residues ``N``.
+        max_templates: Number of templates ``T`` in the result.
+
+    Returns:
+        ``template_aatype`` ``[T, N]`` int32, ``template_all_atom_positions`` ``[T, N, 37, 3]`` and
+        ``template_pseudo_beta`` ``[T, N, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]``,
+        ``template_pseudo_beta_mask`` ``[T, N]``, ``template_sum_probs`` ``[T, 1]``, ``template_mask``
+        ``[T]``, float32.
+    """
+    given = raw_features.template_features(raw, length)
+    positions, masks = given["template_all_atom_positions"], given["template_all_atom_masks"]
+    aatype = transforms.template_aatype(given["template_aatype"])
+    beta, beta_mask = transforms.pseudo_beta(aatype, positions, masks)
+    features = given | {
+        "template_aatype": aatype,
+        "template_pseudo_beta": beta,
+        "template_pseudo_beta_mask": beta_mask,
+        "template_mask": np.ones(len(aatype), np.float32),
+    }
+    return {name: transforms.pad_templates(value, max_templates) for name, value in features.items()}
+
+
+def num_clusters(config: Any) -> int:
+    """Cluster centres that the config asks for: templates take their share of the rows in some presets."""
+    taken = config.data.eval.max_templates if config.data.common.reduce_msa_clusters_by_max_templates else 0
+    return config.data.eval.max_msa_clusters - taken
+
+
+def draw_rows(rng: np.random.Generator, alignment: Alignment, config: Any) -> Draw:
+    """Draws the cluster centres, the masked positions and the extra rows (supplement, section 1.2.7).
+
+    The query is always the first centre; all other rows are drawn evenly without replacement. The centres
+    are masked before the others join their clusters, so that no cluster gives a masked residue away.
+    """
+    rows = len(alignment.msa)
+    order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
+    clusters, extra = np.split(order, [min(num_clusters(config), rows)])
+    masked = (
+        rng.random((len(clusters), alignment.msa.shape[1])) < config.data.eval.masked_msa_replace_fraction
+    )
+    msa = transforms.corrupt_msa(
+        rng,
+        alignment.msa[clusters],
+        masked,
+        alignment.profile,
+        config.data.common.masked_msa,
+        epsilon=1e-10,
+    )
+    num_extra = min(config.data.common.max_extra_msa, len(extra))
+    return Draw(clusters=clusters, extra=extra, num_extra=num_extra, masked=masked, msa=msa)
+
+
+def summarize_clusters(alignment: Alignment, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
+    """Each extra row joins the centre that it agrees with in most columns, the first of several.
+
+    Returns:
+        Residue frequencies ``[C, N, 23]`` and mean deletion counts ``[C, N]`` of the clusters, their centres
+        included (with masked residues as such), float32.
+    """
+    msa, deletions = alignment.msa[draw.extra], alignment.deletions[draw.extra]
+    counts = transforms.one_hot(draw.msa, transforms.NUM_MSA_CLASSES)
+    deletion_sum = alignment.deletions[draw.clusters]
+    sizes = np.zeros(len(draw.clusters), np.float32)
+    if len(draw.extra):
+        score = transforms.agreement(draw.msa, alignment.mask[draw.clusters], msa, alignment.mask[draw.extra])
+        assignment = np.argmax(score, axis=1)
+        for cluster in np.unique(assignment):
+            members = np.flatnonzero(assignment == cluster)
+            counts[cluster] += transforms.count_residues(msa[members], transforms.NUM_MSA_CLASSES)
+            deletion_sum[cluster] += deletions[members].sum(axis=0)
+            sizes[cluster] = len(members)
+    # AlphaFold's order of float32 additions, so that the quotients round alike.
+    total = np.float32(1e-6) + alignment.mask[draw.clusters] + sizes[:, None]
+    return counts / total[..., None], deletion_sum / total
+
+
+def cycle_features(alignment: Alignment, draw: Draw) -> dict[str, np.ndarray]:
+    """The features of one recycling iteration from the rows drawn for it.
+
+    Returns:
+        What :func:`fastfold.data.features.transforms.cluster_features` gives, ``msa_row_mask`` ``[C]`` and
+        ``extra_msa_row_mask`` ``[E]`` float32.
+    """
+    features = transforms.cluster_features(alignment, draw, *summarize_clusters(alignment, draw))
+    features["msa_row_mask"] = features["msa_mask"][:, 0]
+    features["extra_msa_row_mask"] = features["extra_msa_mask"][:, 0]
+    return features

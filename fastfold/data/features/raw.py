@@ -1,0 +1,164 @@
+"""Raw features: one chain and its alignments as integer arrays, before any sampling.
+
+The layout is that of AlphaFold's data pipeline (supplement, section 1.2): alignment letters become HHblits
+ids, rows that repeat an earlier row of any alignment are dropped, and each row keeps the UniProt species
+code of its description, by which the rows of different chains are paired later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.features.checks import check_layout
+from fastfold.data.msa.msa import Msa, check_query
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+
+MSA_LAYOUT = {"msa": ("S", "N"), "deletion_matrix_int": ("S", "N")}
+SEQUENCE_LAYOUT = {"aatype": ("N", 21), "residue_index": ("N",), "between_segment_residues": ("N",)}
+TEMPLATE_LAYOUT = {
+    "template_aatype": ("T", "N", 22),
+    "template_all_atom_positions": ("T", "N", 37, 3),
+    "template_all_atom_masks": ("T", "N", 37),
+    "template_sum_probs": ("T", 1),
+}
+
+_INVALID = 255
+_LETTER_TO_ID = np.full(256, _INVALID, np.uint8)
+for _letter, _id in rc.hhblits_letter_to_id.items():
+    _LETTER_TO_ID[ord(_letter)] = _id
+
+# UniProtKB entry, e.g. sp|P0C2L1|A3X1_LOXLA: database | accession (with isoform) | name _ species (_ number).
+_UNIPROT_ENTRY = re.compile(
+    r"(?:tr|sp)\|[A-Za-z0-9]{6,10}(?:_\d)?\|[A-Za-z0-9]+_(?P<species>[A-Za-z0-9]{1,5})(?:_\d+)?"
+)
+
+
+def alignment_ids(rows: Sequence[str]) -> np.ndarray:
+    """HHblits ids of aligned rows.
+
+    Args:
+        rows: ``S`` rows of ``N`` upper-case letters and ``-``.
+
+    Returns:
+        ``[S, N]`` uint8: 0-19 amino acids in alphabetical order of their letters, 20 unknown, 21 gap.
+
+    Raises:
+        InputError: A row has another length than the first, or holds a character that is no residue.
+    """
+    if not rows:
+        return np.zeros((0, 0), np.uint8)
+    width = len(rows[0])
+    for number, row in enumerate(rows):
+        if len(row) != width:
+            raise InputError(
+                f"alignment row {number} has {len(row)} columns, the first row {width}; all must be equal"
+            )
+    # "replace" turns each character outside ASCII into one "?", which no residue is, and keeps the columns.
+    letters = np.frombuffer("".join(rows).encode("ascii", "replace"), np.uint8)
+    ids = _LETTER_TO_ID[letters].reshape(len(rows), width)
+    if (ids == _INVALID).any():
+        row, column = np.argwhere(ids == _INVALID)[0]
+        raise InputError(
+            f"alignment row {row} has {rows[row][column]!r} in column {column + 1}; "
+            "only letters A-Z and '-' stand for residues"
+        )
+    return ids
+
+
+def species_identifier(description: str) -> str:
+    """UniProt species mnemonic of a sequence's description (``tr|A0A0K0ME10|A0A0K0ME10_9STAP/1-51 ...`` gives
+    ``9STAP``), or the empty string where the description names no UniProt entry."""
+    words = description.split(maxsplit=1)
+    match = _UNIPROT_ENTRY.fullmatch(words[0].partition("/")[0]) if words else None
+    return match["species"] if match else ""
+
+
+def sequence_features(sequence: str) -> dict[str, np.ndarray]:
+    """Features of a chain's sequence alone.
+
+    Args:
+        sequence: ``N`` one-letter residues; letters outside the twenty standard ones count as unknown.
+
+    Returns:
+        ``aatype`` one-hot ``[N, 21]``, ``between_segment_residues`` ``[N]`` zeros, ``residue_index``
+        ``[N]`` from zero, ``seq_length`` ``[N]`` filled with N, all int32, and ``sequence`` ``[N]`` uint8
+        (ASCII).
+    """
+    length = len(sequence)
+    return {
+        "aatype": np.eye(21, dtype=np.int32)[rc.sequence_to_aatype(sequence)],
+        "between_segment_residues": np.zeros(length, np.int32),
+        "residue_index": np.arange(length, dtype=np.int32),
+        "seq_length": np.full(length, length, np.int32),
+        "sequence": np.frombuffer(sequence.encode("ascii", "replace"), np.uint8),
+    }
+
+
+def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
+    """Features of a chain's alignments, joined in the order given; a row seen before is dropped.
+
+    Args:
+        msas: Alignments of ``N`` columns whose first rows are the query. None at all stands for an
+            alignment of the query alone (single-sequence mode).
+        query: The chain's sequence, ``N`` letters.
+
+    Returns:
+        ``msa`` ``[S, N]`` int32 HHblits ids, ``deletion_matrix_int`` ``[S, N]`` int32 residues deleted
+        before each column, ``num_alignments`` ``[N]`` int32 filled with S, ``msa_species_identifiers``
+        ``[S]`` bytes.
+
+    Raises:
+        InputError: An alignment is empty, has another width than the chain, or begins with another sequence.
+    """
+    rows: list[str] = []
+    deletions: list[np.ndarray] = []
+    species: list[str] = []
+    seen: set[str] = set()
+    for msa in msas:
+        if not msa.sequences:
+            raise InputError("an alignment without rows; leave it out to fold from the sequence alone")
+        check_query(msa, query)
+        kept = []
+        for index, row in enumerate(msa.sequences):
+            if row not in seen:
+                seen.add(row)
+                kept.append(index)
+        rows += [msa.sequences[index] for index in kept]
+        species += [species_identifier(msa.descriptions[index]) for index in kept]
+        deletions.append(np.asarray(msa.deletions, np.int32)[kept])
+    if not rows:
+        rows, species, deletions = [query], [""], [np.zeros((1, len(query)), np.int32)]
+    return {
+        "deletion_matrix_int": np.concatenate(deletions),
+        "msa": alignment_ids(rows).astype(np.int32),
+        "num_alignments": np.full(len(query), len(rows), np.int32),
+        "msa_species_identifiers": np.array(species, dtype=np.bytes_),
+    }
+
+
+def template_features(templates: Mapping[str, Any], length: int) -> dict[str, np.ndarray]:
+    """The raw template features that the networks use, as float32.
+
+    Args:
+        templates: ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids,
+            ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N,
+            37]``, ``template_sum_probs`` ``[T, 1]``; anything else is left out. Without ``template_aatype``
+            there are no templates, ``T`` is 0.
+        length: The chain's number of residues, ``N``.
+
+    Raises:
+        InputError: A feature is missing, or the templates are not of this chain.
+    """
+    if not len(templates.get("template_aatype", ())):
+        sizes = {"T": 0, "N": length}
+        return {
+            name: np.zeros([sizes[size] if isinstance(size, str) else size for size in shape], np.float32)
+            for name, shape in TEMPLATE_LAYOUT.items()
+        }
+    check_layout(templates, TEMPLATE_LAYOUT, N=length)
+    return {name: np.asarray(templates[name], np.float32) for name in TEMPLATE_LAYOUT}

@@ -1,0 +1,1 @@
+"""Samples made by worker processes, in an order that can be continued."""

@@ -1,0 +1,341 @@
+"""Worker processes that run one function on many tasks and survive whatever the tasks do.
+
+A task that raises gives a failure instead of a value; a worker that dies is replaced and its task is tried
+once more; a parent that dies takes its workers along. Each worker has a pipe of its own, so that a process
+killed in the middle of a message harms nobody else's. A thread of the parent receives finished values while
+the main thread computes, hands out new tasks at once, and is the only one that touches workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from fastfold.data.loading.worker_process import (
+    PROTOCOL,
+    Function,
+    describe_failure,
+    pack,
+    receive,
+    send_packed,
+    work,
+)
+from fastfold.errors import ConfigError
+
+_ATTEMPTS = 2  # tries of a task whose worker dies; the first death may be another's fault
+_FAILED_STARTS = 3
+_GRACE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome(NamedTuple):
+    """What became of a task.
+
+    Attributes:
+        key: The task's number.
+        value: What the function returned; None where it failed.
+        failure: Why there is no value, in one line; None where there is one.
+    """
+
+    key: int
+    value: Any
+    failure: str | None
+
+
+class WorkerDeath(NamedTuple):
+    """A worker process that ended without being asked to.
+
+    Attributes:
+        pid: Its process id.
+        cause: How it ended, for example ``killed by SIGKILL``.
+        key: The task that it worked on, or None.
+    """
+
+    pid: int | None
+    cause: str
+    key: int | None
+
+
+@dataclass
+class _Task:
+    key: int
+    argument: Any
+    deaths: int = 0
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: Any
+    pipe: Connection
+    ready: bool = False
+    task: _Task | None = None
+    deadline: float | None = None
+    killed_for: str | None = None
+
+
+class InlinePool:
+    """The same interface without processes: a task is run when its outcome is asked for, oldest first."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self.deaths: list[WorkerDeath] = []
+
+    def submit(self, key: int, argument: Any) -> None:
+        """Adds a task."""
+        self._waiting.append((key, argument))
+
+    def next_outcome(self) -> Outcome:
+        """Runs the oldest task."""
+        key, argument = self._waiting.popleft()
+        try:
+            return Outcome(key, self._function(key, argument), None)
+        except Exception as error:
+            return Outcome(key, None, describe_failure(error))
+
+    def close(self) -> None:
+        """Drops the tasks that wait."""
+        self._waiting.clear()
+
+
+class WorkerPool:
+    """Runs ``function(key, argument)`` for submitted tasks in ``workers`` spawned processes.
+
+    Args:
+        function: What to run; it, its arguments and its values must be picklable.
+        workers: Number of processes, at least 1.
+        timeout_s: A task that takes longer has its worker killed, and counts as one whose worker died; None
+            lets every task take its time.
+
+    Attributes:
+        deaths: Workers that ended unasked, in the order in which that was noticed.
+
+    Raises:
+        ConfigError: The function cannot be sent to another process.
+    """
+
+    def __init__(self, function: Function, workers: int, *, timeout_s: float | None = None) -> None:
+        try:
+            self._payload = pickle.dumps(function, protocol=PROTOCOL)
+        except Exception as error:  # whatever a foreign __reduce__ raises
+            raise ConfigError(
+                f"the function that prepares samples cannot be sent to worker processes ({error}); define it "
+                "at the top of a module, or set workers=0"
+            ) from None
+        self.deaths: list[WorkerDeath] = []
+        self._timeout_s = timeout_s
+        self._context = multiprocessing.get_context("spawn")
+        self._condition = threading.Condition()
+        self._waiting: deque[_Task] = deque()
+        self._finished: deque[Outcome] = deque()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._failed_starts = 0
+        self._workers: list[_Worker] = []
+        self._wake_receiver, self._wake_sender = self._context.Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._run, args=(workers,), name="worker-pool", daemon=True)
+        self._thread.start()
+
+    def submit(self, key: int, argument: Any) -> None:
+        """Adds a task; tasks are begun in the order in which they are added."""
+        with self._condition:
+            self._waiting.append(_Task(key, argument))
+        self._wake()
+
+    def next_outcome(self) -> Outcome:
+        """The next task that is finished, whichever that is; waits for one. Every submitted task has one.
+
+        Raises:
+            ConfigError: The workers cannot start.
+        """
+        with self._condition:
+            while not self._finished:
+                if self._error is not None:
+                    raise self._error
+                if self._closing:
+                    raise RuntimeError("the pool is closed")
+                self._condition.wait()
+            return self._finished.popleft()
+
+    def close(self) -> None:
+        """Ends the workers, at once where they are busy; safe to call more than once and from any thread."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        self._wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the thread has ended and closed its side
+            self._wake_sender.send_bytes(b"!")
+
+    # What follows runs in the pool's own thread.
+
+    def _run(self, workers: int) -> None:
+        try:
+            _block_interrupts()
+            for _ in range(workers):
+                self._start()
+            while not self._closing:
+                self._assign()
+                self._receive()
+        except BaseException as error:  # kept for the consumer, which would wait for ever otherwise
+            with self._condition:
+                self._error = error
+                self._condition.notify_all()
+        finally:
+            self._end_workers()
+
+    def _start(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=work, args=(theirs, self._payload), name="sample-worker", daemon=True
+        )
+        try:
+            process.start()
+        finally:
+            theirs.close()
+        self._workers.append(_Worker(process, ours))
+
+    def _assign(self) -> None:
+        for worker in self._workers:
+            if worker.task is not None or not worker.ready:
+                continue
+            with self._condition:
+                if not self._waiting:
+                    return
+                worker.task = task = self._waiting.popleft()
+            if self._timeout_s is not None:
+                worker.deadline = time.monotonic() + self._timeout_s
+            try:
+                message = pack((task.key, task.argument))
+            except Exception as error:
+                worker.task = None
+                self._finish(Outcome(task.key, None, describe_failure(error)))
+                continue
+            with contextlib.suppress(OSError):  # it just died; its end is noticed below
+                send_packed(worker.pipe, message)
+
+    def _receive(self) -> None:
+        """Waits for something to happen, and deals with it."""
+        deadlines = [worker.deadline for worker in self._workers if worker.deadline is not None]
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        handles: list[Any] = [self._wake_receiver]
+        for worker in self._workers:
+            handles += [worker.pipe, worker.process.sentinel]
+        happened = set(wait(handles, timeout))
+        if self._wake_receiver in happened:
+            while self._wake_receiver.poll():
+                self._wake_receiver.recv_bytes()
+        for worker in list(self._workers):
+            # A worker's last message counts even if it has ended since; so the pipe comes first.
+            if worker.pipe in happened:
+                self._read(worker)
+            elif worker.process.sentinel in happened:
+                self._replace(worker)
+            elif worker.deadline is not None and time.monotonic() > worker.deadline:
+                worker.killed_for, worker.deadline = f"no result after {self._timeout_s:g} s", None
+                worker.process.kill()
+
+    def _read(self, worker: _Worker) -> None:
+        try:
+            key, value, failure = receive(worker.pipe)
+        except (EOFError, OSError):
+            self._replace(worker)
+            return
+        if key is not None:
+            worker.task, worker.deadline = None, None
+            self._finish(Outcome(key, value, failure))
+        elif failure is not None:
+            raise ConfigError(f"a worker process cannot load what prepares the samples: {failure}")
+        else:
+            worker.ready, self._failed_starts = True, 0
+
+    def _replace(self, worker: _Worker) -> None:
+        """Reports a worker's end, gives its task back, and starts another one."""
+        self._workers.remove(worker)
+        task = worker.task
+        end = _end(worker)
+        cause = worker.killed_for or end
+        self.deaths.append(WorkerDeath(worker.process.pid, cause, task.key if task else None))
+        if not worker.ready:
+            self._failed_starts += 1
+            if self._failed_starts >= _FAILED_STARTS:
+                raise ConfigError(
+                    f"worker processes end before they are ready ({cause}), {_FAILED_STARTS} times in a row; "
+                    "a script of your own must guard its code with: if __name__ == '__main__'; workers=0 "
+                    "prepares samples in the main process"
+                )
+        _log.warning(
+            "a worker process (pid %s) ended: %s%s; another one is started",
+            worker.process.pid,
+            cause,
+            f", at sample {task.key}" if task else "",
+        )
+        if task is not None:
+            task.deaths += 1
+            if task.deaths < _ATTEMPTS:
+                with self._condition:
+                    self._waiting.appendleft(task)
+            else:
+                self._finish(Outcome(task.key, None, f"its worker process ended {_ATTEMPTS} times: {cause}"))
+        worker.pipe.close()
+        self._start()
+
+    def _finish(self, outcome: Outcome) -> None:
+        with self._condition:
+            self._finished.append(outcome)
+            self._condition.notify_all()
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.pipe.close()  # an idle worker reads the end of its tasks and leaves
+            if worker.task is not None or not worker.ready:
+                worker.process.kill()
+        end = time.monotonic() + _GRACE_S
+        for worker in self._workers:
+            worker.process.join(max(0.0, end - time.monotonic()))
+            if worker.process.is_alive():
+                worker.process.kill()
+                worker.process.join()
+        self._workers.clear()
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+
+def _block_interrupts() -> None:
+    """Keeps Ctrl-C from this thread and the processes that it starts: it is the main thread's affair."""
+    if hasattr(signal, "pthread_sigmask"):
+        from multiprocessing import resource_tracker  # exists where signals can be blocked
+
+        resource_tracker.ensure_running()  # its start, part of that of the first process, would unblock them
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _end(worker: _Worker) -> str:
+    """How a process ended, in words."""
+    worker.process.join(_GRACE_S)
+    code = worker.process.exitcode
+    if code is None:  # it closed its pipe and lives on
+        worker.process.kill()
+        worker.process.join()
+        return "it closed its connection"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; by the system, if memory ran out" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"

@@ -1,0 +1,1 @@
+"""Multiple sequence alignments: their formats, and where they are found."""

@@ -1,0 +1,250 @@
+"""Alignments on disk: reading one by its extension, and finding those of a target by its name.
+
+For a target ``ID`` the first of these places that exists counts (chains of a complex have one each):
+
+- one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments;
+- chain ``A`` of a complex: ``ID_A.a3m``, ``ID_A/`` (OpenFold), ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/``
+  (AlphaFold-Multimer), or the places of the FASTA record that the chain came from;
+- a complex as a whole: the places of one chain, which then hold an alignment for its only sequence, or
+  ColabFold's alignment of all chains.
+
+Every file may end in ``.gz``. Chains with the same sequence share what is found for the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.msa import Msa, check_query, colabfold_lengths, parse_a3m
+from fastfold.data.msa.stockholm import parse_stockholm
+from fastfold.data.targets import Chain, Target, fold_unknown, safe_stem
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes
+
+MAX_ALIGNMENT_BYTES = 1 << 32
+
+_EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
+_FIRST = ("uniref90", "mgnify")
+_PAIRING = "uniprot_hits"
+_TEMPLATE_HITS = frozenset(("pdb_hits", "pdb70_hits", "hmm_output"))
+
+ChainMsas = tuple[list[Msa], list[Msa]]
+
+
+@dataclass(frozen=True)
+class ChainAlignments:
+    """Alignment files of one chain.
+
+    Attributes:
+        unpaired: In the order in which their rows enter the network: UniRef90, MGnify, then by name.
+        paired: The UniProt search, used only to pair the chains of a complex by species.
+    """
+
+    unpaired: list[Path] = field(default_factory=list)
+    paired: list[Path] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.unpaired or self.paired)
+
+
+def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
+    """Reads an alignment whose name ends in ``.a3m`` or ``.sto``, plain or with ``.gz``.
+
+    Args:
+        path: The file.
+        query: The sequence that it must be of; X agrees with a letter that is read as X.
+
+    Raises:
+        InputError: The file cannot be read, is no such alignment, or is one of another sequence.
+    """
+    parse = parse_stockholm if _is_stockholm(path) else parse_a3m
+    msa = parse(_read_text(path), path=path)
+    if query is not None:
+        check_query(msa, query, path=path)
+    return msa
+
+
+def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
+    """The alignment files of a name, or of one chain of a complex of that name.
+
+    Args:
+        msa_dir: Folder of alignments.
+        name: Identifier as in the FASTA file; it is looked up as it is if it cannot lead out of the folder,
+            and in the form that output files have.
+        chain: The chain of a complex to find; None for a target of one chain.
+
+    Returns:
+        The files, all empty if there is no place of that name.
+
+    Raises:
+        InputError: ``msa_dir`` is no folder; or there is a place for the name without an alignment in it, so
+            that folding without would be a surprise.
+    """
+    found, empty = _find(msa_dir, [name], chain)
+    if not found and empty is not None:
+        raise _holds_nothing(empty)
+    return found
+
+
+def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
+    """Reads the alignments of all chains of a target.
+
+    Args:
+        msa_dir: Folder of alignments.
+        target: The target.
+
+    Returns:
+        For each chain its alignments and those for pairing (UniProt, or ColabFold's paired rows; empty for a
+        target of one chain). Both are empty where there is nothing: the chain is folded from its sequence
+        alone. Chains with the same sequence share one pair of lists.
+
+    Raises:
+        InputError: An alignment cannot be used, is of another sequence, or cannot be assigned to a chain.
+    """
+    names = [target.record, target.name]
+    files: dict[str, ChainAlignments] = {}
+    empty: dict[str, Path] = {}
+    for chain in target.chains if target.is_complex else ():
+        if not files.get(chain.sequence):
+            files[chain.sequence], place = _find(msa_dir, names, chain)
+            if place is not None:
+                empty.setdefault(chain.sequence, place)
+    if any(files.values()):
+        for sequence, place in empty.items():
+            if not files[sequence]:
+                raise _holds_nothing(place)
+        msas = {sequence: _read(sequence, found) for sequence, found in files.items()}
+    else:
+        common, place = _find(msa_dir, names, None)
+        if not common and (place is not None or empty):
+            raise _holds_nothing(place or next(iter(empty.values())))
+        msas = _read_common(common, target)
+    return [msas[chain.sequence] for chain in target.chains]
+
+
+def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
+    """Reads the alignments of a sequence."""
+    return (
+        [read_msa(path, query=sequence) for path in files.unpaired],
+        [read_msa(path, query=sequence) for path in files.paired],
+    )
+
+
+def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]:
+    """Alignments that are given for a target as a whole, by sequence."""
+    sequences = list(dict.fromkeys(chain.sequence for chain in target.chains))
+    if len(sequences) == 1:
+        used = files if target.is_complex else ChainAlignments(files.unpaired)
+        return {sequences[0]: _read(sequences[0], used)}
+    msas: dict[str, ChainMsas] = {sequence: ([], []) for sequence in sequences}
+    for path in files.unpaired:
+        text = _read_text(path)
+        if _is_stockholm(path) or not colabfold_lengths(text):
+            names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
+            message = f"one alignment for {len(sequences)} different chains; give each its own: {names}"
+            raise InputError(message, path=path, record=target.record)
+        parts = parse_colabfold(text, path=path)
+        part_of = {fold_unknown(part.unpaired.sequences[0]): part for part in parts}
+        for number, sequence in enumerate(sequences):
+            part = part_of.get(sequence) or parts[min(number, len(parts) - 1)]
+            check_query(part.unpaired, sequence, path=path)
+            msas[sequence][0].append(part.unpaired)
+            if len(part.paired.sequences) > 1:
+                msas[sequence][1].append(part.paired)
+    return msas
+
+
+def _is_stockholm(path: PathLike) -> bool:
+    name = os.fspath(path).lower().removesuffix(".gz")
+    if not name.endswith((".a3m", ".sto")):
+        raise InputError("the name of an alignment must end in .a3m or .sto (or .gz after it)", path=path)
+    return name.endswith(".sto")
+
+
+def _read_text(path: PathLike) -> str:
+    # Descriptions may hold anything; a character that is no residue is refused where a row holds it.
+    return read_text_bytes(path, limit=MAX_ALIGNMENT_BYTES).decode("utf-8", "replace")
+
+
+def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[ChainAlignments, Path | None]:
+    """The files at the first place for one of the names, or the first place that is an empty folder."""
+    folder = Path(msa_dir)
+    empty = None
+    try:
+        if not folder.is_dir():
+            problem = "is no folder; give the folder" if folder.exists() else "no such folder; give the one"
+            raise InputError(f"{problem} that holds the alignments", path=msa_dir)
+        for place in _places(folder, names, chain):
+            found = _files_at(place)
+            if found.unpaired or (found.paired and chain is not None):
+                return found, None
+            empty = empty or (place if place.is_dir() else None)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be searched for alignments: {error}", path=msa_dir) from None
+    return ChainAlignments(), empty
+
+
+def _holds_nothing(folder: Path) -> InputError:
+    return InputError(
+        "holds no alignment (.a3m or .sto, plain or with .gz; uniprot_hits serves only to pair chains); add "
+        "one, or remove the folder to fold from the sequence alone",
+        path=folder,
+    )
+
+
+def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Path]:
+    """Paths without extension where alignments can be, the first one first."""
+    stems = _lookup_stems(names)
+    if chain is not None:
+        for stem in stems:
+            yield from (
+                folder / f"{stem}_{chain.id}",
+                folder / stem / chain.id,
+                folder / stem / "msas" / chain.id,
+            )
+        stems = _lookup_stems([chain.record]) if chain.record else []
+    for stem in stems:
+        yield from (folder / stem, folder / stem / "msas")
+
+
+def _lookup_stems(names: list[str]) -> list[str]:
+    """The names that cannot lead out of a folder, as they are and in their safe forms."""
+    stems: dict[str, None] = {}
+    for name in names:
+        raw = name.encode("utf-8", "replace")
+        if name not in ("", ".", "..") and len(raw) <= 200 and not any(c in name for c in "/\\\0:"):
+            stems[name] = None
+        stems[safe_stem(name)] = None
+    return list(stems)
+
+
+def _files_at(place: Path) -> ChainAlignments:
+    """The alignment called as the place, or those in the folder called so."""
+    for extension in _EXTENSIONS:
+        file = place.parent / (place.name + extension)
+        if os.path.lexists(file):
+            return ChainAlignments([file], [])
+    if not place.is_dir():
+        return ChainAlignments()
+    files: dict[str, Path] = {}
+    for file in sorted(place.iterdir()):
+        if file.name.endswith(_EXTENSIONS) and not file.name.startswith("."):
+            files.setdefault(file.name.removesuffix(".gz"), file)
+    found = ChainAlignments()
+    for name in sorted(files, key=_order):
+        stem = name.rsplit(".", 1)[0]
+        if stem == _PAIRING:
+            found.paired.append(files[name])
+        elif stem not in _TEMPLATE_HITS:
+            found.unpaired.append(files[name])
+    return found
+
+
+def _order(name: str) -> tuple[int, str]:
+    """UniRef90, MGnify, then the others by name."""
+    rank = next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
+    return rank, name

@@ -1,0 +1,209 @@
+"""A multiple sequence alignment of one query, and its A3M form.
+
+In A3M each row shows the query's columns as upper-case letters and ``-``; what a row has between two columns
+stands in lower case and is an insertion relative to the query. AlphaFold counts the insertions before each
+column as deletions (supplement, section 1.2.2 and table 1, ``deletion_matrix``) and drops the letters.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfold.data.fasta import FastaRecord, split_records
+from fastfold.data.targets import fold_unknown
+from fastfold.errors import InputError
+from fastfold.protein.residue_constants import hhblits_letter_to_id
+from fastfold.utils.text_files import PathLike
+
+RESIDUE_LETTERS = "".join(sorted(set(hhblits_letter_to_id) - {"-"})).encode()
+
+_LOWER = string.ascii_lowercase.encode()
+_LEGAL = RESIDUE_LETTERS + RESIDUE_LETTERS.lower() + b"-."
+_ILLEGAL = re.compile("[^" + re.escape(_LEGAL.decode()) + "]")
+_COLABFOLD_HEADER = re.compile(
+    r"\ufeff?#([0-9]{1,7}(?:,[0-9]{1,7})*)[ \t]+[0-9]{1,7}(?:,[0-9]{1,7})*[ \t]*(?=[\r\n]|\Z)"
+)
+# Secondary structure and its confidence, which HH-suite writes above the alignment as if they were rows.
+_ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred", "aa_dssp", "aa_pred"))
+
+
+@dataclass(frozen=True)
+class Msa:
+    """An alignment whose columns are the residues of its first row, the query.
+
+    Attributes:
+        sequences: S rows of N letters each: A-Z and ``-`` for a gap; row 0, the query, has no gap.
+        deletions: ``[S, N]`` int32, residues that the row has before each column and the query has not;
+            those after the last column are not counted (as in AlphaFold).
+        descriptions: S texts, the row's name first.
+    """
+
+    sequences: tuple[str, ...]
+    deletions: np.ndarray
+    descriptions: tuple[str, ...]
+
+
+def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
+    """Parses an alignment of one query in A3M.
+
+    Sequences may be wrapped over lines and are read with any line end. Accepted as well: ``#`` lines above
+    the first row (HH-suite's name line, ColabFold's ``#length<tab>copies``), HH-suite's ``>ss_…`` rows,
+    which are skipped, ``.`` for gaps, aligned to insertions as in A2M or in place of ``-``, and NUL bytes at
+    the very end, with which MMseqs2 ends an alignment.
+
+    Args:
+        text: The file's content.
+        path: Where it came from, for error messages.
+
+    Raises:
+        InputError: The text is empty or no A3M; a row has the wrong length or a character that is no residue;
+            the query has gaps; ColabFold's header speaks of several chains.
+    """
+    lengths = colabfold_lengths(text)
+    if len(lengths) > 1:
+        raise InputError(
+            f"a ColabFold alignment of {len(lengths)} chains; it serves a complex of these chains, not one "
+            "chain alone: fold the complex, or give each chain an alignment of its own",
+            path=path,
+            line=1,
+        )
+    return parse_a3m_rows(text, lengths=lengths, path=path)
+
+
+def colabfold_lengths(text: str) -> tuple[int, ...]:
+    """Chain lengths in ColabFold's first line ``#length,length<tab>copies,copies``; empty without one."""
+    found = _COLABFOLD_HEADER.match(text)
+    return tuple(int(length) for length in found.group(1).split(",")) if found else ()
+
+
+def parse_a3m_rows(text: str, *, lengths: tuple[int, ...] = (), path: PathLike | None = None) -> Msa:
+    """Parses A3M rows, whatever number of chains they run over.
+
+    Args:
+        text: The file's content.
+        lengths: Chain lengths whose sum the query must have; empty if they are unknown.
+        path: Where it came from, for error messages.
+
+    Raises:
+        InputError: As for :func:`parse_a3m`.
+    """
+    text = text.lstrip("\ufeff").rstrip("\0 \t\r\n")
+    if not text:
+        raise InputError("the alignment is empty; remove the file to fold without one", path=path)
+    preamble, records = split_records(text)
+    for number, line in enumerate(preamble, 1):
+        if line.strip() and not line.startswith("#"):
+            raise InputError(
+                "this is no A3M: it must start with '>name' and the query", path=path, line=number
+            )
+        if line.startswith("# STOCKHOLM"):
+            raise InputError("this is Stockholm, not A3M; rename it to .sto", path=path, line=number)
+    records = [record for record in records if (record.header.split() or [""])[0] not in _ANNOTATIONS]
+    if not records:
+        raise InputError("the alignment has no rows; remove the file to fold without one", path=path)
+    query = _query_row(records[0], path)
+    if lengths and sum(lengths) != len(query):
+        raise InputError(
+            f"the first line announces {sum(lengths)} columns, but the query has {len(query)}; correct one "
+            "of the two",
+            path=path,
+            line=1,
+        )
+    deletions = np.zeros((len(records), len(query)), np.int32)
+    sequences = []
+    for i, record in enumerate(records):
+        raw = _raw_row(record, path)
+        row = _without_dots(raw, len(query))
+        aligned = row.translate(None, _LOWER)
+        if len(aligned) != len(query):
+            raise InputError(
+                f"row {i + 1} has {len(aligned)} columns, the query has {len(query)}: upper-case letters and "
+                "gaps must be as many in each row; make the alignment again or remove the row",
+                path=path,
+                line=record.line,
+                record=record.header,
+            )
+        if len(aligned) < len(row):
+            columns = np.flatnonzero(np.frombuffer(row, np.uint8) < _LOWER[0])
+            deletions[i] = np.diff(columns, prepend=-1) - 1
+        sequences.append(aligned.decode("ascii"))
+    return Msa(tuple(sequences), deletions, tuple(record.header for record in records))
+
+
+def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
+    """Checks that an alignment was made for a sequence.
+
+    Args:
+        msa: The alignment.
+        query: The sequence; letters that were read as X agree with the X.
+        path: The alignment's file, for error messages.
+
+    Raises:
+        InputError: The first row differs; with the first position where it does.
+    """
+    found, expected = fold_unknown(msa.sequences[0]), fold_unknown(query)
+    if found == expected:
+        return
+    shared = min(len(found), len(expected))
+    at = next((i for i in range(shared) if found[i] != expected[i]), shared)
+    here = f"{msa.sequences[0][at]!r}" if at < len(found) else "the end"
+    there = f"{query[at]!r}" if at < len(expected) else "the end"
+    raise InputError(
+        f"the alignment is of another sequence: position {at + 1} of its first row is {here}, of the target "
+        f"{there} ({len(found)} and {len(expected)} residues); align the target itself or remove the file",
+        path=path,
+        record=msa.descriptions[0],
+    )
+
+
+def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
+    """The query's letters without insertions."""
+    row = _raw_row(record, path).translate(None, _LOWER + b".")
+    problem = None
+    if not row:
+        problem = "the query, the first row, has no upper-case letter; A3M writes it in upper case"
+    elif b"-" in row:
+        problem = "the query, the first row, has gaps; the columns of A3M are the query's residues"
+    if problem:
+        raise InputError(problem, path=path, line=record.line, record=record.header)
+    return row
+
+
+def _raw_row(record: FastaRecord, path: PathLike | None) -> bytes:
+    """The letters of a row, all of them legal."""
+    text = "".join(line.strip(" \t") for line in record.lines)
+    row = text.encode("ascii", "replace")
+    if row.translate(None, _LEGAL):
+        raise illegal_character(record.lines, record.line + 1, record.header, path)
+    return row
+
+
+def illegal_character(
+    lines: list[str], first_line: int, record: str, path: PathLike | None = None
+) -> InputError:
+    """The error for the first character in some lines that can stand in no alignment."""
+    matches = ((number, _ILLEGAL.search(line.strip(" \t"))) for number, line in enumerate(lines, first_line))
+    number, character = next((number, match.group()) for number, match in matches if match)
+    remedy = "make the alignment again"
+    if character == "\0":
+        remedy = "MMseqs2 puts it between the alignments of a database: unpack it, one file per alignment"
+    message = f"{character!r} is neither a residue nor a gap; {remedy}"
+    return InputError(message, path=path, line=number, record=record)
+
+
+def _without_dots(row: bytes, num_columns: int) -> bytes:
+    """A row whose ``.`` are dropped where they stand beside insertions, and are gaps otherwise.
+
+    A2M pads insertions with dots, other programs write them for gaps; which of the two is meant shows in the
+    number of columns.
+    """
+    if b"." not in row:
+        return row
+    dropped = row.replace(b".", b"")
+    if len(dropped.translate(None, _LOWER)) == num_columns:
+        return dropped
+    return row.replace(b".", b"-")

@@ -1,0 +1,169 @@
+"""What an entry of the cache looks like: an npz file without pickles, with its version and its sources' hash.
+
+The zip's checksums tell damage. Atoms that are not there and columns without deletions take no space.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+import numpy as np
+
+from fastfold.data.features.coevolution import Coevolution
+from fastfold.data.msa.msa import Msa
+from fastfold.protein.structure import ChainStructure
+
+LAYOUT_VERSION = 1  # of the arrays below
+
+Arrays = dict[str, np.ndarray]
+
+
+class Unusable(Exception):
+    """An entry that has to be made again."""
+
+
+class OtherVersion(Unusable):
+    """An entry that another version of the parsers made."""
+
+
+def to_bytes(arrays: Mapping[str, np.ndarray], version: str, digest: str) -> bytes:
+    """A file of arrays that :func:`from_bytes` reads.
+
+    Args:
+        arrays: By name, none of them ``version``.
+        version: Of the parsers.
+        digest: Of the sources.
+    """
+    buffer = io.BytesIO()
+    np.savez(buffer, version=np.array([version, digest]), **dict(arrays))  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def from_bytes(content: bytes, version: str, digest: str) -> Arrays:
+    """The arrays of a file.
+
+    Raises:
+        OtherVersion: It was made by another version.
+        Unusable: It is damaged, or an entry of other sources.
+    """
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+            if file["version"][0] != version:
+                raise OtherVersion
+            arrays = dict(file)
+        if arrays["version"][1] != digest:
+            raise Unusable("it is that of another chain")
+        return arrays
+    except Unusable:
+        raise
+    except Exception as error:  # whatever damage makes the zip and npy readers raise
+        raise Unusable(f"{type(error).__name__}: {error}") from None
+
+
+def chain_arrays(chain: ChainStructure) -> Arrays:
+    """Arrays of a chain."""
+    observed = chain.mask > 0
+    return {
+        "chain_id": _text(chain.chain_id),
+        "sequence": _text(chain.sequence),
+        "residue_index": chain.residue_index,
+        "observed": np.packbits(observed),
+        "positions": chain.positions[observed],
+        "b_factors": chain.b_factors[observed],
+    }
+
+
+def chain_of(arrays: Mapping[str, np.ndarray]) -> ChainStructure:
+    """The inverse of :func:`chain_arrays`."""
+    sequence = _string(arrays["sequence"])
+    length = len(sequence)
+    observed = np.unpackbits(arrays["observed"], count=length * 37).reshape(length, 37).astype(bool)
+    positions = np.zeros((length, 37, 3), np.float32)
+    positions[observed] = arrays["positions"]
+    b_factors = np.zeros((length, 37), np.float32)
+    b_factors[observed] = arrays["b_factors"]
+    return ChainStructure(
+        chain_id=_string(arrays["chain_id"]),
+        sequence=sequence,
+        positions=positions,
+        mask=observed.astype(np.float32),
+        residue_index=arrays["residue_index"],
+        b_factors=b_factors,
+    )
+
+
+def msa_arrays(msa: Msa) -> Arrays:
+    """Arrays of an alignment."""
+    where = np.flatnonzero(msa.deletions)
+    return {
+        "columns": np.array(msa.deletions.shape[1]),
+        "rows": _text("".join(msa.sequences)),
+        "deleted": np.stack([where, msa.deletions.reshape(-1)[where].astype(np.int64)]),
+        "descriptions": _text("\n".join(msa.descriptions)),
+    }
+
+
+def msa_of(arrays: Mapping[str, np.ndarray]) -> Msa:
+    """The inverse of :func:`msa_arrays`."""
+    rows, length = _string(arrays["rows"]), int(arrays["columns"])
+    sequences = tuple(rows[start : start + length] for start in range(0, len(rows), length))
+    deletions = np.zeros(len(rows), np.int32)
+    where, number = arrays["deleted"]
+    deletions[where] = number
+    descriptions = tuple(_string(arrays["descriptions"]).split("\n"))
+    return Msa(sequences, deletions.reshape(-1, length), descriptions)
+
+
+def coevolution_arrays(found: Coevolution) -> Arrays:
+    """Arrays of the coevolution of an alignment; scores keep eleven bits."""
+    scores = {} if found.scores is None else {"scores": found.scores.astype(np.float16)}
+    return {
+        "profile": found.profile,
+        "conservation": found.conservation,
+        "log_effective_rows": np.array(found.log_effective_rows),
+        **scores,
+    }
+
+
+def coevolution_of(arrays: Mapping[str, np.ndarray]) -> Coevolution:
+    """The inverse of :func:`coevolution_arrays`."""
+    scores = arrays.get("scores")
+    return Coevolution(
+        None if scores is None else scores.astype(np.float32),
+        arrays["profile"],
+        arrays["conservation"],
+        float(arrays["log_effective_rows"]),
+    )
+
+
+def optional(value: float | None) -> np.ndarray:
+    """``[1]`` float64 of a number, ``[0]`` of None."""
+    return np.array([] if value is None else [value], np.float64)
+
+
+def number_or_none(array: np.ndarray) -> float | None:
+    """The inverse of :func:`optional`."""
+    return float(array[0]) if len(array) else None
+
+
+def many(name: str, parts: list[Arrays]) -> Arrays:
+    """Arrays of several parts, and how many there are."""
+    found = {f"{name}{i}/{key}": array for i, part in enumerate(parts) for key, array in part.items()}
+    return {name: np.array(len(parts)), **found}
+
+
+def parts_of(name: str, arrays: Mapping[str, np.ndarray]) -> list[Arrays]:
+    """The inverse of :func:`many`."""
+    return [
+        {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
+        for prefix in (f"{name}{i}/" for i in range(int(arrays[name])))
+    ]
+
+
+def _text(value: str) -> np.ndarray:
+    return np.frombuffer(value.encode("utf-8"), np.uint8)
+
+
+def _string(value: np.ndarray) -> str:
+    return value.tobytes().decode("utf-8")

@@ -1,0 +1,215 @@
+"""One training sample of a complex: features of every recycling iteration and labels, cropped at an interface.
+
+Chains stand in the order of the multimer features throughout: copies of a sequence together. Which copy of the
+experiment is which one of the prediction is only known after the network has run, so a sample brings along what the
+labels of its copies can be exchanged with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.features.merging import chain_order, merge_chains
+from fastfold.data.features.pipeline import sampler_from_merged
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.features.transforms import row_blocks
+from fastfold.data.training.augmentation import delete_blocks
+from fastfold.data.training.complex_entry import ComplexMsas
+from fastfold.data.training.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
+from fastfold.data.training.labels import structure_labels
+from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings, require_backbone
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
+
+COPIES = "copies/"
+"""Prefix of what a sample brings along for the exchange of equal chains: see :func:`complex_sample`."""
+
+_CA = rc.atom_order["CA"]
+_ROWS = ("msa", "deletion_matrix", "msa_mask", "bert_mask", "cluster_bias_mask")
+
+
+def complex_sample(
+    chains: Sequence[ChainStructure],
+    alignments: Sequence[ComplexMsas],
+    config: Any,
+    settings: SampleSettings,
+    rng: np.random.Generator,
+    *,
+    resolution: float | None = None,
+) -> dict[str, np.ndarray]:
+    """Features and labels of a complex for a multimer network (Evans et al. 2021, doi:10.1101/2021.10.04.463034).
+
+    The alignment is cropped before its rows are drawn, unlike in the paper: a complex of thousands of residues would
+    be clustered for a crop of a few hundred. Rows that say nothing of any residue in the crop are left out.
+
+    Args:
+        chains: The chains and their structures, ``N`` residues together.
+        alignments: Of each chain; those of equal chains must be equal.
+        config: Config tree of a multimer network.
+        settings: See there.
+        rng: All that is random comes from here.
+        resolution: Of the structure in Å, if known.
+
+    Returns:
+        ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to the same
+        ``n = min(N, crop_size)`` residues: float32 and int32, names as in AlphaFold. If a sequence in the crop has
+        copies, also ``copies/*``: ``residue [n]``, each cropped residue's place in its chain from 0; and for the
+        ``M`` residues of all chains, in the crop or not, whose labels these could get: ``all_atom_positions [M, 37,
+        3]`` (Å), ``all_atom_mask [M, 37]``, ``asym_id``, ``entity_id`` and ``residue_index [M]``, the last being such
+        a place.
+
+    Raises:
+        InputError: An alignment belongs to another chain, or a chain has no backbone.
+    """
+    chosen = neighbouring_chains(chains, settings.max_chains, rng)
+    chains, alignments = in_feature_order([chains[i] for i in chosen], [alignments[i] for i in chosen])
+    for chain in chains:
+        require_backbone(chain)
+    if rng.random() < settings.single_sequence_probability:
+        alignments = [ComplexMsas()] * len(chains)
+    merged = merged_features(chains, alignments, rng if settings.block_deletion else None)
+    positions = np.concatenate([chain.positions for chain in chains])
+    mask = np.concatenate([chain.mask for chain in chains])
+    crop = _draw_crop(merged["asym_id"], positions[:, _CA], mask[:, _CA], settings, rng)
+    sampler = sampler_from_merged(_cropped_rows(merged, crop), config, seed=int(rng.integers(2**31)))
+    labels = structure_labels(
+        merged["aatype"],
+        positions,
+        mask,
+        resolution=settings.unknown_resolution if resolution is None else resolution,
+    )
+    parts = {
+        FEATURES: sampler.stack(settings.cycles),
+        LABELS: crop_features(labels, crop),
+        COPIES: copies_of_residues(merged, positions, mask, crop),
+    }
+    return {f"{prefix}{key}": x for prefix, part in parts.items() for key, x in part.items()}
+
+
+def in_feature_order(
+    chains: Sequence[ChainStructure], alignments: Sequence[ComplexMsas]
+) -> tuple[list[ChainStructure], list[ComplexMsas]]:
+    """Chains and their alignments in the order of the multimer features: copies of a sequence together."""
+    order = chain_order([chain.sequence for chain in chains])
+    return [chains[i] for i in order], [alignments[i] for i in order]
+
+
+def merged_features(
+    chains: Sequence[ChainStructure], alignments: Sequence[ComplexMsas], rng: np.random.Generator | None
+) -> dict[str, np.ndarray]:
+    """Merged features of a complex (:func:`fastfold.data.features.merging.merge_chains`), numbered as its structure is.
+
+    Args:
+        chains: In the order of the features.
+        alignments: Of each chain; of chains with one sequence those of the first count.
+        rng: Deletes blocks of the alignments that are not paired, once for all copies of a chain; None for not.
+
+    Raises:
+        InputError: An alignment belongs to another chain.
+    """
+    sequences = [chain.sequence for chain in chains]
+    own: dict[str, ComplexMsas] = {}
+    for sequence, msas in zip(sequences, alignments, strict=True):
+        own.setdefault(sequence, msas)
+    unpaired = {sequence: msa_features(msas.unpaired, sequence) for sequence, msas in own.items()}
+    if rng is not None:
+        unpaired = {sequence: delete_blocks(msa, rng) for sequence, msa in unpaired.items()}
+    raw = [
+        sequence_features(chain.sequence)
+        | unpaired[chain.sequence]
+        | template_features({}, len(chain))
+        | {"residue_index": chain.residue_index}
+        for chain in chains
+    ]
+    raw_paired = []
+    if len(own) > 1:
+        paired = {sequence: msa_features(msas.paired, sequence) for sequence, msas in own.items()}
+        raw_paired = [paired[sequence] for sequence in sequences]
+    return merge_chains(raw, raw_paired, sequences)
+
+
+def neighbouring_chains(
+    chains: Sequence[ChainStructure], most: int, rng: np.random.Generator
+) -> tuple[int, ...]:
+    """Chains of a large assembly that are trained on together: one at random, and those nearest to it.
+
+    Args:
+        chains: All.
+        most: Chains to take; a smaller complex is taken whole.
+        rng: Source of randomness: decides for the chain in the middle.
+
+    Returns:
+        Sorted indices. The distance of two chains is that of their nearest alpha carbons; chains without any come
+        last.
+    """
+    if len(chains) <= most:
+        return tuple(range(len(chains)))
+    points = [chain.positions[chain.mask[:, _CA] > 0, _CA].astype(np.float64) for chain in chains]
+    centre = int(rng.integers(len(chains)))
+    distances = np.array([_nearest(points[centre], other) for other in points])
+    distances[centre] = -1.0
+    return tuple(int(i) for i in np.sort(np.argsort(distances, kind="stable")[:most]))
+
+
+def _nearest(one: np.ndarray, other: np.ndarray) -> float:
+    """Smallest squared distance between points ``[A, 3]`` and ``[B, 3]``; infinite where there are none."""
+    least = np.inf
+    for rows in row_blocks(len(one)) if len(other) else ():
+        apart = one[rows, None] - other
+        least = min(least, float(np.einsum("ijk,ijk->ij", apart, apart).min()))
+    return least
+
+
+def copies_of_residues(
+    merged: dict[str, np.ndarray], positions: np.ndarray, mask: np.ndarray, crop: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The atoms that cropped residues have in any copy of their chain; nothing if no chain has a copy.
+
+    Residues of copies correspond by their place in the sequence, since without SEQRES two copies of a chain may be
+    numbered differently.
+
+    Args:
+        merged: Merged features of the whole complex.
+        positions: ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``.
+        crop: ``[n]`` residues of the sample.
+
+    Returns:
+        See :func:`complex_sample`.
+    """
+    asym, entity = merged["asym_id"], merged["entity_id"]
+    if (merged["sym_id"][np.isin(entity, entity[crop])] == 1).all():
+        return {}
+    place = (np.arange(len(asym)) - np.searchsorted(asym, asym)).astype(np.int32)
+    residue = entity.astype(np.int64) * len(asym) + place  # the same number in all copies
+    rows = np.flatnonzero(np.isin(residue, residue[crop]))
+    return {
+        "residue": place[crop],
+        "all_atom_positions": positions[rows],
+        "all_atom_mask": mask[rows],
+        "asym_id": asym[rows],
+        "entity_id": entity[rows],
+        "residue_index": place[rows],
+    }
+
+
+def _draw_crop(
+    asym_id: np.ndarray,
+    ca: np.ndarray,
+    ca_mask: np.ndarray,
+    settings: SampleSettings,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    if rng.random() < settings.spatial_crop_probability:
+        return spatial_crop(asym_id, ca, ca_mask, settings.crop_size, rng)
+    return contiguous_crop_of_chains(asym_id, settings.crop_size, rng)
+
+
+def _cropped_rows(merged: dict[str, np.ndarray], crop: np.ndarray) -> dict[str, np.ndarray]:
+    """Merged features of the residues in a crop, and of the rows that belong to the chains of any of them."""
+    cropped = crop_features(merged, crop)
+    rows = cropped["bert_mask"].any(axis=1)
+    return cropped | {name: cropped[name][rows] for name in _ROWS}

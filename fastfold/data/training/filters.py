@@ -1,0 +1,127 @@
+"""Which chains of a training set are good enough to train on (AlphaFold supplement, section 1.2.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fastfold.data.training.entry import DISTILLATION, Entry, read_entry, resolved_share
+from fastfold.errors import ConfigError, InputError
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Bounds that a chain must keep.
+
+    Attributes:
+        max_resolution: In Å. Chains whose resolution is not known (NMR, predictions, tables without it) stay.
+        max_single_residue: Largest share of one residue type in the sequence.
+        min_length: Residues at least.
+        max_length: Residues at most, or None.
+        min_resolved: Share of residues whose CA has a position, at least; 0 reads no structures.
+        max_release_date: ``YYYY-MM-DD``, or None. An experimental structure must state a date that is not later.
+    """
+
+    max_resolution: float = 9.0
+    max_single_residue: float = 0.8
+    min_length: int = 1
+    max_length: int | None = None
+    min_resolved: float = 0.0
+    max_release_date: str | None = None
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """What filters leave.
+
+    Attributes:
+        entries: Those that are left.
+        taken: How many each filter took, by what it says; filters that took none are there too. A chain that
+            several would take counts for the first of them.
+        unreadable: Names and reasons of those whose structure could not be read.
+    """
+
+    entries: tuple[Entry, ...]
+    taken: dict[str, int]
+    unreadable: tuple[tuple[str, str], ...]
+
+    def summary(self) -> str:
+        """One line: how many are left, and which filter took how many."""
+        took = ", ".join(f"{name} took {count}" for name, count in self.taken.items() if count)
+        return f"{len(self.entries)} chains are left" + (f" ({took})" if took else "")
+
+
+def _share_read(entry: Entry) -> float:
+    return resolved_share(read_entry(entry).chain)
+
+
+def apply_filters(
+    entries: Sequence[Entry], filters: Filters, *, resolved: Callable[[Entry], float] = _share_read
+) -> Filtered:
+    """Takes out the chains that do not keep the bounds.
+
+    Args:
+        entries: All chains.
+        filters: The bounds.
+        resolved: Tells the share of resolved residues where an entry does not; reads its files by default.
+
+    Raises:
+        ConfigError: None is left; says which filter took how many.
+    """
+    checks = dict(_checks(filters))
+    taken = dict.fromkeys(checks, 0)
+    left: list[Entry] = []
+    unreadable: list[tuple[str, str]] = []
+    needed = f"resolved residues >= {filters.min_resolved:g}"
+    if filters.min_resolved > 0:
+        taken |= {needed: 0, "readable files": 0}
+    for entry in entries:
+        failed = next((name for name, passes in checks.items() if not passes(entry)), None)
+        if failed is None and filters.min_resolved > 0:
+            try:
+                share = resolved(entry) if entry.resolved is None else entry.resolved
+                failed = needed if share < filters.min_resolved else None
+            except InputError as error:
+                failed = "readable files"
+                unreadable.append((entry.id, str(error)))
+        if failed is None:
+            left.append(entry)
+        else:
+            taken[failed] += 1
+    if not left:
+        took = "; ".join(f"{name}: {count}" for name, count in taken.items() if count)
+        raise ConfigError(
+            f"no chain is left to train on: the filters took all {len(entries)} ({took}); relax them "
+            "or add structures"
+            if entries
+            else "there is no chain to filter; check the data folder"
+        )
+    return Filtered(tuple(left), taken, tuple(unreadable))
+
+
+def _checks(filters: Filters) -> Iterator[tuple[str, Callable[[Entry], bool]]]:
+    """Names and conditions, in the order in which they are asked."""
+    yield (
+        f"resolution <= {filters.max_resolution:g} Å",
+        lambda entry: entry.resolution is None or entry.resolution <= filters.max_resolution,
+    )
+    yield (
+        f"single residue type <= {filters.max_single_residue:g}",
+        lambda entry: largest_share(entry.sequence) <= filters.max_single_residue,
+    )
+    yield f"length >= {filters.min_length}", lambda entry: len(entry) >= filters.min_length
+    longest = filters.max_length
+    if longest is not None:
+        yield f"length <= {longest}", lambda entry: len(entry) <= longest
+    last = filters.max_release_date
+    if last is not None:
+        yield "a known release date", lambda entry: entry.source == DISTILLATION or bool(entry.release_date)
+        yield (
+            f"released until {last}",
+            lambda entry: entry.source == DISTILLATION or entry.release_date <= last,
+        )
+
+
+def largest_share(sequence: str) -> float:
+    """Share of the most frequent letter of a sequence; 1 for an empty one."""
+    return max((sequence.count(letter) for letter in set(sequence)), default=1) / max(len(sequence), 1)

@@ -1,0 +1,160 @@
+"""Tables that describe the chains of a training set: ``index.tsv`` and OpenFold's ``chain_data_cache.json``."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+
+_LIMIT = 1 << 33
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_CLUSTER_COLUMNS = ("cluster", "cluster30")
+
+
+@dataclass(frozen=True)
+class ChainRecord:
+    """What a table says about a chain; empty or None where it says nothing.
+
+    Attributes:
+        sequence: One-letter residues.
+        split: Name of the split that it belongs to.
+        chain_id: Its name in the structure file.
+        cluster: Name of its sequence cluster.
+        cluster_size: Chains in its cluster, 1 where it is not known.
+        resolution: In Å.
+        release_date: ``YYYY-MM-DD``.
+        msa_rows: Rows of its alignment, or None.
+    """
+
+    sequence: str = ""
+    split: str = ""
+    chain_id: str = ""
+    cluster: str = ""
+    cluster_size: int = 1
+    resolution: float | None = None
+    release_date: str = ""
+    msa_rows: int | None = None
+
+
+def read_index(path: PathLike) -> dict[str, ChainRecord]:
+    """Reads ``index.tsv``: columns separated by tabs, their names in the first line, one chain per line.
+
+    ``name`` is required; ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
+    ``release_date`` and ``msa_rows`` are used where they exist, other columns are not.
+
+    Returns:
+        The records by name, in the order of the file.
+
+    Raises:
+        InputError: The file cannot be read, a line has another number of columns than the first, a name comes
+            twice or could lead out of the folder, or a number or date is none.
+    """
+    lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
+    columns = lines[0].split("\t")
+    if "name" not in columns:
+        raise InputError(
+            "the first line must name the columns, with tabs between, 'name' among them", path=path, line=1
+        )
+    cluster = next((column for column in _CLUSTER_COLUMNS if column in columns), "")
+    records: dict[str, ChainRecord] = {}
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        cells = line.split("\t")
+        if len(cells) != len(columns):
+            raise InputError(
+                f"has {len(cells)} columns, but the first line names {len(columns)}; the file may be cut off",
+                path=path,
+                line=number,
+            )
+        row = dict(zip(columns, cells, strict=True))
+        name, split = row["name"], row.get("split", "")
+        for value in (name, split):
+            if value in (".", "..") or any(character in value for character in "/\\\0"):
+                raise InputError(f"{value!r} is no name of a file", path=path, line=number)
+        if not name or name in records:
+            raise InputError(
+                "the name is missing or comes twice", path=path, line=number, record=name or None
+            )
+        records[name] = ChainRecord(
+            sequence=row.get("sequence", "").upper(),
+            split=split,
+            chain_id=row.get("chain", ""),
+            cluster=row.get(cluster, ""),
+            resolution=_resolution(row.get("resolution", ""), path, name, number),
+            release_date=_date(row.get("release_date", ""), path, name, number),
+            msa_rows=_rows(row.get("msa_rows", ""), path, name, number),
+        )
+    return records
+
+
+def read_chain_data_cache(path: PathLike) -> dict[str, ChainRecord]:
+    """Reads the ``chain_data_cache.json`` that OpenFold's ``generate_chain_data_cache.py`` writes.
+
+    It maps ``<id>_<chain>`` to ``seq``, ``release_date``, ``resolution`` (Å; 0 where there is none) and
+    ``cluster_size`` (null or -1 where it is not known).
+
+    Raises:
+        InputError: The file cannot be read or is no such table.
+    """
+    try:
+        table = json.loads(read_text_bytes(path, limit=_LIMIT))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"is no valid JSON ({error.msg}); make it again", path=path, line=error.lineno
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError("is no text in UTF-8; make it again", path=path) from None
+    if not isinstance(table, dict):
+        raise InputError("must map names of chains to their data; make it again", path=path)
+    return {name: _cached_record(name, data, path) for name, data in table.items()}
+
+
+def _cached_record(name: str, data: Any, path: PathLike) -> ChainRecord:
+    if not isinstance(data, dict) or not isinstance(data.get("seq"), str) or not data["seq"]:
+        raise InputError("has no sequence ('seq'); make the file again", path=path, record=name)
+    size = data.get("cluster_size")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
+        raise InputError(f"cluster_size must be a whole number or null, not {size!r}", path=path, record=name)
+    return ChainRecord(
+        sequence=data["seq"].upper(),
+        cluster_size=size if size is not None and size > 0 else 1,
+        resolution=_resolution(data.get("resolution"), path, name),
+        release_date=_date(data.get("release_date"), path, name),
+    )
+
+
+def _resolution(value: Any, path: PathLike, name: str, line: int | None = None) -> float | None:
+    """In Å; None where it is not stated, for which 0 stands as well (NMR, predictions)."""
+    if value is None or value == "":
+        return None
+    try:
+        resolution = float(value)
+    except (TypeError, ValueError):
+        resolution = math.nan
+    if not 0 <= resolution < math.inf:
+        raise InputError(
+            f"the resolution must be a number of Å, not {value!r}", path=path, line=line, record=name
+        )
+    return resolution or None
+
+
+def _rows(value: str, path: PathLike, name: str, line: int) -> int | None:
+    if value and not value.isdecimal():
+        raise InputError(f"msa_rows must be a whole number, not {value!r}", path=path, line=line, record=name)
+    return int(value) if value else None
+
+
+def _date(value: Any, path: PathLike, name: str, line: int | None = None) -> str:
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, str) or not _DATE.fullmatch(value):
+        raise InputError(
+            f"the release date must be YYYY-MM-DD, not {value!r}", path=path, line=line, record=name
+        )
+    return value

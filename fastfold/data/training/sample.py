@@ -1,0 +1,145 @@
+"""One training sample: features of every recycling iteration and labels, cropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.features import coevolution
+from fastfold.data.features.pipeline import sampler_from_raw
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.msa.msa import Msa
+from fastfold.data.training.augmentation import clamp_coin, delete_blocks
+from fastfold.data.training.cropping import contiguous_crop, crop_features
+from fastfold.data.training.labels import structure_labels
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.structure import ChainStructure
+
+FEATURES, LABELS = "features/", "labels/"
+"""Prefixes of a sample's keys: what the network reads, and what the losses compare with."""
+
+_BACKBONE = [rc.atom_order[name] for name in ("N", "CA", "C")]
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """How samples are made.
+
+    Attributes:
+        crop_size: Residues at most.
+        cycles: Recycling iterations to make features for.
+        single_sequence_probability: Share of samples whose alignment is left out.
+        block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
+        unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
+        unknown_resolution: Resolution in Å to assume where a structure states none, or None: pLDDT and the like
+            are not learnt from it then.
+        spatial_crop_probability: Share of the complexes whose crop is the surroundings of a residue at an interface;
+            the others are cropped chain by chain.
+        coevolution_dropout: Share of the samples with an alignment whose couplings are left out, of a network that
+            takes coevolution.
+        coevolution_subsets: Random subsets of an alignment's rows that couplings are computed of; 0 for all rows
+            alone.
+        max_chains: Chains of a complex; of larger ones a part is taken, see
+            :func:`fastfold.data.training.complex_sample.neighbouring_chains`.
+    """
+
+    crop_size: int
+    cycles: int
+    single_sequence_probability: float = 0.0
+    block_deletion: bool = True
+    unclamped_probability: float = 0.1
+    unknown_resolution: float | None = None
+    spatial_crop_probability: float = 0.5
+    coevolution_dropout: float = 0.0
+    coevolution_subsets: int = 0
+    max_chains: int = 20
+
+
+def training_sample(
+    chain: ChainStructure,
+    alignments: Sequence[Msa],
+    config: Any,
+    settings: SampleSettings,
+    rng: np.random.Generator,
+    *,
+    resolution: float | None = None,
+    analyse: Callable[[int], coevolution.Coevolution] | None = None,
+) -> dict[str, np.ndarray]:
+    """Features and labels of one chain for a monomer network.
+
+    Args:
+        chain: The chain and its structure, ``N`` residues.
+        alignments: Alignments whose first rows are the chain; may be empty.
+        config: Config tree of a monomer network.
+        settings: See there.
+        rng: All that is random comes from here.
+        resolution: Of the structure in Å, if known.
+        analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
+            :func:`fastfold.data.features.coevolution.analyse_subset` does (which is the default).
+
+    Returns:
+        ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
+        ``min(N, crop_size)`` residues: float32 and int32, names as in AlphaFold.
+
+    Raises:
+        InputError: An alignment belongs to another chain, or the chain has no backbone.
+    """
+    require_backbone(chain)
+    alone = rng.random() < settings.single_sequence_probability
+    clamped = clamp_coin(rng, unclamped=settings.unclamped_probability)
+    crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
+    msa = msa_features([] if alone else alignments, chain.sequence)
+    if settings.block_deletion:
+        msa = delete_blocks(msa, rng)
+    raw = sequence_features(chain.sequence) | msa | template_features({}, len(chain))
+    raw["residue_index"] = chain.residue_index
+    if coevolution.is_input(config):
+        found = None
+        if alignments and not alone:
+            found = _coevolution(chain, alignments, settings, rng, analyse)
+        raw |= coevolution.features(found, len(chain))
+    sampler = sampler_from_raw(raw, config, seed=int(rng.integers(2**31)))
+    features = crop_features(sampler.stack(settings.cycles), crop, leading=1)
+    labels = structure_labels(
+        rc.sequence_to_aatype(chain.sequence),
+        chain.positions,
+        chain.mask,
+        resolution=settings.unknown_resolution if resolution is None else resolution,
+    )
+    labels = crop_features(labels, crop)
+    labels["use_clamped_fape"] = clamped
+    return {f"{FEATURES}{key}": x for key, x in features.items()} | {
+        f"{LABELS}{key}": x for key, x in labels.items()
+    }
+
+
+def _coevolution(
+    chain: ChainStructure,
+    alignments: Sequence[Msa],
+    settings: SampleSettings,
+    rng: np.random.Generator,
+    analyse: Callable[[int], coevolution.Coevolution] | None,
+) -> coevolution.Coevolution:
+    """Coevolution of random rows of the alignments, at times without couplings."""
+    if analyse is None:
+        analyse = partial(coevolution.analyse_subset, msa_features(alignments, chain.sequence)["msa"])
+    found = analyse(int(rng.integers(settings.coevolution_subsets + 1)))
+    return replace(found, scores=None) if rng.random() < settings.coevolution_dropout else found
+
+
+def require_backbone(chain: ChainStructure) -> None:
+    """Refuse a chain of CA atoms alone: it has no frames, hence no backbone and no side chain to learn from.
+
+    Raises:
+        InputError: It is such a chain.
+    """
+    if not (chain.mask[:, _BACKBONE] > 0).all(axis=1).any():
+        raise InputError(
+            f"chain {chain.chain_id!r} has no residue with all of N, CA and C (is it a trace of CA atoms?), so that "
+            "there is nothing to train on; remove the structure, or replace it by one with all atoms"
+        )

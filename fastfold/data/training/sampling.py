@@ -1,0 +1,129 @@
+"""How often each chain is drawn, and the endless order of draws (AlphaFold supplement, section 1.2.5).
+
+The order is a function of the seed and the draw's number, so that a position in it is one number, and all
+processes agree on it without talking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from fastfold.data.loading.loader import draw_rng
+from fastfold.errors import ConfigError
+
+_STREAM = 1  # of draw_rng; what a sample is made of comes from stream 0
+
+
+class Weighted(Protocol):
+    """What weights are computed from: a chain's length, cluster size and factor."""
+
+    @property
+    def cluster_size(self) -> int: ...
+    @property
+    def weight(self) -> float: ...
+    def __len__(self) -> int: ...
+
+
+T = TypeVar("T")
+
+
+def sampling_weights(entries: Sequence[Weighted]) -> np.ndarray:
+    """Relative probabilities of entries: longer chains more often, those of large clusters less often.
+
+    Each is ``max(min(N, 512), 256) / 512 / cluster_size`` times the entry's own factor.
+
+    Args:
+        entries: ``E`` chains.
+
+    Returns:
+        ``[E]`` float64, positive.
+    """
+    lengths = np.array([len(entry) for entry in entries], np.float64)
+    sizes = np.array([entry.cluster_size for entry in entries], np.float64)
+    factors = np.array([entry.weight for entry in entries], np.float64)
+    return np.clip(lengths, 256, 512) / 512 / np.maximum(sizes, 1) * factors
+
+
+def draw(seed: int, number: int, weights: np.ndarray, *, evenly: bool = True) -> int:
+    """The index that a draw picks; see :class:`WeightedOrder`, which keeps what many draws share.
+
+    Args:
+        seed: Not negative.
+        number: The draw's number, from 0.
+        weights: ``[E]``, not negative, with a positive sum.
+        evenly: See :class:`WeightedOrder`.
+    """
+    return WeightedOrder([(range(len(weights)), weights, 1.0)], seed, evenly=evenly)(number)
+
+
+class WeightedOrder(Generic[T]):
+    """The entry of each draw: an order for :class:`fastfold.data.loading.loader.SampleLoader`, without end.
+
+    Drawn evenly, the ``E`` draws of a round stand for ``E`` equal parts of the whole weight, in random order:
+    an entry with ``k`` parts comes ``k`` times in each round, rounded up or down, and not by chance more often.
+    Otherwise draws are independent. The expected shares are the same.
+
+    Args:
+        sets: For each set its entries, their weights ``[E]``, and its share of all draws. The shares are
+            relative to their sum.
+        seed: Not negative.
+        evenly: Draw evenly instead of independently.
+
+    Raises:
+        ConfigError: There is nothing to draw, a weight or share is negative or not finite, or the seed is
+            negative.
+    """
+
+    def __init__(
+        self, sets: Sequence[tuple[Sequence[T], np.ndarray, float]], seed: int, *, evenly: bool = True
+    ) -> None:
+        draw_rng(seed, 0)  # a bad seed is told now
+        parts = []
+        for entries, weights, share in sets:
+            weights = np.asarray(weights, np.float64)
+            if weights.shape != (len(entries),):
+                raise ConfigError(f"{len(entries)} entries, but weights of shape {weights.shape}")
+            if not np.isfinite(weights).all() or (weights < 0).any() or not 0 <= share < np.inf:
+                raise ConfigError("sampling weights and shares must be finite and not negative")
+            if share > 0 and not weights.sum() > 0:
+                raise ConfigError("a set to draw from is empty, or all its weights are zero")
+            parts.append(weights * (share / weights.sum()) if share > 0 else np.zeros_like(weights))
+        if not any(share > 0 for *_, share in sets):
+            raise ConfigError("there is no set to draw from: all shares are zero")
+        self._sets = [entries for entries, *_ in sets]
+        self._ends = np.cumsum([len(entries) for entries in self._sets])
+        self.probabilities = np.concatenate(parts)
+        """``[E]`` float64 over all sets in their order, with sum 1."""
+        self.probabilities /= self.probabilities.sum()
+        self._cumulative = np.cumsum(self.probabilities)
+        self._seed, self._evenly = seed, evenly
+        self._round: tuple[int, np.ndarray] = (-1, np.zeros(0))
+
+    def index(self, number: int) -> int:
+        """Index of the entry of a draw, over all sets in their order."""
+        if self._evenly:
+            turn, place = divmod(number, len(self._cumulative))
+            if self._round[0] != turn:
+                self._round = (turn, self._points(turn))
+            point = self._round[1][place]
+        else:
+            point = draw_rng(self._seed, number, stream=_STREAM).random()
+        # Rounding may leave the sum below the largest point; entries of weight zero are never met.
+        index = int(np.searchsorted(self._cumulative, point * self._cumulative[-1], side="right"))
+        return min(index, int(np.flatnonzero(self.probabilities)[-1]))
+
+    def _points(self, turn: int) -> np.ndarray:
+        """``[E]`` points in [0, 1), one in each of ``E`` equal parts, in random order."""
+        size = len(self._cumulative)
+        rng = draw_rng(self._seed, turn, stream=_STREAM)
+        places = np.argsort(rng.random(size), kind="stable")
+        return (places + rng.random()) / size
+
+    def __call__(self, number: int) -> T:
+        """The entry of a draw."""
+        index = self.index(number)
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return self._sets[which][index - (int(self._ends[which - 1]) if which else 0)]

@@ -1,0 +1,108 @@
+"""Official parameter files (``params_model_*.npz``), read as untrusted data."""
+
+from __future__ import annotations
+
+import zipfile
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from fastfold.errors import WeightsError
+from fastfold.evoformer.weights.alphafold_names import PREFIX
+from fastfold.evoformer.weights.untrusted import DAMAGED, NO_PICKLES, READABLE
+
+_MOST_DIMENSIONS = 8
+
+
+class NpzParameters:
+    """An official parameter file: a :class:`fastfold.evoformer.weights.mapping.Source`.
+
+    Opening it reads the arrays' headers alone.
+
+    Args:
+        archive: From :func:`open_archive`; must stay open while parameters are read.
+        path: The file.
+
+    Raises:
+        WeightsError: It holds something else than arrays of floating point numbers under official names, or an
+            array's header and size contradict each other.
+    """
+
+    flat = False
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self.origin = str(path)
+        self._archive = archive
+        self._members: dict[str, zipfile.ZipInfo] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        types: set[str] = set()
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name == member.filename:
+                raise WeightsError(
+                    f"{path}: {member.filename} is no array, so this is no parameter file: {READABLE}"
+                )
+            if not name.startswith(PREFIX):
+                raise WeightsError(
+                    f"{path}: array {name} is no parameter of AlphaFold 2, whose names all begin with {PREFIX}; "
+                    "give a params_model_*.npz file"
+                )
+            key = name.removeprefix(PREFIX)
+            self.shapes[key], array_type = self._header(name, member)
+            self._members[key] = member
+            types.add(array_type)
+        self.dtype = ", ".join(sorted(types))
+
+    def label(self, key: str) -> str:
+        """The parameter's name in the file."""
+        return PREFIX + key
+
+    def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
+        """A shape as the file has it."""
+        return str(list(shape))
+
+    def read(self, key: str) -> np.ndarray:
+        """The float32 array of a parameter."""
+        try:
+            with self._archive.open(self._members[key]) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+        except Exception:  # zlib, zipfile and numpy each raise what they like for damaged data
+            raise WeightsError(
+                f"{self.origin}: the data of {self.label(key)} are damaged: get it again"
+            ) from None
+        if array.dtype.kind == "V":
+            return (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(over="ignore"):  # Infinite values are reported with the parameter's name.
+            return array.astype(np.float32, copy=False)
+
+    def _header(self, name: str, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], str]:
+        """Shape and type of an array, which must account for every byte of its member."""
+        try:
+            with self._archive.open(member) as file:
+                version = np.lib.format.read_magic(file)
+                if version == (1, 0):
+                    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                elif version == (2, 0):
+                    shape, _, dtype = np.lib.format.read_array_header_2_0(file)
+                else:
+                    raise ValueError("no such version")
+                start = file.tell()
+        except Exception:  # the header is a Python literal: its parser raises a dozen kinds of errors
+            raise WeightsError(f"{self.origin}: array {name} is damaged: get the file again") from None
+        if dtype.hasobject:
+            raise WeightsError(f"{self.origin}: array {name} holds Python objects; it {NO_PICKLES}")
+        # NumPy has no bfloat16: JAX's arrays are saved as two bytes without a meaning.
+        is_bfloat16 = dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None and not dtype.subdtype
+        if dtype.kind != "f" and not is_bfloat16:
+            raise WeightsError(
+                f"{self.origin}: array {name} is of type {dtype}; parameters are floating point numbers"
+            )
+        if len(shape) > _MOST_DIMENSIONS or any(size <= 0 for size in shape):
+            raise WeightsError(f"{self.origin}: array {name} has the impossible shape {list(shape)[:20]}")
+        if start + prod(shape) * dtype.itemsize != member.file_size:
+            raise WeightsError(
+                f"{self.origin}: array {name} of shape {list(shape)} would not fill its {member.file_size} bytes; "
+                f"the file {DAMAGED}"
+            )
+        return tuple(int(size) for size in shape), "bfloat16" if is_bfloat16 else dtype.name

@@ -1,0 +1,238 @@
+"""Loading, saving and converting weights: AlphaFold's ``.npz``, OpenFold's ``.pt``, our own ``.safetensors``.
+
+Names and shapes of a file are compared with those of the network before any data are read, and files are written
+beside their place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ml_collections import ConfigDict
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fastfold.errors import OutputError, WeightsError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.alphafold_file import NpzParameters
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.infer_config import infer_config, preset_of
+from fastfold.evoformer.weights.info import Kind, WeightsInfo
+from fastfold.evoformer.weights.mapping import (
+    Source,
+    check_parameters,
+    read_parameters,
+    refuse_not_finite,
+    write_parameters,
+)
+from fastfold.evoformer.weights.openfold_file import OpenFoldParameters, is_openfold
+from fastfold.evoformer.weights.safetensors_file import compare_state, open_own, write_own
+from fastfold.evoformer.weights.untrusted import READABLE, file_format, open_archive, read_torch
+from fastfold.utils.atomic_files import replacing
+
+AnyPath = str | os.PathLike[str]
+
+
+def weights_info(path: AnyPath) -> WeightsInfo:
+    """What a weights file is; names and shapes are checked, data are not read.
+
+    Raises:
+        WeightsError: As :func:`read_weights`.
+    """
+    with _open(Path(path), None) as file:
+        return file.info
+
+
+def read_weights(
+    path: AnyPath, *, config: Mapping[str, Any] | None = None
+) -> tuple[WeightsInfo, dict[str, Tensor]]:
+    """Read any weights file.
+
+    Args:
+        path: ``params_model_*.npz``, OpenFold's ``.pt`` or our ``.safetensors``; told apart by content.
+        config: The network's configuration; otherwise it is read or inferred from the file.
+
+    Returns:
+        What the file is, and the network's state dict in float32.
+
+    Raises:
+        WeightsError: The file is missing, damaged, unsafe, or made for another network.
+    """
+    with _open(Path(path), config) as file:
+        return file.info, file.read()
+
+
+def load_model(path: AnyPath, *, config: Mapping[str, Any] | None = None) -> AlphaFold:
+    """The network of a weights file, in float32 on the CPU and in evaluation mode.
+
+    Args:
+        path: As :func:`read_weights`.
+        config: As :func:`read_weights`.
+
+    Raises:
+        WeightsError: As :func:`read_weights`.
+    """
+    with _open(Path(path), config) as file:
+        file.model.load_state_dict(file.read(), assign=True)
+        return file.model.eval()
+
+
+def save_weights(
+    path: AnyPath,
+    model_or_state: nn.Module | Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    preset: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write our format; whatever happens, ``path`` holds the old file or all of the new one.
+
+    Args:
+        path: Where to; the name ends in ``.safetensors``.
+        model_or_state: The network or its state dict. Element types are kept.
+        config: The network's configuration.
+        preset: Official name of the network, if it is an official one.
+        metadata: Further texts for the header.
+
+    Raises:
+        WeightsError: The parameters are not those of the configuration, or hold NaN or infinite values.
+        OutputError: The file cannot be written.
+    """
+    path = Path(path)
+    _check_ending(path, (".safetensors",))
+    state = model_or_state.state_dict() if isinstance(model_or_state, nn.Module) else model_or_state
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    compare_state(str(path), shapes, _network(config, str(path)))
+    for name, value in state.items():
+        refuse_not_finite(f"{path} (not written)", name, value.detach().cpu().float().numpy())
+    with _replacing(path) as temporary:
+        write_own(temporary, state, config, preset=preset, metadata=metadata or {})
+
+
+def convert(path_in: AnyPath, path_out: AnyPath, *, config: Mapping[str, Any] | None = None) -> WeightsInfo:
+    """Write the weights of one file in another format.
+
+    Args:
+        path_in: As :func:`read_weights`.
+        path_out: ``.safetensors`` (ours) or ``.npz`` (official layout, which has no place for a configuration).
+        config: As :func:`read_weights`.
+
+    Returns:
+        What the new file is.
+
+    Raises:
+        WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another ending.
+        OutputError: The output cannot be written.
+    """
+    path_in, path_out = Path(path_in), Path(path_out)
+    _check_ending(path_out, (".safetensors", ".npz"))
+    with suppress(OSError, ValueError):
+        if os.path.samefile(path_in, path_out):
+            raise WeightsError(f"{path_out}: is the input itself; choose another name for the output")
+    with _open(path_in, config) as file:
+        info, model, state = file.info, file.model, file.read()
+    if path_out.suffix == ".safetensors":
+        save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
+    else:
+        model.load_state_dict(state, assign=True)
+        with _replacing(path_out) as temporary:
+            _write_npz(temporary, model)
+    return weights_info(path_out)
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """A file whose parameters fit ``model``, which is on the meta device; ``read`` gives its state dict."""
+
+    info: WeightsInfo
+    model: AlphaFold
+    read: Callable[[], dict[str, Tensor]]
+
+
+@contextmanager
+def _open(path: Path, config: Mapping[str, Any] | None) -> Iterator[_OpenFile]:
+    kind = file_format(path)
+    if kind == "safetensors":
+        with open_own(path) as own:
+            model = _network(own.config if config is None else config, own.origin)
+            own.check(model)
+            preset = own.preset if config is None else None
+            preset = preset or preset_of(model.config, path.name)
+            info = WeightsInfo.of(path, "fastfold", model, own.dtype, preset, own.notes)
+            yield _OpenFile(info, model, own.read)
+    elif kind == "npz":
+        with open_archive(path) as archive:
+            yield _open_foreign(path, "alphafold", NpzParameters(archive, path), config)
+    else:
+        tensors = read_torch(path)
+        if not is_openfold(tensors):
+            raise WeightsError(_not_openfold(path, tensors))
+        yield _open_foreign(path, "openfold", OpenFoldParameters(tensors, str(path)), config)
+
+
+def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, Any] | None) -> _OpenFile:
+    if config is None:
+        config = infer_config(source.shapes, name_hint=path.name)
+    model = _network(config, source.origin)
+    ties = alphafold_ties(model)
+    check_parameters(ties, source)
+    info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
+    return _OpenFile(info, model, lambda: read_parameters(model, ties, source))
+
+
+def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    if "input_embedder.target_to_msa.weight" in tensors:
+        return (
+            f"{path}: is a FastFold state dict without its configuration; write it with "
+            "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
+        )
+    return f"{path}: is no AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
+
+
+def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:
+    """The network of a configuration without memory for its parameters."""
+    try:
+        with torch.device("meta"):
+            return AlphaFold(config if isinstance(config, ConfigDict) else ConfigDict(config))
+    except Exception as error:  # a tree may lack anything and have anything in its place
+        raise WeightsError(
+            f"{origin}: no network can be built from the configuration ({error}); give a complete tree with "
+            "AlphaFold's keys"
+        ) from None
+
+
+def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
+    if path.suffix not in endings:
+        raise WeightsError(
+            f"{path}: weights are written as {' or '.join(endings)}; give the file such an ending"
+        )
+
+
+def _write_npz(path: Path, model: AlphaFold) -> None:
+    """Official layout: stored, without dates, so that equal weights make equal files."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, array in write_parameters(model, alphafold_ties(model)):
+            member = zipfile.ZipInfo(f"{PREFIX}{key}.npy")
+            member.external_attr = 0o644 << 16
+            with archive.open(member, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """:func:`fastfold.utils.atomic_files.replacing`, where the safetensors library has errors of its own."""
+    with replacing(path) as temporary:
+        try:
+            yield temporary
+        except SafetensorError as error:
+            raise OutputError(
+                f"cannot write {str(path)!r}: {error}; free some space or choose another place"
+            ) from error

@@ -1,0 +1,113 @@
+"""What a weights file is, in values and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ml_collections import ConfigDict
+
+from fastfold.evoformer.config import is_multimer
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.weights.infer_config import has_ptm, has_templates
+
+Kind = Literal["alphafold", "openfold", "fastfold"]
+
+_KINDS: dict[Kind, str] = {
+    "alphafold": "official AlphaFold parameters (.npz)",
+    "openfold": "OpenFold checkpoint (.pt)",
+    "fastfold": "FastFold weights (.safetensors)",
+}
+
+
+@dataclass(frozen=True)
+class WeightsInfo:
+    """What a weights file is.
+
+    Attributes:
+        path: The file.
+        kind: Whose format it has.
+        preset: Official name of its network, where its configuration is an official one. Shapes do not tell all
+            official networks apart: the file's name decides between them, or the first one is meant.
+        multimer: Whether it is the multimer network.
+        has_templates: Whether the network uses templates.
+        has_ptm: Whether it predicts aligned errors, and so pTM.
+        parameters: Number of parameters.
+        dtype: Element types in the file; in memory they become float32.
+        config: The network's configuration.
+        notes: Further texts in the file's header, such as what it was trained on.
+    """
+
+    path: Path
+    kind: Kind
+    preset: str | None
+    multimer: bool
+    has_templates: bool
+    has_ptm: bool
+    parameters: int
+    dtype: str
+    config: ConfigDict
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        kind: Kind,
+        model: AlphaFold,
+        dtype: str,
+        preset: str | None,
+        notes: Mapping[str, str] | None = None,
+    ) -> WeightsInfo:
+        """Of a file whose network is ``model``, which may be on the meta device."""
+        return cls(
+            path=path,
+            kind=kind,
+            preset=preset,
+            multimer=is_multimer(model.config),
+            has_templates=has_templates(model.config),
+            has_ptm=has_ptm(model.config),
+            parameters=sum(value.numel() for value in model.state_dict().values()),
+            dtype=dtype,
+            config=model.config,
+            notes=notes or {},
+        )
+
+    def describe(self) -> str:
+        """The file in a few lines for a person."""
+        trunk, heads = self.config.model.embeddings_and_evoformer, self.config.model.heads
+        parts = [
+            "multimer" if self.multimer else "monomer",
+            "templates" if self.has_templates else "no templates",
+            "predicted aligned error and pTM" if self.has_ptm else "no predicted aligned error",
+        ]
+        sizes = [
+            f"{trunk.evoformer_num_block} Evoformer blocks",
+            f"{trunk.extra_msa_stack_num_block} extra MSA blocks",
+            f"{heads.structure_module.num_layer} structure iterations",
+            f"{self.config.model.num_recycle} recycles",
+        ]
+        channels = [
+            f"MSA {trunk.msa_channel}",
+            f"extra MSA {trunk.extra_msa_channel}",
+            f"pair {trunk.pair_channel}",
+            f"single {trunk.seq_channel}",
+        ]
+        lines = {
+            "file": str(self.path),
+            "format": _KINDS[self.kind],
+            "model": self.preset or "none of the official ones",
+            "network": ", ".join(parts),
+            "size": ", ".join(sizes),
+            "channels": ", ".join(channels),
+            "parameters": f"{self.parameters:,} ({self.dtype})",
+        }
+        lines |= {_one_line(name.replace("_", " ")): _one_line(text) for name, text in self.notes.items()}
+        return "\n".join(f"{name:<11} {value}" for name, value in lines.items())
+
+
+def _one_line(text: str) -> str:
+    """A text from a file as it can be shown to a person, whatever it holds."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:200])

@@ -1,0 +1,122 @@
+"""OpenFold's state dicts read as if they had official keys and axes.
+
+OpenFold's matrices are the official ones transposed, head axes joined with their channels, one tensor per block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import numpy as np
+from torch import Tensor
+
+from fastfold.errors import WeightsError
+from fastfold.evoformer.weights.openfold_names import official_keys, spell
+from fastfold.evoformer.weights.untrusted import types_of
+
+# Tables that older releases stored beside the parameters.
+_CONSTANTS = re.compile(r"structure_module\.(?:default_frames|group_idx|atom_mask|lit_positions)")
+# The official weight of a layer with one input channel is a vector.
+_VECTOR = re.compile(r"/template_pair_embedding_[14567]//weights$")
+# OpenFold contracts a with b for incoming edges too, where the official program has them exchanged.
+_EXCHANGED_HALVES = re.compile(r"/triangle_multiplication_incoming/(?:projection|gate)//")
+
+
+def is_openfold(names: Iterable[str]) -> bool:
+    """Whether parameter names look like OpenFold's."""
+    return any(name.endswith("input_embedder.linear_tf_m.weight") for name in names)
+
+
+class OpenFoldParameters:
+    """OpenFold's state dict behind official keys: a :class:`fastfold.evoformer.weights.mapping.Source`.
+
+    Args:
+        tensors: State dict of any release. Taken over: a tensor is let go when it has been read.
+        origin: File name for errors.
+
+    Raises:
+        WeightsError: A name is not OpenFold's, or is there in two spellings, or the blocks of a stack differ.
+    """
+
+    flat = True
+
+    def __init__(self, tensors: dict[str, Tensor], origin: str) -> None:
+        self.origin = origin
+        self._tensors = tensors
+        spelled = {name: spell(name) for name in tensors}
+        spellings = {spelling for spelling, _ in spelled.values()}
+        self._official = official_keys(
+            multimer="structure_module.ipa.linear_k.weight" in spellings,
+            fused="evoformer.blocks.*.tri_mul_out.linear_ab_p.weight" in spellings,
+            fused_templates="template_pair_stack.blocks.*.tri_mul_out.linear_ab_p.weight" in spellings,
+        )
+        self._names: dict[str, dict[int | None, str]] = {}
+        for name, (spelling, block) in spelled.items():
+            if _CONSTANTS.fullmatch(spelling):
+                continue
+            if not tensors[name].is_floating_point():
+                raise WeightsError(
+                    f"{origin}: parameter {name} is of type {tensors[name].dtype}; "
+                    "parameters are floating point numbers"
+                )
+            if spelling not in self._official:
+                raise WeightsError(
+                    f"{origin}: parameter {name} is in none of OpenFold's releases of AlphaFold 2; "
+                    "only these networks can be read"
+                )
+            blocks = self._names.setdefault(self._official[spelling], {})
+            if block in blocks:
+                raise WeightsError(f"{origin}: {blocks[block]} and {name} are the same parameter; remove one")
+            blocks[block] = name
+        self.dtype = types_of(
+            tensors[name].dtype for names in self._names.values() for name in names.values()
+        )
+        self.shapes = {key: self._shape(key) for key in self._names}
+
+    def label(self, key: str) -> str:
+        """OpenFold's name of a parameter: the file's, of the first block, or the table's where it has none."""
+        if key in self._names:
+            return next(iter(self._names[key].values()))
+        return next((name for name, official in self._official.items() if official == key), key)
+
+    def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
+        """A shape of :attr:`shapes` as OpenFold has it."""
+        if None in self._names[key]:
+            return str(list(shape[::-1]))
+        return f"{list(shape[:0:-1])} in {shape[0]} blocks"
+
+    def read(self, key: str) -> np.ndarray:
+        """The float32 array of :attr:`shapes`; the file's tensors of this parameter are let go."""
+        names = self._names[key]
+        if None in names:
+            return np.ascontiguousarray(self._take(key, names[None])).reshape(self.shapes[key])
+        return np.stack([self._take(key, names[i]) for i in range(len(names))])
+
+    def _take(self, key: str, name: str) -> np.ndarray:
+        """One tensor of the file, float32 with official axes."""
+        array = self._tensors.pop(name).float().numpy()
+        if _EXCHANGED_HALVES.search(key):
+            array = np.roll(array, len(array) // 2, axis=0)
+        return array.T
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        names = self._names[key]
+        own = {tuple(self._tensors[name].shape) for name in names.values()}
+        if len(own) > 1:
+            raise WeightsError(
+                f"{self.origin}: parameter {self.label(key)} has another shape in other blocks; "
+                "the file is damaged: get it again"
+            )
+        shape = own.pop()[::-1]
+        shape = shape[1:] if _VECTOR.search(key) and len(shape) == 2 and shape[0] == 1 else shape
+        if None in names:
+            return shape
+        absent = next((i for i in range(len(names)) if i not in names), None)
+        if absent is not None:
+            name = re.sub(r"\.blocks\.\d+\.", f".blocks.{absent}.", self.label(key))
+            raise WeightsError(
+                f"{self.origin}: parameter {name} is missing, though later blocks have it; "
+                "the file is incomplete: get it again"
+            )
+        return (len(names), *shape)

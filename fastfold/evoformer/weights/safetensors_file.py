@@ -1,0 +1,236 @@
+"""FastFold's own weights files: safetensors with the network's configuration in the header.
+
+Header entries: ``fastfold_format`` (version of this layout), ``config`` (the tree as JSON), ``preset`` (official
+name, where the configuration is an official one), and whatever else the writer wanted to say. The tensors are the
+network's state dict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BufferedReader
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from ml_collections import ConfigDict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fastfold.errors import WeightsError
+from fastfold.evoformer.config import PRESETS
+from fastfold.evoformer.weights.mapping import refuse_not_finite, refuse_problems
+from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, types_of
+
+FORMAT_VERSION = "1"
+
+# The header of the full network takes under 1 MB.
+_LARGEST_HEADER = 16 << 20
+_LARGEST_NUMBER = 2**20
+_DEPTHS = (
+    "evoformer_num_block",
+    "extra_msa_stack_num_block",
+    "num_block",
+    "num_residual_block",
+    "num_layer_in_transition",
+)
+_OWN_NOTES = ("format", "fastfold_format", "config", "preset")  # what the header says for the program itself
+_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where one tensor lies: element type, shape, and first byte counted from the beginning of the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+
+
+class OwnFile:
+    """An open file of ours. Opening it reads the header alone.
+
+    Args:
+        file: The file, which must stay open while parameters are read.
+        path: Its path.
+
+    Raises:
+        WeightsError: The file is damaged, not FastFold's, of a later version, or its configuration makes no sense.
+    """
+
+    def __init__(self, file: BufferedReader, path: Path) -> None:
+        self.origin = str(path)
+        self._file = file
+        metadata, self._entries = _read_header(file, path)
+        self.shapes = {name: entry.shape for name, entry in self._entries.items()}
+        self.dtype = types_of(entry.dtype for entry in self._entries.values())
+        check_size(path, sum(4 * prod(shape) for shape in self.shapes.values()))
+        version = metadata.get("fastfold_format")
+        if version is None:
+            raise WeightsError(
+                f"{path}: is a safetensors file, but none that FastFold wrote: its header holds no configuration. "
+                f"{READABLE}; make one with fastfold weights convert"
+            )
+        if version != FORMAT_VERSION:
+            raise WeightsError(
+                f"{path}: has format version {version[:20]}, this FastFold reads version {FORMAT_VERSION}; "
+                "update FastFold"
+            )
+        self.config = self._parse(metadata.get("config", ""))
+        preset = metadata.get("preset")
+        self.preset = preset if preset in PRESETS else None
+        self.notes = {name: text for name, text in metadata.items() if name not in _OWN_NOTES}
+
+    def check(self, model: nn.Module) -> None:
+        """See that the file has the network's parameters, all of them and no others.
+
+        Raises:
+            WeightsError: One is missing, has another shape or has no place.
+        """
+        compare_state(self.origin, self.shapes, model)
+
+    def read(self) -> dict[str, Tensor]:
+        """All parameters as float32 tensors.
+
+        Raises:
+            WeightsError: One holds NaN or infinite values, or the file has become shorter.
+        """
+        return {name: self._read(name, entry) for name, entry in self._entries.items()}
+
+    def _read(self, name: str, entry: _Entry) -> Tensor:
+        # Not mapped: a mapped file that another program writes to changes the network, or ends this program.
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        data = tensor.reshape(-1).view(torch.uint8).numpy()
+        self._file.seek(entry.start)
+        if self._file.readinto(data.data) != data.nbytes:
+            raise WeightsError(f"{self.origin}: {DAMAGED}")
+        tensor = tensor.float()
+        refuse_not_finite(self.origin, name, tensor.numpy())
+        return tensor
+
+    def _parse(self, text: str) -> ConfigDict:
+        try:
+            tree = json.loads(text)
+            if not isinstance(tree, dict):
+                raise ValueError("not a tree")
+            self._check_numbers(tree)
+            return ConfigDict(tree)
+        except Exception:  # of what a header may hold, parser and tree each refuse some in their own way
+            raise WeightsError(
+                f"{self.origin}: the configuration in its header is no configuration tree; the file {DAMAGED}"
+            ) from None
+
+    def _check_numbers(self, tree: Mapping[str, Any]) -> None:
+        """Refuse numbers that would keep the program busy building a network that the file cannot fill."""
+        for name, value in tree.items():
+            if isinstance(value, Mapping):
+                self._check_numbers(value)
+                continue
+            most = len(self.shapes) if name in _DEPTHS else _LARGEST_NUMBER
+            if isinstance(value, int) and abs(value) > most:
+                raise ValueError(f"{name} is {value}")
+
+
+def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict[str, _Entry]]:
+    """Metadata and entries; the tensors must fill the file without gaps, overlaps or a rest, as the format says."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(_LARGEST_HEADER, size - 8):
+        raise WeightsError(f"{path}: its header claims {length} bytes; the file {DAMAGED}")
+    try:
+        header = json.loads(file.read(length), object_pairs_hook=_without_repeats)
+        metadata = header.pop("__metadata__", {})
+        if not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("metadata that are no texts")
+        entries: dict[str, _Entry] = {}
+        end = 8 + length
+        for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            start, stop = (8 + length + offset for offset in about["data_offsets"])
+            entries[name] = entry = _entry(name, about, start, path)
+            if start != end or stop - start != prod(entry.shape) * entry.dtype.itemsize:
+                raise ValueError(f"{name} is not where it should be")
+            end = stop
+        if end != size:
+            raise ValueError("another size")
+    except WeightsError:
+        raise
+    except Exception:  # a header may have anything anywhere
+        raise WeightsError(f"{path}: {DAMAGED}") from None
+    return metadata, entries
+
+
+def _entry(name: str, about: Mapping[str, Any], start: int, path: Path) -> _Entry:
+    if about["dtype"] not in _TYPES:
+        raise WeightsError(
+            f"{path}: parameter {name} is of type {about['dtype']}; parameters are floating point numbers"
+        )
+    shape = tuple(about["shape"])
+    if not all(isinstance(axis, int) and axis > 0 for axis in shape):
+        raise ValueError("an impossible shape")
+    return _Entry(_TYPES[about["dtype"]], shape, start)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice")
+    return found
+
+
+@contextmanager
+def open_own(path: Path) -> Iterator[OwnFile]:
+    """Open a file of ours.
+
+    Raises:
+        WeightsError: It is damaged or not FastFold's.
+    """
+    with path.open("rb") as file:
+        yield OwnFile(file, path)
+
+
+def write_own(
+    path: Path,
+    state: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    preset: str | None,
+    metadata: Mapping[str, str],
+) -> None:
+    """Write a file of ours, straight to ``path``.
+
+    Raises:
+        SafetensorError: The file cannot be written.
+    """
+    header = dict(metadata)
+    header |= {"format": "pt", "fastfold_format": FORMAT_VERSION, "config": ConfigDict(config).to_json()}
+    if preset is not None:
+        header["preset"] = preset
+    save_file({name: _plain(tensor) for name, tensor in state.items()}, path, header)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A CPU tensor with memory of its own, as the format needs it."""
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def compare_state(origin: str, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
+    """See that names and shapes are those of a network's state dict.
+
+    Raises:
+        WeightsError: A parameter is missing, has another shape or has no place.
+    """
+    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    problems = [f"parameter {name} is missing" for name in wanted if name not in shapes]
+    problems += [f"parameter {name} has no place in this network" for name in shapes if name not in wanted]
+    problems += [
+        f"parameter {name} has shape {list(shapes[name])}, the network needs {list(shape)}"
+        for name, shape in wanted.items()
+        if shapes.get(name, shape) != shape
+    ]
+    refuse_problems(origin, problems)

@@ -1,0 +1,207 @@
+"""Several processes that fold one target together: ``fastfold infer --parallel dap=4`` under torchrun.
+
+The first process is the one that a person sees. It reads the inputs and the weights, and writes the results; the
+others wait for what it sends: a network, then for each target the features of every cycle. Where memory is short,
+MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.axial_parallel`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ml_collections import ConfigDict
+from torch import Tensor
+
+from fastfold.errors import ConfigError, FastFoldError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.inference.folding import OnCycle, run_network
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+
+FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
+
+
+class TeamFailed(FastFoldError):
+    """A process failed in the middle of a target: the others cannot go on to the next one."""
+
+
+class _Abandoned(Exception):
+    """The first process gave a target up before all of its features were there, because of ``error``."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@dataclass
+class Team:
+    """This process among those that fold together.
+
+    Attributes:
+        mesh: All of them, one DAP group.
+        device: Where this one computes.
+        messages: Group of the processes on their hosts.
+    """
+
+    mesh: ParallelMesh
+    device: torch.device
+    messages: dist.ProcessGroup
+    _networks: list[AlphaFold] = field(default_factory=list)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that reads and writes."""
+        return dist.get_rank() == 0
+
+    def run(
+        self,
+        model: AlphaFold,
+        features: FeatureFunction,
+        num_recycles: int | None,
+        on_cycle: OnCycle | None,
+        is_complex: bool,
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """On the first process: :func:`fastfold.inference.folding.run_network` by all of them.
+
+        Raises:
+            TeamFailed: This process failed where the others could not notice.
+        """
+
+        def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
+            try:
+                found = features(cycle, member)
+            except Exception as error:
+                self._send("abandon", None)
+                raise _Abandoned(error) from error
+            self._send("features", dict(found))
+            return found
+
+        try:
+            if not any(model is known for known in self._networks):
+                self._share(model)
+            number = next(i for i, known in enumerate(self._networks) if model is known)
+            self._send("fold", (number, num_recycles, is_complex))
+            return run_network(model, sent, num_recycles, on_cycle, is_complex)
+        except _Abandoned as abandoned:
+            raise abandoned.error from None
+        except Exception as error:
+            raise TeamFailed(
+                f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
+                "ends here; start it again to go on with the next one"
+            ) from error
+
+    def serve(self) -> None:
+        """On the other processes: fold what the first one sends until it is done."""
+        message, content = self._receive()
+        while message != "stop":
+            if message == "network":
+                self._take(*content)
+            elif message == "fold":
+                number, num_recycles, is_complex = content
+                model = self._networks[number].to(self.device)
+                with suppress(_Abandoned):
+                    run_network(model, self._features, num_recycles, None, is_complex)
+                model.to("cpu")
+            message, content = self._receive()
+
+    def stop(self) -> None:
+        """On the first process: let the others end."""
+        self._send("stop", None)
+
+    def _features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
+        message, content = self._receive()
+        if message != "features":
+            raise _Abandoned(RuntimeError(message))
+        found: Mapping[str, Tensor] = content
+        return found
+
+    def _share(self, model: AlphaFold) -> None:
+        """Send a network, and make this process' one parallel."""
+        trunk = next(model.evoformer.parameters()).dtype
+        precision: Precision = "bf16" if trunk == torch.bfloat16 else "fp32"
+        self._send("network", (model.config.to_dict(), precision))
+        self._add(model)
+
+    def _take(self, config: dict[str, Any], precision: Precision) -> None:
+        self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.device).eval())
+
+    def _add(self, model: AlphaFold) -> None:
+        """Give a network the first process' weights and make it parallel."""
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                dist.broadcast(tensor, 0)
+        axial_parallel(model, self.mesh)
+        self._networks.append(model)
+
+    def _send(self, message: str, content: Any) -> None:
+        dist.broadcast_object_list([message, content], 0, group=self.messages)
+
+    def _receive(self) -> tuple[str, Any]:
+        found: list[Any] = [None, None]
+        dist.broadcast_object_list(found, 0, group=self.messages)
+        return found[0], found[1]
+
+
+def parse_parallel(text: str | None) -> ParallelPlan:
+    """The plan of ``--parallel dap=4``; of nothing, one process.
+
+    Raises:
+        ConfigError: Not a plan for folding, or not as many processes as it needs were started.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    name, _, number = (text or "dap=1").partition("=")
+    if name != "dap" or not number.isascii() or not number.isdigit():
+        raise ConfigError(
+            f"--parallel {text}: a fold is spread by dynamic axial parallelism alone; give --parallel dap=4 for "
+            "four processes"
+        )
+    plan = ParallelPlan(dap=int(number))
+    if plan.ranks != started:
+        started_as = f"{started} processes were started" if started > 1 else "one process was started"
+        raise ConfigError(
+            f"--parallel dap={plan.dap} needs {plan.dap} processes, but {started_as}; run torchrun "
+            f"--nproc-per-node {plan.dap} -m fastfold infer --parallel dap={plan.dap} ..."
+        )
+    return plan
+
+
+@contextmanager
+def start_team(text: str | None, device: torch.device) -> Iterator[Team | None]:
+    """The processes that torchrun started for ``--parallel``; None for one alone.
+
+    Args:
+        text: ``dap=<number>``, or None.
+        device: Where to compute; on CUDA each process takes the GPU of its local rank.
+
+    Raises:
+        ConfigError: See :func:`parse_parallel`, or there are fewer GPUs than processes.
+    """
+    plan = parse_parallel(text)
+    if plan.ranks == 1:
+        yield None
+        return
+    if device.type == "cuda":
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise ConfigError(
+                f"{local + 1} processes on this machine, but {torch.cuda.device_count()} GPUs; start one process for "
+                "each GPU, or use --device cpu"
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        # The others wait here while the first reads alignments and writes results, however long that takes.
+        messages = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+        yield Team(ParallelMesh(plan, device.type), device, messages)
+    finally:
+        dist.destroy_process_group()

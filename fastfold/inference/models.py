@@ -1,0 +1,99 @@
+"""The networks of a run: which weights files there are, which of them suit a target, and when they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from fastfold.data.targets import Target, safe_stem
+from fastfold.errors import ConfigError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
+from fastfold.utils.hashing import file_digest
+
+MINI = "mini"
+"""Name of the small trained network that ships with the package."""
+
+
+class Network:
+    """A weights file and, once it is needed, the network in it.
+
+    Args:
+        path: Weights file.
+        name: Name of the network in file names.
+
+    Raises:
+        WeightsError: The file cannot be used.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        self.info: WeightsInfo = weights_info(path)
+        self._model: AlphaFold | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the file, 64 hexadecimal digits."""
+        return file_digest(self.path)
+
+    def load(self, device: torch.device, precision: Precision) -> AlphaFold:
+        """The network on ``device``."""
+        if self._model is None:
+            self._model = set_precision(load_model(self.path), precision)
+        return self._model.to(device)
+
+    def rest(self) -> None:
+        """Leave the accelerator's memory to the others."""
+        if self._model is not None:
+            self._model.to("cpu")
+
+
+def weights_path(path: str | Path) -> Path:
+    """The file of some weights: ``mini`` is the network that ships with the package, if no file is called so."""
+    if str(path) != MINI or Path(path).exists():
+        return Path(path)
+    return Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))
+
+
+def about_mini(network: Network) -> str:
+    """One line for a person who has given no weights."""
+    chains = int(network.info.notes.get("trained_chains", "0"))
+    return (
+        f"no --weights given: the small network that ships with FastFold is used (mini, trained on {chains:,} protein "
+        "chains). It is no replacement for AlphaFold's weights; the README says how to get those"
+    )
+
+
+def open_networks(weights: Sequence[Path]) -> list[Network]:
+    """The networks of some weights files, each checked but not yet loaded.
+
+    Raises:
+        ConfigError: Two would have the same name.
+        WeightsError: One cannot be used.
+    """
+    paths: dict[str, Path] = {}
+    for path in map(weights_path, weights):
+        name = network_name(path)
+        if name in paths:
+            raise ConfigError(
+                f"{paths[name]} and {path} would both be called {name!r} in the results: rename one of the files"
+            )
+        paths[name] = path
+    return [Network(path, name) for name, path in paths.items()]
+
+
+def network_name(path: Path) -> str:
+    """Name of a weights file's network in results: the file's own, without ``params_`` and ending."""
+    return safe_stem(path.name.rsplit(".", 1)[0].removeprefix("params_"))
+
+
+def suitable(networks: Sequence[Network], target: Target) -> list[Network]:
+    """Multimer networks for a complex; for one chain the monomer networks, or multimer ones if there are no others."""
+    multimer = [network for network in networks if network.info.multimer]
+    monomer = [network for network in networks if not network.info.multimer]
+    return multimer if target.is_complex else monomer or multimer

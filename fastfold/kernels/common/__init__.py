@@ -1,0 +1,1 @@
+"""What several operators share: backends, layouts, scratch memory, launch configurations, parts of kernels."""

@@ -1,0 +1,59 @@
+"""Products and roundings of Triton kernels, the same compiled and in Triton's interpreter."""
+
+# Arguments of kernels have no Python types.
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastfold.kernels.common.backend import interpreted
+
+INTERPRETED = tl.constexpr(interpreted())
+
+
+@triton.jit
+def dot(a, b, PRECISION: tl.constexpr):
+    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype.
+
+    Triton's interpreter multiplies the bit patterns of bfloat16 as integers, so there they become float32 first:
+    the products are the same, since those of bfloat16 are exact in float32.
+    """
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def cast(x, DTYPE: tl.constexpr):
+    """``x`` in another floating dtype, rounded to the nearest number, ties to even.
+
+    That is what GPUs do. Triton's interpreter cuts bfloat16 off instead, so there the bits are rounded first.
+    """
+    if INTERPRETED and x.dtype == tl.float32 and tl.bfloat16 == DTYPE:
+        b_bits = x.to(tl.uint32, bitcast=True)
+        b_bits = (b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & 0xFFFF0000
+        x = b_bits.to(tl.float32, bitcast=True)
+    return x.to(DTYPE)
+
+
+def precision(x: Tensor) -> str:
+    """How products of a tensor's dtype are made: float32 as float32, unless PyTorch's setting allows tf32."""
+    allowed = x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if allowed else "ieee"
+
+
+@triton.jit
+def row_offset(o_row, size_1, size_2, stride_0, stride_1, stride_2, AXES: tl.constexpr):
+    """Offsets of the first channels of rows, in int64: a pair tensor passes 2^31 elements at 4,096 residues."""
+    o_row = o_row.to(tl.int64)
+    if AXES == 1:
+        return o_row * stride_2
+    o_outer = o_row // size_2
+    o_inner = o_row % size_2
+    if AXES == 2:
+        return o_outer * stride_1 + o_inner * stride_2
+    return (o_outer // size_1) * stride_0 + (o_outer % size_1) * stride_1 + o_inner * stride_2

@@ -1,0 +1,136 @@
+"""Launch configurations of the Triton kernels: a table that ships, so that no first call tunes for minutes.
+
+Sizes that only scale the grid are run-time arguments and no key of the table: a kernel is compiled per configuration
+and dtype, not per sequence length.
+
+An entry is timed if it says on which GPU (``timed_on``). Nobody has timed the others. They were chosen by what the
+compiled code needs: blocks, or stages, as large as possible whose registers do not spill on any architecture of the
+class, with Triton 3.6 and with 3.9, in a class of its own only if a processor holds no fewer than two programs of
+them, or as many as with the entry of ``any``. Kernels that need next to no shared memory (layer norm, softmax, pair
+bias, residual update), products of float32, which fill registers first, and RTX cards, whose shared memory is what
+``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. ``python
+benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import torch
+
+FALLBACK = "any"
+"""Class of chips that the table knows nothing about."""
+
+
+@dataclass(frozen=True)
+class ChipClass:
+    """GPUs that share their entries in the table.
+
+    Attributes:
+        architectures: Compute capabilities that the entries are built for.
+        shared: Bytes of shared memory that a program may use (CUDA programming guide, table of compute capabilities).
+    """
+
+    architectures: tuple[int, ...]
+    shared: int
+
+
+CHIPS = {
+    "sm_80": ChipClass((80,), 163 * 1024),
+    "sm_90": ChipClass((90,), 227 * 1024),
+    "sm_100": ChipClass((100,), 227 * 1024),
+    "rtx": ChipClass((89,), 99 * 1024),
+    FALLBACK: ChipClass((80, 90, 100), 99 * 1024),
+}
+"""Classes of chips by name; entries of the last serve all others too, so that they fit into the least memory."""
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    """How a kernel is launched.
+
+    Attributes:
+        blocks: Its block sizes (``tl.constexpr`` arguments), by name.
+        num_warps: Warps of a program.
+        num_stages: Stages of software pipelining.
+        timed_on: The GPU on which it was found to be the fastest, or None if nobody has timed it.
+    """
+
+    blocks: dict[str, int]
+    num_warps: int = 4
+    num_stages: int = 2
+    timed_on: str | None = field(default=None, compare=False)
+
+    @property
+    def launch(self) -> dict[str, int | bool]:
+        """All of it as keyword arguments of a launch.
+
+        Fused multiply-adds are asked for by name, because Triton's default changes after 3.9.
+        """
+        return {
+            **self.blocks,
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": True,
+        }
+
+
+def chip_class(device: torch.device) -> str:
+    """Class in :data:`CHIPS`: ``sm_80`` (A100), ``sm_90`` (H100, H200), ``sm_100`` (B200), ``rtx`` or ``any``."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return FALLBACK
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) in ((8, 0), (9, 0), (10, 0), (10, 3)):
+        return f"sm_{major}0"
+    return "rtx" if major >= 8 else FALLBACK
+
+
+def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
+    """The tuned configuration of a kernel.
+
+    Args:
+        kernel: Its name in the table.
+        key: What the best configuration depends on, such as dtype and head channels: ``bfloat16_32``. A key that
+            the table lacks takes the kernel's entry ``any``.
+        device: Where it runs.
+
+    Raises:
+        KeyError: The table has no entry for the kernel at all.
+    """
+    entries = configurations()[kernel]
+    for chip in (chip_class(device), FALLBACK):
+        for name in (key, FALLBACK):
+            if name in entries.get(chip, {}):
+                return entries[chip][name]
+    raise KeyError(f"no configuration of {kernel} for {key}")
+
+
+def shipped(kernel: str, key: str) -> list[tuple[str, LaunchConfig]]:
+    """Classes of chips with the configuration that each has of its own for a kernel and key."""
+    found = []
+    for chip, entries in configurations()[kernel].items():
+        config = entries.get(key) or entries.get(FALLBACK)
+        if config is not None:
+            found.append((chip, config))
+    return found
+
+
+@functools.cache
+def configurations() -> dict[str, dict[str, dict[str, LaunchConfig]]]:
+    """The whole table: kernel, class of chips, key."""
+    folder = resources.files("fastfold.kernels") / "tuned"
+    table: dict[str, Any] = {}
+    for file in folder.iterdir():
+        if file.name.endswith(".json"):
+            table |= json.loads(file.read_text(encoding="utf-8"))
+    return {
+        kernel: {
+            chip: {key: LaunchConfig(**entry) for key, entry in entries.items()}
+            for chip, entries in chips.items()
+        }
+        for kernel, chips in table.items()
+    }

@@ -1,0 +1,1 @@
+"""Attention with bias and mask, without its matrix of scores."""

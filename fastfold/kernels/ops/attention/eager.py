@@ -1,0 +1,169 @@
+"""Attention in PyTorch: rows in blocks that stay in the cache, never all scores at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
+
+
+class Operands(NamedTuple):
+    """What attention reads: the arguments of :func:`fastfold.kernels.attention`, with the mask turned round.
+
+    Shapes as there, with or without leading axes; ``masked [*, R, Nk]`` is true for keys to leave out, and None
+    where there are none.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    masked: Tensor | None
+    gate: Tensor | None
+
+    def batch(self, index: tuple[int, ...]) -> Operands:
+        """One element of the leading axes."""
+        bias, masked, gate = (None if x is None else x[index] for x in self[3:])
+        return Operands(self.q[index], self.k[index], self.v[index], bias, masked, gate)
+
+
+def prepare(
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """``bias`` and ``masked`` of :class:`Operands`.
+
+    PyTorch's flash kernel takes a bias without gaps (that of a pair tensor has the heads innermost) that does not
+    require a gradient, even where none is recorded; it would hold all scores otherwise.
+    """
+    masked = None if mask is None else mask == 0
+    return (
+        None if bias is None else bias.detach().to(dtype).contiguous(),
+        None if masked is None or not masked.any() else masked,
+    )
+
+
+def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> None:
+    """Fill ``out [R, Nq, H, D]`` of one batch element; ``scratch`` has its dtype."""
+    q, k, v, bias, masked, gate = operands
+    rows, queries, heads, _ = q.shape
+    # A block of rows leaves the kernel in the cache, for the gate. Bias and mask together make one tensor of the
+    # size of the scores, so there a block is also one of queries.
+    per_row = q.shape[1:].numel() if bias is None or masked is None else heads * queries * k.shape[1]
+    per_row = max(1, per_row)  # there may be no rows, and no queries
+    step = max(1, BLOCK_ELEMENTS // 4 // per_row)
+    query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
+    for r, n in itertools.product(range(0, rows, step), range(0, queries, query_step)):
+        row, query = slice(r, r + step), slice(n, n + query_step)
+        b_q, b_k, b_v = (x.transpose(1, 2) for x in (q[row, query], k[row], v[row]))  # [r, H, n, D]
+        b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
+        b_masked = None if masked is None else masked[row, None, None]
+        if b_masked is not None:
+            shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
+            b_scores = scratch("bias", *shape)
+            b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
+            b_bias.masked_fill_(b_masked, -math.inf)
+        b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
+        if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
+            b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
+        b_out = b_out.transpose(1, 2)
+        if gate is None:
+            out[row, query] = b_out
+        else:
+            torch.mul(b_out, scratch.copy("gate", gate[row, query]).sigmoid_(), out=out[row, query])
+
+
+def row_step(q: Tensor, k: Tensor) -> int:
+    """Rows of a block of :func:`attend_backward`: the scores of one head, and keys and values, fit the cache."""
+    _, queries, heads, channels = q.shape
+    return max(1, BLOCK_ELEMENTS // 4 // max(1, k.shape[1] * max(queries, heads * channels // 2)))
+
+
+def attend_backward(
+    grad: Tensor,
+    operands: Operands,
+    grads: Operands,
+    scale: float,
+    scratch: Scratch,
+    out: Tensor | None = None,
+) -> None:
+    """Gradients of one batch element.
+
+    Args:
+        grad: Of the output, ``[R, Nq, H, D]``.
+        operands: What :func:`attend` read, ``[R, N, H, D]``.
+        grads: Tensors to fill, of the operands' shapes; that of the bias is added to. The bias's may be None.
+        scale: As before.
+        scratch: Of an exact dtype.
+        out: Tensor ``[R, Nq, H, D]`` to fill with the output, which has to be recomputed anyway.
+    """
+    q, k, v, bias, masked, gate = operands
+    rows, queries, heads, _ = q.shape
+    keys = k.shape[1]
+    step = row_step(q, k)
+    query_step = min(queries, max(1, BLOCK_ELEMENTS // 4 // keys))
+    ones = scratch("ones", 1, step).fill_(1)
+    for r in range(0, rows, step):
+        row = slice(r, r + step)
+        b_k, b_v = scratch.copy("k", _by_head(k[row])), scratch.copy("v", _by_head(v[row]))  # [H, r, Nk, D]
+        b_grad_k, b_grad_v = scratch("grad_k", *b_k.shape).zero_(), scratch("grad_v", *b_v.shape).zero_()
+        b_masked = None if masked is None else masked[row, None]
+        for n in range(0, queries, query_step):
+            query = slice(n, n + query_step)
+            b_q = scratch.copy("q", _by_head(q[row, query])).mul_(scale)  # [H, r, n, D]
+            b_grad_q, b_out = scratch("grad_q", *b_q.shape), scratch("out", *b_q.shape[:3], v.shape[-1])
+            b_grad = scratch.copy("grad", _by_head(grad[row, query]))
+            if gate is not None:
+                b_gate = scratch.copy("gate", _by_head(gate[row, query])).sigmoid_()
+                b_grad.mul_(b_gate)  # of the output before the gate
+            b_weights = scratch("weights", *b_q.shape[1:3], keys)  # [r, n, Nk]
+            b_grad_scores = scratch("grad_scores", *b_weights.shape)
+            h_product, h_mean = scratch("product", *b_out.shape[1:]), scratch("mean", *b_out.shape[1:3], 1)
+            for h in range(heads):
+                if bias is None:
+                    torch.bmm(b_q[h], b_k[h].mT, out=b_weights)
+                else:
+                    h_bias = bias[h, query].to(b_q.dtype).expand_as(b_weights)
+                    torch.baddbmm(h_bias, b_q[h], b_k[h].mT, out=b_weights)
+                if b_masked is not None:
+                    b_weights.masked_fill_(b_masked, MASKED_LOGIT)
+                torch.softmax(b_weights, -1, out=b_weights)
+                torch.bmm(b_weights, b_v[h], out=b_out[h])
+                b_grad_v[h].baddbmm_(b_weights.mT, b_grad[h])
+                # What the softmax gives back to a score: the weight times (its gradient - their weighted mean).
+                torch.sum(torch.mul(b_out[h], b_grad[h], out=h_product), -1, keepdim=True, out=h_mean).neg_()
+                torch.baddbmm(h_mean.expand_as(b_weights), b_grad[h], b_v[h].mT, out=b_grad_scores)
+                b_grad_scores.mul_(b_weights)
+                if b_masked is not None:
+                    # A weight of 0 has done this already, except in rows whose keys are all masked.
+                    b_grad_scores.masked_fill_(b_masked, 0)
+                b_grad_q[h].baddbmm_(b_grad_scores, b_k[h], beta=0, alpha=scale)
+                b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h])
+                if grads.bias is not None:
+                    # The sum over rows as a matrix product, which is the fastest of the ways to add up.
+                    h_grad_bias = grads.bias[h, query].view(1, -1)
+                    h_grad_bias.addmm_(ones[:, : len(b_weights)], b_grad_scores.flatten(1))
+            grads.q[row, query] = _by_row(b_grad_q)
+            if grads.gate is not None:
+                b_grad_gate = b_grad.mul_(b_out)
+                b_out.mul_(b_gate)
+                torch.mul(_by_row(b_grad_gate), _by_row(b_gate.neg_().add_(1)), out=grads.gate[row, query])
+            if out is not None:
+                out[row, query] = _by_row(b_out)
+        grads.k[row], grads.v[row] = _by_row(b_grad_k), _by_row(b_grad_v)
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """View ``[r, n, H, D]`` as ``[H, r, n, D]``: copied so, a head is a batch of matrices without gaps."""
+    return x.permute(2, 0, 1, 3)
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """View ``[H, r, n, D]`` as ``[r, n, H, D]``."""
+    return x.permute(1, 2, 0, 3)

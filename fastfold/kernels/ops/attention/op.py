@@ -1,0 +1,279 @@
+"""Attention along one axis of a row-major grid, with pair bias, key mask and output gate."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.errors import InputError
+from fastfold.kernels.common.backend import choose_backend
+from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.layout import batched, innermost
+from fastfold.kernels.common.scratch import Scratch, exact_dtype, without_autocast
+from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
+
+
+def attention_definition(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Specification of :func:`attention`: materialises all scores."""
+    exact = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits = torch.einsum("...qhd,...khd->...hqk", q.to(exact) * scale, k.to(exact))
+    if bias is not None:
+        logits = logits + bias.to(exact).unsqueeze(-4)
+    if mask is not None:
+        logits = logits.masked_fill(mask[..., None, None, :] == 0, MASKED_LOGIT)
+    out = torch.einsum("...hqk,...khd->...qhd", logits.softmax(-1), v.to(exact))
+    if gate is not None:
+        out = out * gate.to(exact).sigmoid()
+    return out.to(q.dtype)
+
+
+# Triton programs hold whole heads in their registers.
+_MOST_CHANNELS = 128
+
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? gate"
+
+
+@torch.library.custom_op(
+    "fastfold::attention",
+    mutates_args=(),
+    schema=f"({_OPERANDS}, float scale, str backend) -> (Tensor, Tensor)",
+)
+@without_autocast
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    scale: float,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """Output ``[*, R, Nq, H, D]``, and what the Triton backend keeps for the backward pass (else an empty tensor)."""
+    if _is_nothing(q, k):
+        return q.new_zeros(q.shape), _sums(q, backend).zero_()
+    out = q.new_empty(q.shape)
+    if backend == "triton":
+        from fastfold.kernels.ops.attention.triton_fwd import attend_triton, triton_operands
+
+        return out, attend_triton(batched(out), triton_operands(q, k, v, bias, mask, gate), scale)
+    operands = Operands(q, k, v, *prepare(bias, mask, q.dtype), gate)
+    scratch = Scratch().of(q)
+    for i in itertools.product(*map(range, q.shape[:-4])):
+        attend(out[i], operands.batch(i), scale, scratch)
+    return out, _nothing(q)
+
+
+@_attention.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    scale: float,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), _sums(q, backend)
+
+
+def _sums(q: Tensor, backend: str) -> Tensor:
+    """Room for what the Triton backend keeps; an empty tensor for PyTorch."""
+    if backend != "triton":
+        return _nothing(q)
+    *lead, rows, queries, heads, _ = q.shape
+    return q.new_empty(math.prod(lead), heads, rows, queries, dtype=torch.float32)
+
+
+def _is_nothing(q: Tensor, k: Tensor) -> bool:
+    """Whether there is no query, or nothing for it to attend to; without keys the sum over them is zero."""
+    return q.numel() == 0 or k.numel() == 0
+
+
+@torch.library.custom_op(
+    "fastfold::attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, float scale, str backend, bool need_bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+@without_autocast
+def _attention_backward(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor,
+    scale: float,
+    backend: str,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, bias and gate without gaps; empty tensors for those that there are none of."""
+    if _is_nothing(q, k):
+        wanted = (q, k, v, bias if need_bias else None, gate)
+        zero_q, zero_k, zero_v, zero_bias, zero_gate = (
+            _nothing(q) if x is None else x.new_zeros(x.shape) for x in wanted
+        )
+        return zero_q, zero_k, zero_v, zero_bias, zero_gate
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    grad_gate = None if gate is None else gate.new_empty(gate.shape)
+    grad_bias = None
+    if backend == "triton" and out is not None:
+        from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
+        from fastfold.kernels.ops.attention.triton_fwd import triton_operands
+
+        gate_target = None if grad_gate is None else batched(grad_gate)
+        grad_bias = attend_backward_triton(
+            batched(innermost(grad)),
+            triton_operands(q, k, v, bias, mask, gate),
+            batched(out),
+            lse,
+            Gradients(batched(grad_q), batched(grad_k), batched(grad_v), gate_target),
+            scale,
+            need_bias,
+        )
+    else:
+        operands = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
+        scratch = Scratch().of(q, exact_dtype(q))
+        if bias is not None and need_bias:
+            grad_bias = bias.new_zeros(bias.shape, dtype=scratch.dtype)
+        targets = Operands(grad_q, grad_k, grad_v, grad_bias, None, grad_gate)
+        for i in itertools.product(*map(range, q.shape[:-4])):
+            attend_backward(grad[i], operands.batch(i), targets.batch(i), scale, scratch)
+    if grad_bias is not None and bias is not None:
+        grad_bias = grad_bias.view(bias.shape).to(bias.dtype)
+    bias, gate = (_nothing(q) if x is None else x for x in (grad_bias, grad_gate))
+    return grad_q, grad_k, grad_v, bias, gate
+
+
+@_attention_backward.register_fake
+def _(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    gate: Tensor | None,
+    out: Tensor | None,
+    lse: Tensor,
+    scale: float,
+    backend: str,
+    need_bias: bool,
+) -> tuple[Tensor, ...]:
+    wanted = (q, k, v, bias if need_bias else None, gate)
+    return tuple(_nothing(q) if x is None else x.new_empty(x.shape) for x in wanted)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    return x.new_empty(0, dtype=torch.float32)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """Keep inputs and, for the Triton backend, output and sums of exponentials; weights are recomputed."""
+    *operands, ctx.scale, ctx.backend = inputs
+    out, lse = output
+    ctx.save_for_backward(*operands, out if ctx.backend == "triton" else None, lse)
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    # Read once: activation checkpointing hands saved tensors out a single time.
+    saved = ctx.saved_tensors
+    need_q, need_k, need_v, need_bias, _, need_gate, *_ = ctx.needs_input_grad
+    grads = _attention_backward(grad, *saved, ctx.scale, ctx.backend, need_bias)
+    needs = (need_q, need_k, need_v, need_bias, need_gate)
+    q, k, v, bias, gate = (x if need else None for x, need in zip(grads, needs, strict=True))
+    return q, k, v, bias, None, gate, None, None
+
+
+_attention.register_autograd(_differentiate, setup_context=_keep)
+
+
+def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
+    """The backend for data like ``x`` with so many channels per head; more than 128 are left to PyTorch."""
+    chosen = choose_backend(x, backend)
+    return "torch" if channels > _MOST_CHANNELS else chosen
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
+) -> None:
+    """Refuse shapes and dtypes that do not belong together: kernels would read outside of the tensors."""
+    *lead, rows, queries, heads, _ = q.shape if q.dim() >= 4 else (None,) * 4
+    keys = k.shape[-3] if k.dim() >= 4 else None
+    wanted = {
+        "k": (k, (*lead, rows, keys, *q.shape[-2:])),
+        "v": (v, (*lead, rows, keys, *q.shape[-2:])),
+        "bias": (bias, (*lead, heads, queries, keys)),
+        "mask": (mask, (*lead, rows, keys)),
+        "gate": (gate, tuple(q.shape)),
+    }
+    for name, (x, shape) in wanted.items():
+        if x is not None and tuple(x.shape) != shape:
+            raise InputError(
+                f"attention: {name} is {list(x.shape)} where q is {list(q.shape)} and k is {list(k.shape)}; "
+                "give q, gate [*, R, Nq, H, D], k, v [*, R, Nk, H, D], bias [*, H, Nq, Nk], mask [*, R, Nk]"
+            )
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"attention: q is {q.dtype}, k {k.dtype} and v {v.dtype}; give them one dtype")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    gate: Tensor | None = None,
+    scale: float | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Multi-head attention in every row: ``softmax(q kᵀ · scale + bias) v · sigmoid(gate)``.
+
+    The attention of AlphaFold's MSA rows and columns (supplementary algorithms 7 and 8), of its triangles
+    (13 and 14) and, with one query per row, of its global column attention (19), without the projections.
+
+    Strides are free: transposed views are read where they lie, whether it is rows and columns of q, k, v and gate
+    or queries and keys of the bias. Only channels that are not innermost are copied, on the Triton backend.
+
+    Args:
+        q: Queries ``[*, R, Nq, H, D]``; R rows, H heads of D channels.
+        k: Keys ``[*, R, Nk, H, D]``.
+        v: Values ``[*, R, Nk, H, D]``.
+        bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``.
+        mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0; in
+            a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias. Without keys
+            (Nk = 0) the output is zero.
+        gate: Logits ``[*, R, Nq, H, D]`` of the gate that multiplies the output.
+        scale: Factor of the scores, by default ``D ** -0.5``.
+        backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.common.backend.choose_backend`. Heads of
+            more than 128 channels are PyTorch's in any case.
+
+    Returns:
+        ``[*, R, Nq, H, D]`` in the dtype of ``q``, accumulated in float32 or better. Neither this nor the backward
+        pass holds all scores, and gradients are the same in every run.
+
+    Raises:
+        InputError: Shapes or dtypes do not belong together.
+        ConfigError: There is no such backend, or it cannot run here.
+    """
+    _check(q, k, v, bias, mask, gate)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _attention(q, k, v, bias, mask, gate, scale, attention_backend(q, q.shape[-1], backend))[0]

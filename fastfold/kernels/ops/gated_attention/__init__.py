@@ -1,0 +1,1 @@
+"""Gated attention: projections, attention, gate and output."""

@@ -1,0 +1,150 @@
+"""Blocks of rows of gated self-attention: Triton's layer norm, attention and epilogue around PyTorch's products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
+from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, attend_triton
+from fastfold.kernels.ops.gated_attention.eager import EPS, Weights, project
+from fastfold.kernels.ops.layer_norm.op import layer_norm
+from fastfold.kernels.ops.residual_update.op import fill_update
+
+# Positions of a block: enough for a whole GPU, and of a large tensor a small part. A quarter of a tensor between.
+_FEWEST, _MOST = 2**14, 2**17
+
+
+def prepare(
+    bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Bias as it is, and the mask as bytes: what :func:`attend_triton` reads."""
+    return bias, None if mask is None else (mask != 0).view(torch.uint8)
+
+
+def backward_dtype(x: Tensor) -> torch.dtype:
+    """Dtype that the backward pass makes products in."""
+    return x.dtype
+
+
+def row_step(x: Tensor) -> int:
+    """Rows of a block of ``x [R, N, c]``."""
+    rows, length, _ = x.shape
+    return max(1, min(_MOST, max(_FEWEST, rows * length // 4)) // max(1, length))
+
+
+def forward_block(
+    out: Tensor,
+    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    weights: Weights,
+    heads: int,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    scratch: Scratch,
+) -> None:
+    """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual.
+
+    Behind the last product bias, dropout and residual are one pass: the update is read and the result written once.
+    """
+    x, bias, keep = operands
+    normed = layer_norm(x, *weights.norm, EPS, backend="triton")
+    attended, *_ = _attend(normed, bias, keep, weights, heads, scratch)
+    update = scratch("update", *x.shape[:2], len(weights.output))
+    flat = attended.view(-1, weights.output.shape[1])
+    torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
+    fill_update(out, update, residual, weights.output_bias, None, dropout, "triton")
+
+
+def _attend(
+    normed: Tensor, bias: Tensor | None, keep: Tensor | None, weights: Weights, heads: int, scratch: Scratch
+) -> tuple[Tensor, Tensor, TritonOperands]:
+    """Output ``[r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a normalised block."""
+    q, k, v, *gate = (x[None] for x in project(normed, weights, heads, scratch))
+    operands = TritonOperands(
+        *(q, k, v),
+        None if bias is None else bias[None],
+        None if keep is None else keep[None],
+        gate[0] if gate else None,
+    )
+    attended = scratch("attended", *q.shape)
+    lse = attend_triton(attended, operands, q.shape[-1] ** -0.5)
+    return attended[0], lse, operands
+
+
+def backward_block(
+    grad: Tensor,
+    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    grad_bias: Tensor | None,
+    weights: Weights,
+    totals: Weights,
+    heads: int,
+    scratch: Scratch,
+) -> Tensor:
+    """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals in float32."""
+    x, bias, keep = operands
+    normed = _normalise_exactly(x, weights)
+    if normed.shape[-1] > x.shape[-1]:
+        twice = weights._replace(merged=weights.merged.repeat(1, 1, 2))
+        attended, lse, read = _attend(normed, bias, keep, twice, heads, scratch)
+    else:
+        attended, lse, read = _attend(normed, bias, keep, weights, heads, scratch)
+    grad = grad.flatten(0, 1)
+    flat = attended.view(len(grad), -1)
+    grad_attended = _product(grad, weights.output)
+    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.flat))
+    grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[2:]).unbind(3)
+    has_gate = len(grads) > 3
+    block_bias = attend_backward_triton(
+        # With a gate it is multiplied before it is rounded.
+        (grad_attended if has_gate else grad_attended.to(x.dtype)).view(1, *attended.shape),
+        read,
+        attended[None],
+        lse,
+        Gradients(grads[0], grads[1], grads[2], grads[3] if has_gate else None),
+        attended.shape[-1] ** -0.5,
+        grad_bias is not None,
+    )
+    if grad_bias is not None and block_bias is not None:
+        grad_bias.add_(block_bias[0])
+    totals.output.add_(_product(grad.t(), flat))
+    totals.output_bias.add_(grad.sum(0, dtype=totals.output_bias.dtype))
+    grad_projected = grad_projected.flatten(0, 1)
+    for part in normed.flatten(0, 1).split(x.shape[-1], -1):
+        totals.flat.add_(_product(grad_projected.t(), part))
+    if totals.gate_bias is not None:
+        grad_gate = grad_projected[:, -len(totals.gate_bias) :]
+        totals.gate_bias.add_(grad_gate.sum(0, dtype=totals.gate_bias.dtype))
+    grad_normed = _product(grad_projected, weights.flat)
+    grad_x, *grad_norm = torch.ops.fastfold.layer_norm_backward(
+        grad_normed.view(x.shape), x, weights.norm[0], EPS, [True, True, True], "triton"
+    )
+    for total, block in zip(totals.norm, grad_norm, strict=True):
+        total.add_(block)
+    return grad_x
+
+
+def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
+    """Normalised block ``[r, N, c]``, for 16 bits ``[r, N, 2 c]``: what is rounded, and what the rounding left over.
+
+    Of all roundings of the backward pass that of the normalised input costs most, because queries, keys and
+    values share its errors; the second half of a longer product takes it back.
+    """
+    exact = layer_norm(x.float(), *weights.norm, EPS, backend="triton")
+    if x.dtype == torch.float32:
+        return exact
+    rounded = exact.to(x.dtype)
+    return torch.cat([rounded, exact.sub_(rounded).to(x.dtype)], -1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` in float32."""
+    if a.dtype == torch.float32 or not a.is_cuda:
+        return a.float() @ b.float()
+    return torch.mm(a, b, out_dtype=torch.float32)
+
+
+def specimens() -> list[Specimen]:
+    """None: the kernels are those of attention and layer norm."""
+    return []

@@ -1,0 +1,138 @@
+"""Layer normalisation over the last axis, with statistics in float32 or better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.backend import rows_run_on_triton
+from fastfold.kernels.common.scratch import (
+    block_positions,
+    exact_dtype,
+    normalise,
+    normalise_backward,
+    position_blocks,
+    without_autocast,
+)
+
+
+def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
+    """Specification of :func:`layer_norm`, with every step spelled out."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    centred = x.to(exact) - x.to(exact).mean(-1, keepdim=True)
+    out = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    if weight is not None:
+        out = out * weight.to(exact)
+    if bias is not None:
+        out = out + bias.to(exact)
+    return out.to(x.dtype)
+
+
+@torch.library.custom_op("fastfold::layer_norm", mutates_args=())
+@without_autocast
+def _layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
+) -> Tensor:
+    if rows_run_on_triton(x, backend):
+        from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
+
+        with torch.cuda.device_of(x):
+            return layer_norm_forward(x, weight, bias, eps)
+    exact = exact_dtype(x)
+    weight = None if weight is None else weight.to(exact)
+    bias = None if bias is None else bias.to(exact)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for b_x, b_out in position_blocks(block_positions(x.shape[-1]), x, out):
+        b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
+    return out
+
+
+@_layer_norm.register_fake
+def _layer_norm_fake(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
+) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.custom_op("fastfold::layer_norm_backward", mutates_args=())
+@without_autocast
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: list[bool], backend: str | None
+) -> list[Tensor]:
+    """Gradients for x, weight and bias in this order, those that ``need`` asks for."""
+    exact = exact_dtype(x)
+    if rows_run_on_triton(x, backend):
+        from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
+
+        with torch.cuda.device_of(x):
+            grads = layer_norm_backward(grad, x, weight, eps, (need[0], need[1], need[2]))
+        return [g for g in grads if g is not None]
+    weight = None if weight is None else weight.to(exact)
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need[0] else None
+    grad_weight, grad_bias = (x.new_zeros(x.shape[-1], dtype=exact) if n else None for n in need[1:])
+    wanted = [x, grad] if grad_x is None else [x, grad, grad_x]
+    for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
+        b_x = b_x.to(exact)
+        _, *b_statistics = normalise(b_x, None, None, eps)
+        # Of the shift PyTorch asks only whether it is there.
+        b_result = normalise_backward(
+            b_grad.to(exact), b_x, b_statistics, weight, grad_bias, grad_weight, grad_bias
+        )
+        for b_out in b_grad_x:
+            b_out.copy_(b_result)
+    return [g for g in (grad_x, grad_weight, grad_bias) if g is not None]
+
+
+@_layer_norm_backward.register_fake
+def _layer_norm_backward_fake(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: list[bool], backend: str | None
+) -> list[Tensor]:
+    grad_x = [torch.empty_like(x, memory_format=torch.contiguous_format)] if need[0] else []
+    return grad_x + [x.new_empty(x.shape[-1], dtype=exact_dtype(x)) for n in need[1:] if n]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Keep the input alone: its statistics are cheap to take again."""
+    x, weight, bias, ctx.eps, ctx.backend = inputs
+    ctx.save_for_backward(x, weight, bias)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    x, *parameters = ctx.saved_tensors
+    need = list(ctx.needs_input_grad[:3])
+    grads = iter(_layer_norm_backward(grad, x, parameters[0], ctx.eps, need, ctx.backend))
+    found = [next(grads).to(t.dtype) if n else None for n, t in zip(need, (x, *parameters), strict=True)]
+    return (*found, None, None)
+
+
+_layer_norm.register_autograd(_backward, setup_context=_setup_context)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float = 1e-5,
+    *,
+    backend: str | None = None,
+) -> Tensor:
+    """Normalise the last axis to mean 0 and variance 1, then scale and shift.
+
+    Args:
+        x: ``[*, c]``, any floating dtype and any strides.
+        weight: ``[c]`` scale, or None.
+        bias: ``[c]`` shift, or None.
+        eps: Added to the variance.
+        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; rows of more than 4,096 channels are
+            PyTorch's in any case.
+
+    Returns:
+        ``[*, c]``, contiguous, in the dtype of ``x``; mean and variance are accumulated in float32 (float64 for
+        float64).
+
+    Raises:
+        ConfigError: The backend cannot run here.
+    """
+    return _layer_norm(x, weight, bias, eps, backend)

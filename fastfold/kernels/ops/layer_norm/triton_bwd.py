@@ -1,0 +1,129 @@
+"""Triton kernel of the gradients of :func:`fastfold.kernels.layer_norm`.
+
+It takes its statistics from the input again, which it has to read anyway, and sums the parameters' gradients in a fixed
+order: each program over its own rows, then one reduction over the programs.
+"""
+
+# Arguments of kernels have no Python types.
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.layout import padded, rows_of
+from fastfold.kernels.common.triton_math import cast, row_offset
+from fastfold.kernels.common.tuning import launch_config
+from fastfold.kernels.ops.layer_norm.triton_fwd import SIZES, specimens_of, statistics
+
+PROGRAMS = 1024
+"""Most programs of the backward pass, and so rows of the partial sums; the same on every GPU, as the results are."""
+
+
+@triton.jit(do_not_specialize=SIZES)
+def layer_norm_backward_kernel(
+    p_grad,
+    p_x,
+    p_weight,
+    p_grad_x,
+    p_grad_weight,
+    p_grad_bias,
+    count,
+    channels,
+    size_1,
+    size_2,
+    stride_g0,
+    stride_g1,
+    stride_g2,
+    stride_x0,
+    stride_x1,
+    stride_x2,
+    eps,
+    AXES: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    NEED_X: tl.constexpr,
+    NEED_WEIGHT: tl.constexpr,
+    NEED_BIAS: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+):
+    i_program = tl.program_id(0)
+    o_channel = tl.arange(0, BC)
+    m_channel = o_channel < channels
+    b_grad_weight = tl.zeros([BT, BC], tl.float32)
+    b_grad_bias = tl.zeros([BT, BC], tl.float32)
+    if HAS_WEIGHT:
+        # [BC]
+        b_weight = tl.load(p_weight + o_channel, mask=m_channel, other=0.0).to(tl.float32)
+    for i_block in range(i_program, tl.cdiv(count, BT), tl.num_programs(0)):
+        o_row = i_block * BT + tl.arange(0, BT)
+        m_x = (o_row < count)[:, None] & m_channel[None, :]
+        o_x = row_offset(o_row, size_1, size_2, stride_x0, stride_x1, stride_x2, AXES)
+        o_grad = row_offset(o_row, size_1, size_2, stride_g0, stride_g1, stride_g2, AXES)
+        # [BT, BC]
+        b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_x, other=0.0).to(tl.float32)
+        # [BT, BC]
+        b_grad = tl.load(p_grad + o_grad[:, None] + o_channel[None, :], mask=m_x, other=0.0).to(tl.float32)
+        b_normed, b_rstd = statistics(b_x, m_channel, channels, eps)
+        if NEED_WEIGHT:
+            b_grad_weight += b_grad * b_normed
+        if NEED_BIAS:
+            b_grad_bias += b_grad
+        if NEED_X:
+            if HAS_WEIGHT:
+                b_grad *= b_weight[None, :]
+            b_mean = tl.sum(b_grad, 1) / channels
+            b_slope = tl.sum(b_grad * b_normed, 1) / channels
+            b_grad_x = (b_grad - b_mean[:, None] - b_normed * b_slope[:, None]) * b_rstd[:, None]
+            p_row = p_grad_x + o_row.to(tl.int64)[:, None] * channels + o_channel[None, :]
+            tl.store(p_row, cast(b_grad_x, p_grad_x.dtype.element_ty), mask=m_x)
+    o_partial = i_program * channels + o_channel
+    if NEED_WEIGHT:
+        tl.store(p_grad_weight + o_partial, tl.sum(b_grad_weight, 0), mask=m_channel)
+    if NEED_BIAS:
+        tl.store(p_grad_bias + o_partial, tl.sum(b_grad_bias, 0), mask=m_channel)
+
+
+def layer_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients for ``x``, the weight and the bias (both float32) where ``need`` asks for them."""
+    channels = x.shape[-1]
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need[0] else None
+    if x.numel() == 0:
+        totals = [x.new_zeros(channels, dtype=torch.float32) if n else None for n in need[1:]]
+        return grad_x, totals[0], totals[1]
+    rows = rows_of(grad, x)
+    config = launch_config("layer_norm_backward", str(padded(channels)), x.device)
+    programs = min(PROGRAMS, triton.cdiv(rows.count, config.blocks["BT"]))
+    partial = [x.new_empty(programs, channels, dtype=torch.float32) if n else None for n in need[1:]]
+    layer_norm_backward_kernel[(programs,)](
+        *rows.tensors,
+        None if weight is None else weight.contiguous(),
+        grad_x,
+        *partial,
+        rows.count,
+        channels,
+        *rows.sizes,
+        *rows.strides[0],
+        *rows.strides[1],
+        eps,
+        AXES=rows.axes,
+        HAS_WEIGHT=weight is not None,
+        NEED_X=need[0],
+        NEED_WEIGHT=need[1],
+        NEED_BIAS=need[2],
+        BC=padded(channels),
+        **config.launch,
+    )
+    grad_weight, grad_bias = (None if p is None else p.sum(0) for p in partial)
+    return grad_x, grad_weight, grad_bias
+
+
+def specimens() -> list[Specimen]:
+    """The kernel as it ships."""
+    return specimens_of("backward", layer_norm_backward_kernel)

@@ -1,0 +1,1 @@
+"""Outer product mean of two projections."""

@@ -1,0 +1,1 @@
+"""The bias of attention from the pair representation."""

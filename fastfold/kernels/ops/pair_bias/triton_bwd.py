@@ -1,0 +1,150 @@
+"""Triton kernel of the gradients of :func:`fastfold.kernels.pair_bias`: one reading of the pair tensor and one writing.
+
+Everything that the parameters' gradients need is two sums over the positions t, of the gradient g [t, H] and the
+normalised input x̂ [t, c] before its scale w and shift b: M = gᵀ x̂ and s = Σ g. Then
+
+    dW = M w + s b,   dw = Σ_h W M,   db = Σ_h W s.
+"""
+
+# Arguments of kernels have no Python types.
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.layout import rows_of
+from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
+from fastfold.kernels.common.tuning import launch_config
+from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
+from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, configuration_key, padded_blocks, specimens_of
+
+PROGRAMS = 512
+"""Most programs of the backward pass, and so terms of the second sum; the same on every GPU, as the results are."""
+
+
+@triton.jit(do_not_specialize=SIZES)
+def pair_bias_backward_kernel(
+    p_grad,
+    p_z,
+    p_norm_weight,
+    p_weight,
+    p_grad_z,
+    p_product,
+    p_sum,
+    count,
+    channels,
+    heads,
+    size_1,
+    size_2,
+    stride_g0,
+    stride_g1,
+    stride_g2,
+    stride_z0,
+    stride_z1,
+    stride_z2,
+    stride_head,
+    eps,
+    AXES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    NEED_Z: tl.constexpr,
+    NEED_PARAMETERS: tl.constexpr,
+    BT: tl.constexpr,
+    BC: tl.constexpr,
+    BH: tl.constexpr,
+):
+    i_program = tl.program_id(0)
+    o_channel = tl.arange(0, BC)
+    o_head = tl.arange(0, BH)
+    m_channel = o_channel < channels
+    m_head = o_head < heads
+    m_weight = m_head[:, None] & m_channel[None, :]
+    # [BC]
+    b_norm_weight = tl.load(p_norm_weight + o_channel, mask=m_channel, other=0.0).to(tl.float32)
+    # [BH, BC]
+    b_weight = tl.load(p_weight + o_head[:, None] * channels + o_channel[None, :], mask=m_weight, other=0.0)
+    b_product = tl.zeros([BH, BC], tl.float32)
+    b_sum = tl.zeros([BH], tl.float32)
+    for i_block in range(i_program, tl.cdiv(count, BT), tl.num_programs(0)):
+        o_row = i_block * BT + tl.arange(0, BT)
+        m_row = o_row < count
+        m_z = m_row[:, None] & m_channel[None, :]
+        o_z = row_offset(o_row, size_1, size_2, stride_z0, stride_z1, stride_z2, AXES)
+        o_grad = row_offset(o_row, size_1, size_2, stride_g0, stride_g1, stride_g2, AXES)
+        # [BT, BC]
+        b_z = tl.load(p_z + o_z[:, None] + o_channel[None, :], mask=m_z, other=0.0).to(tl.float32)
+        # [BT, BH]
+        p_columns = p_grad + o_grad[:, None] + o_head.to(tl.int64)[None, :] * stride_head
+        b_grad = tl.load(p_columns, mask=m_row[:, None] & m_head[None, :], other=0.0)
+        b_normed, b_rstd = statistics(b_z, m_channel, channels, eps)
+        if NEED_PARAMETERS:
+            b_product += dot(tl.trans(b_grad), cast(b_normed, b_weight.dtype), PRECISION)
+            b_sum += tl.sum(b_grad.to(tl.float32), 0)
+        if NEED_Z:
+            b_grad_z = dot(b_grad, b_weight, PRECISION) * b_norm_weight[None, :]
+            b_mean = tl.sum(b_grad_z, 1) / channels
+            b_slope = tl.sum(b_grad_z * b_normed, 1) / channels
+            b_grad_z = (b_grad_z - b_mean[:, None] - b_normed * b_slope[:, None]) * b_rstd[:, None]
+            p_row = p_grad_z + o_row.to(tl.int64)[:, None] * channels + o_channel[None, :]
+            tl.store(p_row, cast(b_grad_z, p_grad_z.dtype.element_ty), mask=m_z)
+    if NEED_PARAMETERS:
+        p_rows = p_product + (i_program * heads + o_head)[:, None] * channels + o_channel[None, :]
+        tl.store(p_rows, b_product, mask=m_weight)
+        tl.store(p_sum + i_program * heads + o_head, b_sum, mask=m_head)
+
+
+def pair_bias_backward(
+    grad: Tensor,
+    z: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    eps: float,
+    need_z: bool,
+    need_parameters: bool,
+) -> tuple[Tensor | None, list[Tensor]]:
+    """Gradient for ``z``, and those for the three parameters in float32, where they are asked for."""
+    heads, channels = weight.shape
+    rows = rows_of(grad.movedim(-3, -1), z, channels_apart=(0,))
+    config = launch_config("pair_bias_backward", configuration_key(z.dtype, channels), z.device)
+    programs = min(PROGRAMS, triton.cdiv(rows.count, config.blocks["BT"]))
+    grad_z = torch.empty(z.shape, dtype=z.dtype, device=z.device) if need_z else None
+    product = z.new_empty(programs, heads, channels, dtype=torch.float32) if need_parameters else None
+    total = z.new_empty(programs, heads, dtype=torch.float32) if need_parameters else None
+    if rows.count > 0:
+        pair_bias_backward_kernel[(programs,)](
+            *rows.tensors,
+            norm_weight.contiguous(),
+            weight.contiguous(),
+            grad_z,
+            product,
+            total,
+            rows.count,
+            channels,
+            heads,
+            *rows.sizes,
+            *rows.strides[0],
+            *rows.strides[1],
+            rows.tensors[0].stride(-1),
+            eps,
+            AXES=rows.axes,
+            PRECISION=precision(z),
+            NEED_Z=need_z,
+            NEED_PARAMETERS=need_parameters,
+            **padded_blocks(heads, channels),
+            **config.launch,
+        )
+    if product is None or total is None:
+        return grad_z, []
+    product, sums, weight = product.sum(0), total.sum(0)[:, None], weight.float()
+    grad_weight = product * norm_weight.float() + sums * norm_bias.float()
+    return grad_z, [(weight * product).sum(0), (weight * sums).sum(0), grad_weight]
+
+
+def specimens() -> list[Specimen]:
+    """The kernel as it ships."""
+    return specimens_of("backward", pair_bias_backward_kernel)

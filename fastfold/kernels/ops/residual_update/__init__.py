@@ -1,0 +1,1 @@
+"""A residual with bias and dropout added."""

@@ -1,0 +1,1 @@
+"""Softmax of scores with bias and mask."""

@@ -1,0 +1,159 @@
+"""Softmax of attention scores that exist in memory, with pair bias and key mask added in the same pass.
+
+Attention itself never materialises its scores (:func:`fastfold.kernels.attention`); this is for those who need them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.backend import rows_run_on_triton
+from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.layout import batched
+from fastfold.kernels.common.scratch import Scratch, exact_dtype, without_autocast
+
+
+def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """Specification of :func:`softmax`."""
+    exact = exact_dtype(scores)
+    logits = scores.to(exact)
+    if bias is not None:
+        logits = logits + bias.to(exact).unsqueeze(-4)
+    if mask is not None:
+        logits = logits.masked_fill(mask[..., None, None, :] == 0, MASKED_LOGIT)
+    return logits.softmax(-1).to(scores.dtype)
+
+
+@torch.library.custom_op("fastfold::softmax", mutates_args=())
+@without_autocast
+def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str | None) -> Tensor:
+    out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
+    bias = None if bias is None else batched(bias, 3)
+    mask = None if mask is None else batched(mask, 2)
+    operands = batched(out, 4), batched(scores, 4), bias, mask
+    if rows_run_on_triton(scores, backend):
+        from fastfold.kernels.ops.softmax.triton_fwd import softmax_forward
+
+        with torch.cuda.device_of(scores):
+            softmax_forward(*operands)
+    else:
+        _forward(*operands)
+    return out
+
+
+def _forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | None) -> None:
+    """PyTorch's path: one row at a time, ``[H, Nq, Nk]`` in an exact dtype."""
+    scratch = Scratch().of(scores, exact_dtype(scores))
+    for i in range(scores.shape[0]):
+        for r in range(scores.shape[1]):
+            b_logits = scratch.copy("logits", scores[i, r])
+            if bias is not None:
+                b_logits += bias[i]
+            if mask is not None:
+                b_logits.masked_fill_(mask[i, r] == 0, MASKED_LOGIT)
+            out[i, r] = torch.softmax(b_logits, -1, out=b_logits)
+
+
+@_softmax.register_fake
+def _softmax_fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str | None) -> Tensor:
+    return scores.new_empty(scores.shape)
+
+
+@torch.library.custom_op("fastfold::softmax_backward", mutates_args=())
+@without_autocast
+def _softmax_backward(
+    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str | None
+) -> list[Tensor]:
+    """Gradients for the scores and, summed over the rows in an exact dtype, the bias, where they are needed."""
+    shape = (*out.shape[:-4], *out.shape[-3:])
+    grad_scores = torch.empty(out.shape, dtype=out.dtype, device=out.device) if need_scores else None
+    flat_scores = None if grad_scores is None else batched(grad_scores, 4)
+    mask = None if mask is None else batched(mask, 2)
+    operands = batched(grad, 4), batched(out, 4), mask, flat_scores
+    if rows_run_on_triton(out, backend):
+        from fastfold.kernels.ops.softmax.triton_bwd import softmax_backward
+
+        with torch.cuda.device_of(out):
+            grad_bias = softmax_backward(*operands, need_bias)
+    else:
+        flat = operands[1].shape[:1] + operands[1].shape[2:]
+        grad_bias = out.new_zeros(flat, dtype=exact_dtype(out)) if need_bias else None
+        _backward_in_rows(*operands, grad_bias)
+    grads = (grad_scores, None if grad_bias is None else grad_bias.view(shape))
+    return [g for g in grads if g is not None]
+
+
+def _backward_in_rows(
+    grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, grad_bias: Tensor | None
+) -> None:
+    """PyTorch's path of the backward pass; adds to ``grad_bias``."""
+    scratch = Scratch().of(out, exact_dtype(out))
+    for i in range(out.shape[0]):
+        for r in range(out.shape[1]):
+            b_out = scratch.copy("out", out[i, r])
+            b_grad = scratch.copy("grad", grad[i, r])
+            b_product = scratch("product", *b_out.shape)
+            # Rounded weights don't add up to 1; a second mean takes away what the first one left.
+            for _ in range(2):
+                b_grad -= torch.sum(torch.mul(b_out, b_grad, out=b_product), -1, True)
+            b_grad *= b_out
+            if mask is not None:
+                # A weight of 0 has done this already, except in rows whose keys are all masked.
+                b_grad.masked_fill_(mask[i, r] == 0, 0.0)
+            if grad_scores is not None:
+                grad_scores[i, r] = b_grad
+            if grad_bias is not None:
+                grad_bias[i] += b_grad
+
+
+@_softmax_backward.register_fake
+def _softmax_backward_fake(
+    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str | None
+) -> list[Tensor]:
+    grads = [out.new_empty(out.shape)] if need_scores else []
+    if need_bias:
+        grads.append(out.new_empty((*out.shape[:-4], *out.shape[-3:]), dtype=exact_dtype(out)))
+    return grads
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, bias, mask, ctx.backend = inputs
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.save_for_backward(output, mask)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    out, mask = ctx.saved_tensors
+    need_scores, need_bias = ctx.needs_input_grad[:2]
+    grads = _softmax_backward(grad, out, mask, need_scores, need_bias, ctx.backend)
+    grad_scores = grads[0] if need_scores else None
+    grad_bias = grads[-1].to(ctx.bias_dtype) if need_bias else None
+    return grad_scores, grad_bias, None, None
+
+
+_softmax.register_autograd(_backward, setup_context=_setup_context)
+
+
+def softmax(
+    scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None, *, backend: str | None = None
+) -> Tensor:
+    """Weights of attention, ``softmax(scores + bias)`` over the keys that the mask leaves.
+
+    Args:
+        scores: ``[*, R, H, Nq, Nk]``, any strides.
+        bias: ``[*, H, Nq, Nk]`` for all rows R, or None.
+        mask: ``[*, R, Nk]``, 0 for keys that do not count (no gradient), or None. Where no key of a row counts,
+            all have the weight 1 / Nk, and the scores get no gradient.
+        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; more than 4,096 keys are PyTorch's in any
+            case.
+
+    Returns:
+        ``[*, R, H, Nq, Nk]``, contiguous, in the dtype of ``scores``; computed in float32 (float64 for float64).
+
+    Raises:
+        ConfigError: The backend cannot run here.
+    """
+    return _softmax(scores, bias, mask, backend)

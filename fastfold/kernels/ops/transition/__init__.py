@@ -1,0 +1,1 @@
+"""Transition: two linear layers with a ReLU between them."""

@@ -1,0 +1,1 @@
+"""Triangle multiplication, and its two halves for those who contract in their own way."""

@@ -1,0 +1,1 @@
+"""Structure files: PDB and mmCIF read, PDB and ModelCIF written."""

@@ -1,0 +1,134 @@
+"""Which amino acid a residue is, and which of its alternate locations is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.records import AtomRecord, ResidueRecord
+
+UNKNOWN: Final = "X"
+_BACKBONE = ("N", "CA", "C", "O", "CB")
+_SLOTS: Final = {
+    letter: {name: rc.atom_order[name] for name in (*(n for n in names if n), "OXT")}
+    for letter, names in zip(rc.restypes, rc.restype_atom14_names[:20], strict=True)
+} | {UNKNOWN: {name: rc.atom_order[name] for name in _BACKBONE}}
+_SLOTS["M"]["SE"] = rc.atom_order["SD"]
+
+
+@dataclass
+class Conformer:
+    """One residue after all decisions.
+
+    Attributes:
+        letter: One of the twenty, or X.
+        known: Whether its name says that it is an amino acid (an unknown name may be that of a ligand).
+        record: Where it came from.
+        atoms: By atom37 slot; the selenium of selenomethionine stands in the slot of SD.
+    """
+
+    letter: str
+    known: bool
+    record: ResidueRecord
+    atoms: dict[int, AtomRecord]
+
+    def position(self, name: str) -> np.ndarray | None:
+        """Coordinates ``[3]`` of the atom of this atom37 name in Å, None if it is not there."""
+        atom = self.atoms.get(rc.atom_order[name])
+        return None if atom is None else np.array([atom.x, atom.y, atom.z])
+
+
+@cache
+def _parents_of_modified() -> dict[str, str]:
+    """One-letter parents of the modified amino acids that Biopython knows by name."""
+    from Bio.Data.PDBData import protein_letters_3to1_extended
+
+    return {
+        name.strip(): letter
+        for name, letter in protein_letters_3to1_extended.items()
+        if letter in rc.restypes
+    }
+
+
+def amino_acid(name: str, parents: Mapping[str, str]) -> str | None:
+    """One-letter type of a residue name, ``X`` for UNK, None for a name that need not be an amino acid.
+
+    Args:
+        name: Residue name in the file.
+        parents: The file's own statements on modified residues; they come before the general table.
+    """
+    if letter := rc.restype_3to1.get(name):
+        return letter
+    if name == "UNK":
+        return UNKNOWN
+    return rc.restype_3to1.get(parents.get(name, "")) or _parents_of_modified().get(name)
+
+
+def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Conformer | None:
+    """Takes the alternate location with the highest mean occupancy, the first one where they are equal.
+
+    It is chosen for the residue as a whole, so that a side chain is never put together from two; only atoms
+    that it lacks are taken from the next best one of the same amino acid. A residue whose name is unknown
+    counts as an amino acid (X) if it has N, CA and C.
+
+    Args:
+        record: The residue.
+        parents: The file's own statements on modified residues.
+
+    Returns:
+        The conformer, or None if the residue is no amino acid or has none of the atoms of its type.
+    """
+    groups: dict[tuple[str, str], list[AtomRecord]] = {}
+    shared: list[AtomRecord] = []
+    for atom in record.atoms:
+        if atom.alternate:
+            groups.setdefault((atom.residue_name, atom.alternate), []).append(atom)
+        else:
+            shared.append(atom)
+    ranked = sorted(groups.values(), key=lambda atoms: -sum(a.occupancy for a in atoms) / len(atoms))
+    ordered = [*(ranked[0] if ranked else ()), *shared, *(atom for atoms in ranked[1:] for atom in atoms)]
+    if not ordered:
+        return None
+    name = ordered[0].residue_name
+    own = [atom for atom in ordered if atom.residue_name == name]
+    letter = amino_acid(name, parents)
+    known = letter is not None
+    if letter is None:
+        if not {"N", "CA", "C"} <= {atom.name for atom in own}:
+            return None
+        letter = UNKNOWN
+    slots = _SLOTS[letter]
+    atoms: dict[int, AtomRecord] = {}
+    for atom in own:
+        slot = slots.get(atom.name)
+        if slot is not None:
+            atoms.setdefault(slot, atom)
+    if not atoms:
+        return None
+    conformer = Conformer(letter, known, record, atoms)
+    if letter == "R":
+        _name_arginine_nitrogens(conformer)
+    return conformer
+
+
+def _name_arginine_nitrogens(residue: Conformer) -> None:
+    """Swaps NH1 and NH2 where NH2 is nearer to CD, against their definition (AlphaFold supplement 1.2.1)."""
+    delta, first, second = (residue.position(name) for name in ("CD", "NH1", "NH2"))
+    if delta is None or first is None or second is None:
+        return
+    if np.linalg.norm(first - delta) > np.linalg.norm(second - delta):
+        one, two = rc.atom_order["NH1"], rc.atom_order["NH2"]
+        residue.atoms[one], residue.atoms[two] = residue.atoms[two], residue.atoms[one]
+
+
+def bonded(before: Conformer, after: Conformer) -> bool | None:
+    """Whether a peptide bond joins two residues: C and N within 2 Å; None where one of them is missing."""
+    carbon, nitrogen = before.position("C"), after.position("N")
+    if carbon is None or nitrogen is None:
+        return None
+    return bool(np.linalg.norm(carbon - nitrogen) < 2.0)

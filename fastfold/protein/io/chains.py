@@ -1,0 +1,177 @@
+"""From the records of a structure file to its protein chains."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.align_to_seqres import place_in_sequence
+from fastfold.protein.io.altlocs import UNKNOWN, Conformer, amino_acid, bonded, choose_conformer
+from fastfold.protein.io.records import NUCLEOTIDES, ChainRecord
+from fastfold.protein.structure import ChainStructure
+
+_LARGEST_STEP = 20_000
+"""More than any two PDB residue numbers differ by; keeps the sum of wild jumps within 32 bits."""
+
+
+def build_chain(
+    record: ChainRecord, parents: Mapping[str, str], warnings: list[str]
+) -> ChainStructure | None:
+    """Decides on residues, sequence and numbering of one chain.
+
+    Args:
+        record: The chain as the file has it.
+        parents: The file's own statements on modified residues.
+        warnings: Takes a sentence for each thing that had to be decided.
+
+    Returns:
+        The chain, or None if it is no protein or has no atoms of one.
+    """
+    if record.protein is False:
+        return None
+    residues = [r for r in (choose_conformer(r, parents) for r in record.residues.values()) if r is not None]
+    residues = _without_ligands(residues, record.sequence)
+    if _stated_positions(residues) is not None:
+        residues.sort(key=lambda residue: residue.record.position or 0)
+    nucleotides = sum(residue.names[0] in NUCLEOTIDES for residue in record.residues.values())
+    if not residues or (record.protein is None and nucleotides >= len(residues)):
+        return None
+    placed = _place(record, residues, parents, warnings)
+    if placed is None:
+        sequence = "".join(residue.letter for residue in residues)
+        chain = _pack(record.chain_id, sequence, residues, range(len(residues)), _observed_index(residues))
+    else:
+        letters, places = placed
+        _agree(record.chain_id, letters, residues, places, warnings)
+        index = np.arange(len(letters), dtype=np.int32)
+        chain = _pack(record.chain_id, "".join(letters), residues, places, index)
+    if not chain.mask[:, [rc.atom_order["N"], rc.atom_order["C"]]].any():
+        warnings.append(
+            f"Chain {record.chain_id!r} has no backbone beyond its CA atoms; it cannot be used for training."
+        )
+    return chain
+
+
+def _without_ligands(residues: list[Conformer], sequence: Sequence[str] | None) -> list[Conformer]:
+    """Drops HETATM residues that are no part of the polymer.
+
+    These are the ones whose names are not in the sequence, or, where there is no sequence, those of unknown
+    name that no peptide bond joins to a neighbour.
+    """
+    names = None if sequence is None else set(sequence)
+    kept = []
+    for i, residue in enumerate(residues):
+        if residue.record.hetero:
+            if names is not None:
+                if names.isdisjoint(residue.record.names):
+                    continue
+            elif not residue.known:
+                before = i > 0 and bonded(residues[i - 1], residue)
+                after = i + 1 < len(residues) and bonded(residue, residues[i + 1])
+                if not (before or after):
+                    continue
+        kept.append(residue)
+    return kept
+
+
+def _place(
+    record: ChainRecord, residues: list[Conformer], parents: Mapping[str, str], warnings: list[str]
+) -> tuple[list[str], list[int]] | None:
+    """Letters of the whole sequence and the observed residues' places in it; None if there is no sequence."""
+    if record.sequence is None:
+        return None
+    letters = [amino_acid(name, parents) or UNKNOWN for name in record.sequence]
+    positions = _stated_positions(residues)
+    if positions is not None:
+        return letters, positions
+    places = place_in_sequence(residues, "".join(letters), record.missing)
+    if places is None:
+        warnings.append(
+            f"The residues of chain {record.chain_id!r} do not fit its sequence (SEQRES), which is not used."
+        )
+        return None
+    return letters, places
+
+
+def _agree(
+    chain_id: str,
+    letters: list[str],
+    residues: Sequence[Conformer],
+    places: Sequence[int],
+    warnings: list[str],
+) -> None:
+    """Writes the observed residues into the sequence; an observed X takes the sequence's type instead."""
+    differing = 0
+    for residue, place in zip(residues, places, strict=True):
+        if residue.letter == UNKNOWN != letters[place]:
+            allowed = rc.restype_atom37_mask[rc.restype_order[letters[place]]]
+            residue.atoms = {slot: atom for slot, atom in residue.atoms.items() if allowed[slot]}
+        elif residue.letter != letters[place]:
+            differing += letters[place] != UNKNOWN
+            letters[place] = residue.letter
+    if differing:
+        warnings.append(
+            f"Chain {chain_id!r} was observed with other residue types than its sequence states at {differing} places; "
+            "the observed ones are taken."
+        )
+
+
+def _observed_index(residues: Sequence[Conformer]) -> np.ndarray:
+    """Residue indices where the sequence is unknown: positions in it if the file states them."""
+    positions = _stated_positions(residues)
+    return residue_index_from_numbers(residues) if positions is None else np.array(positions, np.int32)
+
+
+def _stated_positions(residues: Sequence[Conformer]) -> list[int] | None:
+    """Positions in the sequence as the file states them, None if it does not."""
+    positions = [p for residue in residues if (p := residue.record.position) is not None]
+    return positions if len(positions) == len(residues) else None
+
+
+def residue_index_from_numbers(residues: Sequence[Conformer]) -> np.ndarray:
+    """Strictly increasing indices ``[N]`` int32 where nothing but the residue numbers is known.
+
+    It starts at the first residue's number and follows the numbers, except that residues joined by a peptide
+    bond are neighbours whatever their numbers, and that a number which does not grow (insertion codes,
+    numbering that starts anew) counts one further, which shifts all that follow.
+    """
+    index = [residues[0].record.number]
+    for before, after in itertools.pairwise(residues):
+        step = after.record.number - before.record.number
+        if step != 1 and bonded(before, after):
+            step = 1
+        index.append(index[-1] + min(max(step, 1), _LARGEST_STEP))
+    return np.array(index, np.int32)
+
+
+def _pack(
+    chain_id: str,
+    sequence: str,
+    residues: Sequence[Conformer],
+    places: Sequence[int],
+    residue_index: np.ndarray,
+) -> ChainStructure:
+    """Arrays of a chain; ``places`` are the residues' positions in the sequence."""
+    rows: list[int] = []
+    slots: list[int] = []
+    values: list[tuple[float, float, float, float]] = []
+    for place, residue in zip(places, residues, strict=True):
+        for slot, atom in residue.atoms.items():
+            rows.append(place)
+            slots.append(slot)
+            values.append((atom.x, atom.y, atom.z, atom.b_factor))
+    packed = np.zeros((len(sequence), rc.atom_type_num, 4), np.float32)
+    mask = np.zeros((len(sequence), rc.atom_type_num), np.float32)
+    packed[rows, slots] = values
+    mask[rows, slots] = 1.0
+    return ChainStructure(
+        chain_id=chain_id,
+        sequence=sequence,
+        positions=np.ascontiguousarray(packed[..., :3]),
+        mask=mask,
+        residue_index=residue_index,
+        b_factors=np.ascontiguousarray(packed[..., 3]),
+    )

@@ -1,0 +1,213 @@
+"""Records of mmCIF files (the dictionary of the Protein Data Bank, ModelCIF included)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastfold.errors import InputError
+from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
+from fastfold.protein.io.records import ATOM_NAMES, LARGEST, LARGEST_NUMBER, WATERS, AtomRecord, FileRecords
+from fastfold.utils.text_files import PathLike
+
+_CATEGORIES: Final = frozenset(
+    (
+        "_atom_site",
+        "_chem_comp",
+        "_database_pdb_rev",
+        "_em_3d_reconstruction",
+        "_entity_poly",
+        "_entity_poly_seq",
+        "_exptl",
+        "_pdbx_audit_revision_history",
+        "_pdbx_poly_seq_scheme",
+        "_pdbx_struct_mod_residue",
+        "_refine",
+        "_reflns",
+    )
+)
+_RESOLUTIONS = (
+    ("_refine", "ls_d_res_high"),
+    ("_em_3d_reconstruction", "resolution"),
+    ("_reflns", "d_resolution_high"),
+)
+_RELEASES = (("_pdbx_audit_revision_history", "revision_date"), ("_database_pdb_rev", "date"))
+_DATE = re.compile(r"\d{4}-\d\d-\d\d$")
+_ATOM_ITEMS = (
+    *("group_pdb", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id", "label_entity_id"),
+    *("label_seq_id", "auth_seq_id", "pdbx_pdb_ins_code", "auth_asym_id", "pdbx_pdb_model_num"),
+    *("cartn_x", "cartn_y", "cartn_z", "occupancy", "b_iso_or_equiv"),
+)
+_DEFAULTS = ("nan", "nan", "nan", "1", "0")
+"""For values that are not given: a position has to be."""
+_NEEDED = ("label_atom_id", "label_comp_id", "cartn_x", "cartn_y", "cartn_z")
+
+
+@dataclass
+class _Polymers:
+    """What the file says of its polymers.
+
+    Attributes:
+        protein: Polymer entities, and whether each is a protein, None if its type leaves that open.
+        sequences: Residue names by entity.
+        by_asym: Residue names by chain (label), where no entity has them.
+    """
+
+    protein: dict[str, bool | None] = field(default_factory=dict)
+    sequences: dict[str, list[str]] = field(default_factory=dict)
+    by_asym: dict[str, list[str]] = field(default_factory=dict)
+
+
+def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
+    """Reads the first model of the first data block of an mmCIF file.
+
+    Chains have the author's names. Residues stand where ``label_seq_id`` puts them in the polymer's
+    ``_entity_poly_seq`` (or ``_pdbx_poly_seq_scheme``); what is no polymer is left out.
+
+    Args:
+        lines: The file's lines without their ends.
+        path: For messages.
+
+    Raises:
+        InputError: No ``_atom_site`` table, or a damaged table or atom; with its line.
+    """
+    tables = read_cif_tables(lines, _CATEGORIES, path=path)
+    atoms = tables.get("_atom_site")
+    if atoms is None:
+        raise InputError(
+            "has no atoms (no _atom_site table); is it truncated? Download or copy it again", path=path
+        )
+    if absent := [item for item in _NEEDED if item not in atoms.columns]:
+        raise InputError(
+            f"_atom_site has no {absent[0]}; write the file again", path=path, line=atoms.lines[0]
+        )
+    found = FileRecords(parents=_parents(tables))
+    if not atoms.closed and any(line.strip() == "#" for line in lines):
+        found.warnings.append(
+            "The file ends with its last atom, without a closing mark; it may be truncated."
+        )
+    _read_atoms(atoms, _polymers(tables), found, path)
+    found.resolution = _resolution(tables)
+    found.method = ", ".join(m.lower() for m in tables.get("_exptl", CifTable()).column("method") if m)
+    for category, item in _RELEASES:
+        dates = [date for date in tables.get(category, CifTable()).column(item) if _DATE.match(date)]
+        if dates:
+            found.release_date = min(dates)
+            break
+    return found
+
+
+def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: PathLike) -> None:
+    """Adds the polymer atoms of the first model to their chains."""
+    columns = {item: table.column(item) for item in _ATOM_ITEMS}
+    numbered = any(columns["label_seq_id"])
+    models = columns["pdbx_pdb_model_num"]
+    names: dict[str, str] = {}
+    for i, row in enumerate(zip(*columns.values(), strict=True)):
+        group, name, alternate, residue, asym, entity, *rest = row
+        seq, author_seq, insertion, author_asym, model, *values = rest
+        if model != models[0]:
+            found.warnings.append("The file has several models; the first one is read.")
+            break
+        if residue in WATERS:
+            found.waters += 1
+            continue
+        if (
+            name not in ATOM_NAMES
+            or (numbered and not seq)
+            or (polymers.protein and entity and entity not in polymers.protein)
+        ):
+            continue
+
+        def fail(message: str, line: int = table.lines[i]) -> InputError:
+            return InputError(message, path=path, line=line)
+
+        try:
+            x, y, z, occupancy, b_factor = (
+                float(v or default) for v, default in zip(values, _DEFAULTS, strict=True)
+            )
+            position = int(seq) - 1 if seq else None
+            number = int(author_seq or seq)
+        except ValueError:
+            raise fail(
+                "an atom whose position or residue number is no number; download or copy the file again"
+            ) from None
+        if (
+            not all(-LARGEST < v < LARGEST for v in (x, y, z, occupancy, b_factor))
+            or abs(number) > LARGEST_NUMBER
+        ):
+            raise fail("an atom with a value that is not finite or too large; correct or remove it")
+        if asym not in names:
+            # Each polymer has its own author's name; where two share one, the second keeps its own label.
+            chain_id = author_asym or asym
+            taken = numbered and chain_id in found.chains and asym not in found.chains
+            names[asym] = asym if taken else chain_id
+            chain = found.chain(names[asym])
+            chain.protein = polymers.protein.get(entity)
+            chain.sequence = polymers.sequences.get(entity) or polymers.by_asym.get(asym)
+        chain = found.chains[names[asym]]
+        length = LARGEST_NUMBER if chain.sequence is None else len(chain.sequence)
+        if position is not None and not 0 <= position < length:
+            raise fail(
+                f"label_seq_id {seq} lies outside the {length:,} residues of its polymer; correct the file"
+            )
+        problem = chain.add_atom(
+            AtomRecord(residue, alternate, name, occupancy, x, y, z, b_factor),
+            number,
+            insertion,
+            hetero=group == "HETATM" and position is None,
+            position=position,
+        )
+        if problem:
+            raise fail(problem)
+
+
+def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:
+    """Types and sequences of the polymers; of several residues at one place the first one."""
+    found = _Polymers()
+    if poly := tables.get("_entity_poly"):
+        for entity, kind in zip(poly.column("entity_id"), poly.column("type"), strict=True):
+            # polypeptide(L), polyribonucleotide, polysaccharide(D); anything else (a chain of glycines is
+            # "other") is decided by its residues.
+            kind = kind.lower()
+            found.protein[entity] = kind.startswith("polypeptide") if kind.startswith("poly") else None
+    for category, key, place, into in (
+        ("_entity_poly_seq", "entity_id", "num", found.sequences),
+        ("_pdbx_poly_seq_scheme", "asym_id", "seq_id", found.by_asym),
+    ):
+        if table := tables.get(category):
+            last: dict[str, str] = {}
+            for polymer, number, name in zip(
+                table.column(key), table.column(place), table.column("mon_id"), strict=True
+            ):
+                if last.get(polymer) != number:
+                    into.setdefault(polymer, []).append(name)
+                last[polymer] = number
+    return found
+
+
+def _parents(tables: Mapping[str, CifTable]) -> dict[str, str]:
+    """Standard residues that modified ones were made from."""
+    found = {}
+    for category, name, parent in (
+        ("_chem_comp", "id", "mon_nstd_parent_comp_id"),
+        ("_pdbx_struct_mod_residue", "label_comp_id", "parent_comp_id"),
+    ):
+        if table := tables.get(category):
+            found.update({n: p for n, p in zip(table.column(name), table.column(parent), strict=True) if p})
+    return found
+
+
+def _resolution(tables: Mapping[str, CifTable]) -> float | None:
+    """The first resolution stated: refinement, electron microscopy, then data collection."""
+    for category, item in _RESOLUTIONS:
+        for text in tables.get(category, CifTable()).column(item):
+            try:
+                value = float(text)
+            except ValueError:
+                continue
+            if 0 < value < 1000:
+                return value
+    return None

@@ -1,0 +1,107 @@
+"""Structure files: :func:`read_structure` reads the protein chains of a PDB or mmCIF file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from fastfold.errors import InputError
+from fastfold.protein.io.chains import build_chain
+from fastfold.protein.io.mmcif_reader import parse_mmcif
+from fastfold.protein.io.pdb_reader import RECORD_NAMES, parse_pdb
+from fastfold.protein.io.records import FileRecords
+from fastfold.protein.structure import Structure
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+
+_LIMIT: Final = 1 << 30
+_ENDINGS = re.compile(r"(\.(pdb|ent|cif|mmcif))?(\.gz)?$", re.IGNORECASE)
+_FIRST_LINES = 1000
+
+
+def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) -> Structure:
+    """Reads the protein chains of an experimental structure, a PDB or mmCIF file, plain or packed with gzip.
+
+    Taken are the first model and, of alternate locations, each residue's conformer with the highest
+    occupancy. Selenomethionine becomes methionine (SE as SD), other modified residues their parents (as the
+    file states them or, without that, by Biopython's table), residues of unknown type ``X`` with N, CA, C, O
+    and CB. Atoms that a residue's type does not have, hydrogens, waters, ligands and nucleic acids are left
+    out. Arginine's NH1 and NH2 are named by their distance to CD, as in AlphaFold.
+
+    Residues of the sequence (SEQRES, ``_entity_poly_seq``) that were not observed are masked, and
+    ``residue_index`` is the position in that sequence, from 0. Without it, see
+    :func:`~fastfold.protein.io.chains.residue_index_from_numbers`.
+
+    Args:
+        path: The file, its format told by its content; only a name that ends in ``.gz`` is unpacked.
+        chain_ids: Chains wanted, by the author's names; all by default.
+
+    Returns:
+        The structure, its chains in the order of the file.
+
+    Raises:
+        InputError: The file is missing, unreadable, truncated, no structure file, or malformed; or it has no
+            protein, or not the chains asked for.
+    """
+    text = read_text_bytes(path, limit=_LIMIT).decode("latin-1")
+    records = _parse(text, path)
+    wanted = None if chain_ids is None else {chain_ids} if isinstance(chain_ids, str) else set(chain_ids)
+    if wanted is not None and not wanted:
+        raise InputError("no chain is asked for; name one, or leave chain_ids out for all", path=path)
+    warnings = list(records.warnings)
+    chains = []
+    for chain_id, record in records.chains.items():
+        notes: list[str] = []
+        chain = build_chain(record, records.parents, notes)
+        if chain is not None:
+            chains.append(chain)
+            if wanted is None or chain_id in wanted:
+                warnings += notes
+    if not chains:
+        raise InputError(_no_protein(records), path=path)
+    there = [chain.chain_id for chain in chains]
+    if wanted is not None and (absent := sorted(wanted.difference(there))):
+        raise InputError(
+            f"has no protein chain {', '.join(map(repr, absent))}; its protein chains are "
+            f"{', '.join(map(repr, there))}",
+            path=path,
+        )
+    return Structure(
+        name=_ENDINGS.sub("", os.path.basename(os.fspath(path))),
+        chains=tuple(chain for chain in chains if wanted is None or chain.chain_id in wanted),
+        resolution=records.resolution,
+        method=records.method,
+        release_date=records.release_date,
+        warnings=tuple(warnings),
+    )
+
+
+def _parse(text: str, path: PathLike) -> FileRecords:
+    """Records of a file of either format, told by its content."""
+    if not text.strip():
+        raise InputError("is empty; download or copy it again", path=path)
+    if "\0" in text:
+        raise InputError("is a binary file, not a structure; give a PDB or mmCIF file", path=path)
+    lines = split_lines(text)
+    first = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+    if first.lower().startswith("data_"):
+        return parse_mmcif(lines, path=path)
+    if any(line[:6].rstrip() in RECORD_NAMES for line in lines[:_FIRST_LINES]):
+        return parse_pdb(lines, path=path)
+    found = {">": "FASTA or an alignment", "<": "a web page or XML"}.get(first.lstrip()[:1], "something else")
+    raise InputError(f"is no PDB or mmCIF file (it looks like {found}); give the structure's file", path=path)
+
+
+def _no_protein(records: FileRecords) -> str:
+    """Why there is no protein chain and what to do."""
+    if names := [repr(chain.chain_id) for chain in records.chains.values() if chain.residues]:
+        return (
+            f"has no protein chain, only nucleic acids or ligands (chains {', '.join(names[:10])}); "
+            "give a structure with a protein"
+        )
+    if records.waters:
+        return (
+            f"has no protein chain, only {records.waters:,} atoms of water; give a structure with a protein"
+        )
+    return "has no atoms (ATOM records); is it truncated? Download or copy it again"

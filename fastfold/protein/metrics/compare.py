@@ -1,0 +1,191 @@
+"""A prediction against an experimental structure: which residues correspond, and all scores at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from Bio.Align import PairwiseAligner, substitution_matrices
+from torch import Tensor
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.all_atom import count_clashes, lddt_all_atom
+from fastfold.protein.metrics.lddt import drmsd, lddt
+from fastfold.protein.metrics.superposition import rmsd
+from fastfold.protein.metrics.tm_score import GDT_HA_CUTOFFS, GDT_TS_CUTOFFS, gdt_shares, tm_score
+from fastfold.protein.protein import Protein
+
+
+@dataclass(frozen=True)
+class StructureScores:
+    """How near a prediction is to a reference. Scores are normalised by the whole reference.
+
+    Attributes:
+        lddt_ca: lDDT on the alpha carbons, in [0, 1].
+        lddt: lDDT on all heavy atoms.
+        tm_score: TM-score.
+        gdt_ts: GDT total score, in [0, 1].
+        gdt_ha: GDT high accuracy.
+        rmsd_ca: Å, over the common residues after one superposition.
+        drmsd_ca: Å, over the common residues.
+        clashes: Clashing atom pairs in the prediction (:func:`fastfold.protein.metrics.all_atom.count_clashes`).
+        aligned_residues: Residues whose alpha carbon both structures have.
+        reference_residues: Residues of the reference that have an alpha carbon.
+        lddt_ca_per_residue: ``[N]`` float32 for each residue of the reference, NaN without alpha carbon.
+    """
+
+    lddt_ca: float
+    lddt: float
+    tm_score: float
+    gdt_ts: float
+    gdt_ha: float
+    rmsd_ca: float
+    drmsd_ca: float
+    clashes: int
+    aligned_residues: int
+    reference_residues: int
+    lddt_ca_per_residue: np.ndarray
+
+
+def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
+    """Residues of two sequences that correspond, by their best alignment.
+
+    BLOSUM62, gaps cost 11 to open and 1 to extend, and nothing at the ends, so that a construct with tags or
+    a structure with missing loops and termini finds its place.
+
+    Args:
+        sequence_a: One-letter code; unknown letters count as ``X``.
+        sequence_b: Likewise.
+
+    Returns:
+        ``[K, 2]`` int64 index pairs, increasing in both columns; empty where nothing is alike.
+    """
+    if sequence_a == sequence_b:
+        return np.stack([np.arange(len(sequence_a))] * 2, -1)
+    known = (rc.aatype_to_sequence(rc.sequence_to_aatype(s)) for s in (sequence_a, sequence_b))
+    first, second = known
+    if not first or not second:
+        return np.zeros((0, 2), np.int64)
+    aligner = PairwiseAligner(mode="global", open_gap_score=-11.0, extend_gap_score=-1.0)
+    aligner.end_gap_score = 0.0
+    aligner.substitution_matrix = substitution_matrices.load("BLOSUM62")
+    columns = [
+        np.stack([np.arange(*a), np.arange(*b)], -1)
+        for a, b in zip(*aligner.align(first, second)[0].aligned, strict=True)
+    ]
+    return np.concatenate([np.zeros((0, 2), np.int64), *columns])
+
+
+def compare(
+    predicted_positions: Any,
+    predicted_mask: Any,
+    reference_positions: Any,
+    reference_mask: Any,
+    reference_aatype: Any,
+    pairs: np.ndarray,
+    *,
+    predicted_residue_index: Any = None,
+    predicted_chain_index: Any = None,
+) -> StructureScores:
+    """All scores of a prediction of ``P`` residues against a reference of ``N``.
+
+    Args:
+        predicted_positions: atom37 ``[P, 37, 3]`` in Å, array or tensor.
+        predicted_mask: ``[P, 37]``.
+        reference_positions: ``[N, 37, 3]`` in Å.
+        reference_mask: ``[N, 37]``, 1 where the experiment resolved the atom.
+        reference_aatype: ``[N]``.
+        pairs: ``[K, 2]``, corresponding residues (prediction, reference), for example of :func:`align_residues`.
+        predicted_residue_index: ``[P]``, for the clashes; by default residues follow each other.
+        predicted_chain_index: ``[P]``; by default one chain.
+
+    Raises:
+        InputError: No residue has an alpha carbon in both structures.
+    """
+    positions, present = _atoms(predicted_positions, predicted_mask)
+    reference, mask = _atoms(reference_positions, reference_mask)
+    moved, moved_mask = torch.zeros_like(reference), torch.zeros_like(mask)
+    here, there = torch.as_tensor(np.array(pairs, np.int64).reshape(-1, 2)).unbind(-1)
+    moved[there], moved_mask[there] = positions[here], present[here]
+
+    ca = rc.atom_order["CA"]
+    points, truth = moved[:, ca], reference[:, ca]
+    has, resolved = moved_mask[:, ca], mask[:, ca]
+    common = has * resolved
+    aligned, length = int(common.sum()), int(resolved.sum())
+    if aligned == 0:
+        raise InputError(
+            "the prediction and the reference have no residue in common; "
+            "check that the reference is a structure of the same protein"
+        )
+    cutoffs = sorted({*GDT_TS_CUTOFFS, *GDT_HA_CUTOFFS})
+    shares = dict(zip(cutoffs, gdt_shares(points, truth, common, cutoffs, length), strict=True))
+    per_residue = lddt(points, truth, resolved, predicted_mask=has)
+    count = len(positions)
+    numbers, chains = (
+        default if given is None else torch.as_tensor(np.asarray(given)).long()
+        for given, default in (
+            (predicted_residue_index, torch.arange(count)),
+            (predicted_chain_index, torch.zeros(count, dtype=torch.long)),
+        )
+    )
+    return StructureScores(
+        lddt_ca=lddt(points, truth, resolved, predicted_mask=has, per_residue=False).item(),
+        lddt=lddt_all_atom(
+            moved, reference, mask, torch.as_tensor(np.asarray(reference_aatype)), predicted_mask=moved_mask
+        ).item(),
+        tm_score=tm_score(points, truth, common, reference_length=length),
+        gdt_ts=sum(shares[c] for c in GDT_TS_CUTOFFS) / len(GDT_TS_CUTOFFS),
+        gdt_ha=sum(shares[c] for c in GDT_HA_CUTOFFS) / len(GDT_HA_CUTOFFS),
+        rmsd_ca=rmsd(points, truth, common).item(),
+        drmsd_ca=drmsd(points, truth, common).item(),
+        clashes=count_clashes(positions, present, numbers, chains),
+        aligned_residues=aligned,
+        reference_residues=length,
+        lddt_ca_per_residue=torch.where(resolved > 0.5, per_residue, torch.nan).float().numpy(),
+    )
+
+
+def compare_proteins(prediction: Protein, reference: Protein) -> StructureScores:
+    """:func:`compare` for whole structures.
+
+    Chains are matched in pairs, those with most identical residues first, and the first in order of equals: copies of
+    one chain keep their order, and are not tried in others. Chains that agree in less than 30% of the shorter one have
+    no partner.
+
+    Raises:
+        InputError: The structures have no residue in common.
+    """
+    alignments = {}
+    for i, (chain, sequence) in enumerate(zip(prediction.chains, prediction.sequences, strict=True)):
+        for j, (place, other) in enumerate(zip(reference.chains, reference.sequences, strict=True)):
+            pairs = align_residues(sequence, other) + np.array([chain.start, place.start])
+            alike = int((prediction.aatype[pairs[:, 0]] == reference.aatype[pairs[:, 1]]).sum())
+            if alike >= 0.3 * min(len(sequence), len(other)):
+                alignments[-alike, i, j] = pairs
+    found = [np.zeros((0, 2), np.int64)]
+    free = set(range(len(prediction.chains))), set(range(len(reference.chains)))
+    for (_, i, j), pairs in sorted(alignments.items(), key=lambda item: item[0]):
+        if i in free[0] and j in free[1]:
+            found.append(pairs)
+            free[0].remove(i)
+            free[1].remove(j)
+    return compare(
+        prediction.atom_positions,
+        prediction.atom_mask,
+        reference.atom_positions,
+        reference.atom_mask,
+        reference.aatype,
+        np.concatenate(found),
+        predicted_residue_index=prediction.residue_index,
+        predicted_chain_index=prediction.chain_index,
+    )
+
+
+def _atoms(positions: Any, mask: Any) -> tuple[Tensor, Tensor]:
+    """Positions and mask as float32 on the host; atoms that are absent stand at the origin, whatever they held."""
+    points, present = (torch.as_tensor(x).detach().float().cpu() for x in (positions, mask))
+    return points.masked_fill(present[..., None] < 0.5, 0.0), (present > 0.5).float()

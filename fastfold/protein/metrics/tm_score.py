@@ -1,0 +1,204 @@
+"""TM-score and GDT: how much of a structure one superposition can bring onto the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastfold.protein.metrics.superposition import best_rotation
+
+GDT_TS_CUTOFFS = (1.0, 2.0, 4.0, 8.0)
+GDT_HA_CUTOFFS = (0.5, 1.0, 2.0, 4.0)
+_ROUNDS = 20
+"""Refinements of a superposition after its first selection of residues."""
+_SEEDS_PER_LENGTH = 512
+_BLOCK = 1 << 17
+"""Distances that are worked on at a time: they stay in a core's cache."""
+
+
+def tm_score(
+    predicted: Tensor, reference: Tensor, mask: Tensor, *, reference_length: int | None = None
+) -> float:
+    """Template modelling score of one chain whose residues correspond one to one.
+
+    Zhang & Skolnick 2004 (doi:10.1002/prot.20264): the largest mean of ``1 / (1 + (d / d0)^2)`` that a
+    superposition reaches. The search is theirs: from every fragment of N, N/2, N/4, N/8, N/16 and 4 residues, the
+    residues that come near are superposed again until they stay the same. Chains of more than 512 residues start
+    from every second, third, ... fragment.
+
+    Args:
+        predicted: CA positions ``[N, 3]`` in Å.
+        reference: ``[N, 3]`` in Å.
+        mask: ``[N]``, 1 where both structures have the residue.
+        reference_length: Residues of the whole reference, which normalise the score; by default those in the mask.
+
+    Returns:
+        A score in (0, 1]; 0 without a common residue.
+    """
+    points = _Points.of(predicted, reference, mask)
+    length = points.count if reference_length is None else reference_length
+    d0 = tm_score_scale(length)
+    best = 0.0
+    for squared in _superpositions(points, *_search_radii(length)):
+        best = max(best, squared.div_(d0 * d0).add_(1.0).reciprocal_().sum(-1).max().item())
+    return best / max(length, 1)
+
+
+def tm_score_scale(length: int) -> float:
+    """The distance d0 in Å at which a residue of a reference of this many residues scores one half."""
+    return max(0.5, 1.24 * (length - 15) ** (1 / 3) - 1.8) if length > 15 else 0.5
+
+
+def gdt(
+    predicted: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    *,
+    cutoffs: Sequence[float] = GDT_TS_CUTOFFS,
+    reference_length: int | None = None,
+) -> float:
+    """Global distance test: mean over cutoffs of the largest share of residues that one superposition brings near.
+
+    Zemla 2003 (doi:10.1093/nar/gkg571). Superpositions are sought as in :func:`tm_score`, and for each cutoff once
+    more with the cutoff as the distance under which residues are superposed again. As in LGA the result is a
+    lower bound of the true maximum; it is never under that of the TM-score program, which does without the latter.
+
+    Args:
+        predicted: CA positions ``[N, 3]`` in Å.
+        reference: ``[N, 3]`` in Å.
+        mask: ``[N]``, 1 where both structures have the residue.
+        cutoffs: Distances in Å: :data:`GDT_TS_CUTOFFS` (total score) or :data:`GDT_HA_CUTOFFS` (high accuracy).
+        reference_length: Residues of the whole reference; by default those in the mask.
+
+    Returns:
+        A score in [0, 1].
+    """
+    return sum(gdt_shares(predicted, reference, mask, cutoffs, reference_length)) / len(cutoffs)
+
+
+def gdt_shares(
+    predicted: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    cutoffs: Sequence[float],
+    reference_length: int | None = None,
+) -> list[float]:
+    """The share of residues for each cutoff, whose mean is :func:`gdt`; arguments as there."""
+    points = _Points.of(predicted, reference, mask)
+    length = points.count if reference_length is None else reference_length
+    best = [0] * len(cutoffs)
+    for radii in [_search_radii(length), *((cutoff, cutoff) for cutoff in cutoffs)]:
+        for squared in _superpositions(points, *radii):
+            for i, cutoff in enumerate(cutoffs):
+                best[i] = max(best[i], int((squared <= cutoff * cutoff).sum(-1).max()))
+    return [count / max(length, 1) for count in best]
+
+
+def _search_radii(length: int) -> tuple[float, float]:
+    """Radii in Å of the first and the later selections in the search for the TM-score."""
+    near = min(max(tm_score_scale(length), 4.5), 8.0)
+    return near - 1.0, near + 1.0
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Corresponding points, and per point the numbers of which all sums and distances are made.
+
+    Attributes:
+        moments: ``[n, 16]``: products of the coordinates (fixed, moving), the moving ones, the fixed ones, and 1.
+            A selection's row of sums holds its covariance and centers. Distances are linear in them as well.
+        squares: ``[n]``, squared lengths of both vectors added up, in Å².
+    """
+
+    moments: Tensor
+    squares: Tensor
+
+    @staticmethod
+    def of(predicted: Tensor, reference: Tensor, mask: Tensor) -> _Points:
+        chosen = mask.detach() > 0.5
+        moving, fixed = (x.detach().double()[chosen] for x in (predicted, reference))
+        if len(moving):
+            # Centered points keep the rounding errors of the sums far under 1e-9 Å.
+            moving, fixed = moving - moving.mean(0), fixed - fixed.mean(0)
+        products = (fixed[:, :, None] * moving[:, None, :]).flatten(1)
+        moments = torch.cat([products, moving, fixed, torch.ones_like(moving[:, :1])], -1)
+        return _Points(moments, moving.square().sum(-1) + fixed.square().sum(-1))
+
+    @property
+    def count(self) -> int:
+        return len(self.moments)
+
+    def squared_distances(self, selected: Tensor) -> Tensor:
+        """Squared distances ``[S, n]`` in Å² after superposing the points of each ``selected [S, n]``."""
+        sums = selected @ self.moments
+        mean = sums / sums[:, -1:]
+        center, target = mean[:, 9:12], mean[:, 12:15]
+        rotation = best_rotation(mean[:, :9].unflatten(-1, (3, 3)) - target[:, :, None] * center[:, None, :])
+        shift = target - (rotation @ center[:, :, None]).squeeze(-1)
+        # |R x + t - y|^2 = |x|^2 + |y|^2 - 2 y.R x + 2 (R^T t).x - 2 t.y + |t|^2
+        turned = (shift[:, None, :] @ rotation).squeeze(1)
+        square = shift.square().sum(-1, keepdim=True)
+        linear = torch.cat([-2.0 * rotation.flatten(1), 2.0 * turned, -2.0 * shift, square], -1)
+        return torch.addmm(self.squares, linear, self.moments.mT).clamp_(min=0.0)
+
+
+def _superpositions(points: _Points, first_radius: float, radius: float) -> Iterator[Tensor]:
+    """Squared distances ``[S, n]`` under one set of superpositions after another; each may be overwritten.
+
+    Residues within ``first_radius`` Å of a fragment's superposition are superposed next, and those within ``radius``
+    Å from then on.
+    """
+    if points.count == 0:
+        return
+    # Equal selections have equal sums of these numbers, and lead to the same superpositions.
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.rand(points.count, generator=generator, dtype=torch.float64).to(points.squares.device)
+    seen = labels[:0]
+    waiting = _fragments(points)
+    for turn in range(_ROUNDS + 1):
+        following = []
+        for selected in waiting.split(max(1, _BLOCK // points.count)):
+            squared = points.squared_distances(selected.double())
+            if turn < _ROUNDS:
+                following.append(_nearest(squared, first_radius if turn == 0 else radius))
+            yield squared
+        if not following:
+            return
+        waiting = torch.cat(following)
+        # The first radius does not return, so only the selections of later rounds repeat themselves.
+        names, index = torch.unique((waiting.double() @ labels).round(decimals=10), return_inverse=True)
+        first = torch.full_like(names, len(waiting), dtype=torch.long)
+        first.scatter_reduce_(0, index, torch.arange(len(waiting), device=first.device), "amin")
+        new = ~torch.isin(names, seen)
+        seen = torch.cat([seen, names[new]])
+        waiting = waiting[first[new]]
+        if len(waiting) == 0:
+            return
+
+
+def _nearest(squared: Tensor, radius: float) -> Tensor:
+    """Points ``[S, n]`` under ``radius`` Å; it grows by steps of 0.5 Å until there are three."""
+    near = squared < radius * radius
+    few = near.sum(-1) < min(3, squared.shape[-1])
+    if few.any():
+        third = squared[few].topk(min(3, squared.shape[-1]), largest=False).values[:, -1:].sqrt()
+        wider = radius + 0.5 * (((third - radius) / 0.5).floor() + 1.0)
+        near[few] = squared[few] < wider.square()
+    return near
+
+
+def _fragments(points: _Points) -> Tensor:
+    """Selections ``[S, n]`` of consecutive points, as :func:`tm_score` says."""
+    n = points.count
+    shortest = min(4, n)
+    lengths = sorted({max(n >> i, shortest) for i in range(5)} | {shortest}, reverse=True)
+    at = torch.arange(n, device=points.squares.device)
+    pieces = []
+    for length in lengths:
+        step = -(-(n - length + 1) // _SEEDS_PER_LENGTH)
+        starts = at[: n - length + 1 : step, None]
+        pieces.append((at >= starts) & (at < starts + length))
+    return torch.cat(pieces)

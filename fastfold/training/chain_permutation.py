@@ -1,0 +1,57 @@
+"""Labels of equal chains are exchanged until they fit the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fastfold.data.training.labels import structure_labels
+from fastfold.evoformer.losses.permutation import permute_labels, split_chains
+
+
+def exchange_chains(
+    predicted_ca: Tensor, batch: Mapping[str, Tensor], copies: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The labels of a sample with those of equal chains exchanged (Evans et al. 2021, section 7.3).
+
+    Args:
+        predicted_ca: ``[n, 3]`` in Å; no gradient flows.
+        batch: The sample's features of one iteration and its labels.
+        copies: What the sample brings along of other copies
+            (:func:`fastfold.data.training.complex_sample.complex_sample`); may be empty.
+
+    Returns:
+        The batch; where another order fits better, with all labels of that order.
+    """
+    if not copies:
+        return dict(batch)
+    found = exchanged_atoms(predicted_ca, batch["asym_id"], batch["entity_id"], copies)
+    if all(torch.equal(found[name], batch[name]) for name in found):
+        return dict(batch)
+    labels = structure_labels(
+        batch["aatype"].cpu().numpy(),
+        found["all_atom_positions"].cpu().numpy(),
+        found["all_atom_mask"].cpu().numpy(),
+        resolution=float(batch["resolution"]),
+    )
+    device = predicted_ca.device
+    return dict(batch) | {name: torch.as_tensor(x, device=device) for name, x in labels.items()}
+
+
+def exchanged_atoms(
+    predicted_ca: Tensor, asym_id: Tensor, entity_id: Tensor, copies: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """``all_atom_positions [n, 37, 3]`` (Å) and ``all_atom_mask [n, 37]`` of the chains that fit best.
+
+    Args:
+        predicted_ca: ``[n, 3]`` in Å; no gradient flows.
+        asym_id: ``[n]`` chain of each residue.
+        entity_id: ``[n]``, equal for chains of one sequence.
+        copies: As of :func:`exchange_chains`, not empty.
+    """
+    atoms = ("all_atom_positions", "all_atom_mask")
+    whole = {name: copies[name] for name in (*atoms, "asym_id", "entity_id", "residue_index")}
+    chains = split_chains(whole, copies["asym_id"])
+    return permute_labels(predicted_ca.detach(), asym_id, entity_id, copies["residue"], chains)

@@ -1,0 +1,201 @@
+"""What a person sees while a network trains: a bar and its numbers on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import torch
+
+from fastfold.utils.units import clock
+
+_PARTS = {
+    "fape": "FAPE",
+    "sidechain_fape": "side chains",
+    "distogram": "distogram",
+    "masked_msa": "MSA",
+    "predicted_lddt": "pLDDT",
+}
+"""Parts of the loss that are shown, in this order, where they are among the numbers."""
+
+
+class TrainingProgress:
+    """Progress of one session of a run; a context manager.
+
+    On a terminal there are a bar and two lines that stay in place; elsewhere there is one line every ``every_s``
+    seconds, without control characters. A reader who goes away (the end of a pipe, a closed terminal) does not stop the
+    run.
+
+    Args:
+        steps: Steps of the whole run.
+        quiet: Show nothing: for all processes but the first.
+        stream: Where to write; standard error by default.
+        every_s: Seconds between lines where there is no terminal.
+    """
+
+    def __init__(
+        self, steps: int, *, quiet: bool = False, stream: IO[str] | None = None, every_s: float = 30.0
+    ) -> None:
+        self._steps, self._every_s = steps, every_s
+        self._stream: IO[str] | None = None if quiet else stream or sys.stderr
+        self._live: _Live | None = None
+        self._started = time.monotonic()
+        self._first: tuple[int, float] | None = None  # step and time of the first update
+        self._last: tuple[int, float] | None = None  # step and seconds of training at the update before
+        self._shown = -float("inf")
+
+    def __enter__(self) -> TrainingProgress:
+        self._started = time.monotonic()
+        if self._stream is not None and self._stream.isatty():
+            self._live = _live(self._stream, self._steps)
+            if self._live is not None:
+                self._guarded(self._live.start)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._guarded(self._live.stop)
+            self._live = None
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._live is not None:
+            self._guarded(self._live.print, text)
+        elif self._stream is not None:
+            self._guarded(lambda: print(text, file=self._stream, flush=True))
+
+    def _guarded(self, write: Callable[..., None], *values: Any) -> None:
+        """Write, or from now on nothing more if nobody is there to read."""
+        try:
+            write(*values)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            live, self._stream, self._live = self._live, None, None
+            if live is not None:
+                live.silence()
+
+    def update(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Show where the run is.
+
+        Args:
+            step: Steps done.
+            numbers: Those of the last step; shown are ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues`` of
+                the step, ``waited_s`` for the loader in the step, and ``seconds`` of training so far, from which
+                speeds follow. None has to be there.
+        """
+        now = time.monotonic()
+        pace = self._pace(step, numbers.get("seconds", now - self._started), numbers)
+        if self._first is None:
+            self._first = step, now
+        if self._stream is None:
+            return
+        losses, state, times = _losses(numbers), [*pace, *_memory()], self._times(step, now)
+        if self._live is not None:
+            self._guarded(self._live.show, step, losses, state, times)
+        elif now - self._shown >= self._every_s or step >= self._steps:
+            self._shown = now
+            self.say(", ".join([f"step {step}/{self._steps}", *losses, *state, *times]))
+
+    def _pace(self, step: int, seconds: float, numbers: Mapping[str, float]) -> list[str]:
+        """Speed, and the loader's share of the time, since the update before."""
+        last, self._last = self._last, (step, seconds)
+        if last is None or step <= last[0] or seconds <= last[1]:
+            return []
+        per_step = (seconds - last[1]) / (step - last[0])
+        pace = [f"{per_step:.3g} s/step"]
+        if "residues" in numbers:
+            pace.append(f"{numbers['residues'] / per_step:,.0f} residues/s")
+        if "waited_s" in numbers:
+            pace.append(f"loader {min(1.0, numbers['waited_s'] / per_step):.1%}")
+        return pace
+
+    def _times(self, step: int, now: float) -> list[str]:
+        """Elapsed and expected time; the latter counts validations too, as they come in between."""
+        times = [f"{clock(now - self._started)} elapsed"]
+        if self._first is not None and step > self._first[0]:
+            left = (now - self._first[1]) / (step - self._first[0]) * max(0, self._steps - step)
+            times.append(f"about {clock(left)} left")
+        return times
+
+
+def _losses(numbers: Mapping[str, float]) -> list[str]:
+    shown = [f"loss {numbers['loss']:.4g}"] if "loss" in numbers else []
+    shown += [f"{name} {numbers[key]:.3g}" for key, name in _PARTS.items() if key in numbers]
+    return shown + ([f"lDDT-CA {numbers['lddt_ca']:.3f}"] if "lddt_ca" in numbers else [])
+
+
+def _memory() -> list[str]:
+    """Memory that the process holds, on the GPU if it uses one; nothing where the system does not tell."""
+    if torch.cuda.is_initialized():
+        return [f"{torch.cuda.memory_allocated() / 1e9:.1f} GB of GPU"]
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+    except (OSError, StopIteration, ValueError):
+        return []
+    return [f"{kilobytes * 1024 / 1e9:.1f} GB"]
+
+
+class _Live:
+    """A bar with two lines of numbers under it, kept in place on a terminal."""
+
+    def __init__(self, console: Any, steps: int) -> None:
+        from rich.live import Live
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.text import Text
+
+        self._console = console
+        self._bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[times]}"),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", total=steps, times="")
+        self._text = Text
+        self._display = Live(self._bar, console=console, refresh_per_second=2)
+
+    def start(self) -> None:
+        self._display.start()
+
+    def stop(self) -> None:
+        self._display.stop()
+
+    def silence(self) -> None:
+        """Stop without writing anything more."""
+        self._console.quiet = True
+        self._display.stop()
+
+    def print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, step: int, losses: list[str], state: list[str], times: list[str]) -> None:
+        from rich.console import Group
+
+        self._bar.update(self._task, completed=step, times=", ".join(times))
+        # One line each, whatever the terminal's width: lines that wrap would jump.
+        lines = [
+            self._text(", ".join(part), no_wrap=True, overflow="ellipsis") for part in (losses, state) if part
+        ]
+        self._display.update(Group(self._bar, *lines))
+
+
+def _live(stream: IO[str], steps: int) -> _Live | None:
+    """None for a terminal that can only print."""
+    from rich.console import Console
+
+    class Enduring(Console):
+        """Rich's own console ends the program when its reader goes away."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    console = Enduring(file=stream)
+    return None if console.is_dumb_terminal else _Live(console, steps)

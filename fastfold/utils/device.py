@@ -1,0 +1,34 @@
+"""The device that a name from the command line stands for."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from fastfold.errors import ConfigError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device called ``auto`` (CUDA where there is one, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
+
+    Raises:
+        ConfigError: There is no such device, or CUDA was asked for and cannot be used.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
+        raise ConfigError(f"there is no device {name!r}; use auto, cpu, cuda, or cuda:1 for the second GPU")
+    if name == "cpu":
+        return torch.device(name)
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "no CUDA device can be used here: check the driver with nvidia-smi and that PyTorch is a CUDA build, "
+            "or use --device cpu"
+        )
+    device = torch.device(name)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"there is no device {name!r}; GPUs here: {torch.cuda.device_count()}, the first is cuda:0"
+        )
+    return device

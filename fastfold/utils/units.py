@@ -1,0 +1,45 @@
+"""Amounts of memory and of time as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from fastfold.errors import ConfigError
+
+GIB = 1024**3
+"""Bytes of a GiB."""
+
+_UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of ``"20GiB"``, ``"512 MB"``, ``"1.5g"`` or a plain number.
+
+    Args:
+        text: ``KiB``, ``MiB``, ``GiB``, ``TiB`` count in 1024; ``kB``, ``MB``, ``GB``, ``TB`` in 1000; single letters
+            in 1024.
+
+    Raises:
+        ConfigError: Not an amount of memory, or none at all.
+    """
+    if isinstance(text, int):
+        amount = text
+    else:
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(I?B)?\s*", text.upper())
+        if found is None:
+            raise ConfigError(
+                f"{text!r} is not an amount of memory; write for example 20GiB, 512MiB or 1000000"
+            )
+        number, letter, ending = found.groups()
+        base = 1000 if letter and ending == "B" else 1024
+        amount = int(float(number) * base ** (_UNITS[letter] if letter else 0))
+    if amount <= 0:
+        raise ConfigError(f"a memory budget of {text!r} leaves nothing to work with; write for example 20GiB")
+    return amount
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03`` of a number of seconds."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,66 @@
+"""Asking for help is instant, and PyTorch is loaded in the way that suits a shared machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+HEAVY = ("torch", "numpy", "matplotlib", "Bio", "modelcif", "ml_collections", "safetensors", "rich")
+
+
+def python(code: str, **environment: str) -> str:
+    """What some code prints in a fresh interpreter."""
+    env = {name: value for name, value in os.environ.items() if "OMP_" not in name} | environment
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=REPOSITORY, env=env, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["infer", "--help"], ["weights", "info", "--help"], []])
+def test_help_loads_nothing_heavy(arguments: list[str]):
+    code = (
+        "import sys\n"
+        "from fastfold.cli import main\n"
+        f"try: main({arguments})\n"
+        "except SystemExit: pass\n"
+        f"print('loaded:', *(name for name in {HEAVY} if name in sys.modules))"
+    )
+    assert python(code).splitlines()[-1] == "loaded:"
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = f"import sys, fastfold; dir(fastfold); print(*(name for name in {HEAVY} if name in sys.modules))"
+    assert python(code).strip() == ""
+
+
+def test_help_is_there_within_half_a_second():
+    """The quickest of five, so that a busy machine does not count."""
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "fastfold", "--help"], cwd=REPOSITORY, check=True, capture_output=True
+        )
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_waits_of_threads_are_shortened_before_pytorch_is_loaded_unless_the_user_decides(given, expected):
+    code = (
+        "import os, sys\n"
+        "from fastfold.cli import infer, main\n"
+        "def run(options): print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT')); return 0\n"
+        "infer.run_infer = run\n"
+        "main(['infer', 'a.fasta', '--out', 'x'])"
+    )
+    assert python(code, **given).strip() == f"False {expected}"

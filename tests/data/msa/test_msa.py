@@ -1,0 +1,237 @@
+"""A3M: rows, insertions and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.msa import Msa, check_query, parse_a3m
+from fastfold.errors import InputError
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def refusal(text: str) -> InputError:
+    with pytest.raises(InputError) as caught:
+        parse_a3m(text, path="x.a3m")
+    return caught.value
+
+
+def test_insertions_are_counted_before_the_next_column() -> None:
+    """Lower case is dropped and counted; what follows the last column is not (AlphaFold's deletion matrix)."""
+    msa = parse_a3m(">q the query\nMKV\n>a\naaM-cVdd\n>b\n-kKcc-\n")
+    assert msa.sequences == ("MKV", "M-V", "-K-")
+    assert msa.deletions.dtype == np.int32
+    assert msa.deletions.tolist() == [[0, 0, 0], [2, 0, 1], [0, 1, 2]]
+    assert msa.descriptions == ("q the query", "a", "b")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ">q\nM\nK\n\nV\n>a\nMl\nKV",
+        ">q\r\nMKV\r\n>a\r\nMlKV\r\n",
+        "\ufeff>q\nMKV\n>a\nMlKV\n",
+        "#3\t1\n>q\nMKV\n>a\nMlKV\n",
+        "#3\t2\n>q\nMKV\n>a\nMlKV\n",
+        "# my protein\n#\n>q\nMKV\n>a\nMlKV\n",
+        ">ss_pred\nCCC\n>ss_conf\n912\n>q\nMKV\n>a\nMlKV\n",
+        ">q\nMKV\n>a\nMlKV\n\0",
+        ">q\nM.KV\n>a\nMlKV\n",
+    ],
+    ids=["wrapped", "crlf", "bom", "colabfold", "homo-oligomer", "comments", "hh-suite", "final NUL", "a2m"],
+)
+def test_variants_read_alike(text: str) -> None:
+    """Wrapping, line ends, headers of other programs and A2M's padding change nothing."""
+    msa = parse_a3m(text)
+    assert msa.sequences == ("MKV", "MKV")
+    assert msa.deletions.tolist() == [[0, 0, 0], [0, 1, 0]]
+    assert msa.descriptions == ("q", "a")
+
+
+def test_dots_are_gaps_where_a_column_would_be_missing_otherwise() -> None:
+    """'.' beside insertions is padding, '.' in a column is a gap."""
+    msa = parse_a3m(">q\nMK.V\n>gap\nM..\n>padding\nMK.V\n>both\nMaK.V\n")
+    assert msa.sequences == ("MKV", "M--", "MKV", "MKV")
+    assert msa.deletions.tolist() == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "record", "message"),
+    [
+        ("", None, None, "is empty"),
+        ("\n\0\n", None, None, "is empty"),
+        ("#3\t1\n", None, None, "has no rows"),
+        (">ss_pred\nCCC\n", None, None, "has no rows"),
+        ("MKV\n>a\nMKV\n", 1, None, "must start with '>name'"),
+        ("# STOCKHOLM 1.0\nq MKV\n//\n", 1, None, "rename it to .sto"),
+        ("# STOCKHOLM 1.0\n\n#=GF ID x\n//\n", 1, None, "rename it to .sto"),
+        (">q\nMKV\n>a x\nMK\n>b\nMKV\n", 3, "a x", "row 2 has 2 columns, the query has 3"),
+        (">q\nMKV\n>a\nMKVV\n", 3, "a", "row 2 has 4 columns, the query has 3"),
+        (">q\nMKV\n>a\n>b\nMKV\n", 3, "a", "row 2 has 0 columns"),
+        (">q\nM\n\nKV\n>a\n\nM\n*V\n", 8, "a", "'*' is neither a residue nor a gap"),
+        (">q\nMKV\n>a\nM V\n", 4, "a", "' ' is neither"),
+        (">q\nMKV\n>a\nM1V\n", 4, "a", "'1' is neither"),
+        (">q\nM\u0394V\n", 2, "q", "'\u0394' is neither"),
+        (">q\nMKV\n\0>b\nMKV\n", 3, "q", "MMseqs2"),
+        (">q\nM\0V\n", 2, "q", r"'\x00' is neither"),
+        (">q\n\n>a\nMKV\n", 1, "q", "no upper-case letter"),
+        (">q\nmkv\n", 1, "q", "no upper-case letter"),
+        (">q\nM-V\n>a\nMKV\n", 1, "q", "has gaps"),
+        ("#4\t1\n>q\nMKV\n", 1, None, "announces 4 columns, but the query has 3"),
+        ("#2,1\t1,1\n>q\nMKV\n", 1, None, "ColabFold alignment of 2 chains"),
+    ],
+)
+def test_bad_a3m_is_refused_by_line_and_row(
+    text: str, line: int | None, record: str | None, message: str
+) -> None:
+    """Each bad file names what is wrong, the line and the row."""
+    error = refusal(text)
+    assert (error.line, error.record) == (line, record)
+    assert message in str(error)
+    assert str(error).startswith("x.a3m")
+
+
+def make(query: str) -> Msa:
+    return Msa((query,), np.zeros((1, len(query)), np.int32), ("query text",))
+
+
+@pytest.mark.parametrize(
+    ("row", "query", "message"),
+    [
+        ("MKV", "MRV", r"position 2 of its first row is 'K', of the target 'R' \(3 and 3 residues\)"),
+        ("MKV", "MKVL", r"position 4 of its first row is the end, of the target 'L' \(3 and 4"),
+        ("MKVL", "MKV", r"position 4 of its first row is 'L', of the target the end"),
+        ("MXV", "MKV", "position 2 of its first row is 'X', of the target 'K'"),
+        ("MKV", "MXV", "position 2 of its first row is 'K', of the target 'X'"),
+    ],
+)
+def test_alignment_of_another_sequence_is_refused(row: str, query: str, message: str) -> None:
+    """The first difference is shown with both residues."""
+    with pytest.raises(InputError, match=message) as caught:
+        check_query(make(row), query, path="x.a3m")
+    assert caught.value.record == "query text"
+
+
+@pytest.mark.parametrize(("row", "query"), [("MUV", "MXV"), ("MXV", "MUV"), ("MBZV", "MXXV"), ("MKV", "mkv")])
+def test_letters_folded_as_x_agree_with_x(row: str, query: str) -> None:
+    """A target whose selenocysteine became X fits the alignment made before."""
+    check_query(make(row), query)
+
+
+@st.composite
+def alignments(draw: st.DrawFn) -> Msa:
+    """Any alignment, insertions up to three residues long."""
+    columns = draw(st.integers(1, 12))
+    rows = draw(st.integers(0, 5))
+    sequences = [draw(st.text(LETTERS, min_size=columns, max_size=columns))]
+    sequences += [draw(st.text(LETTERS + "-", min_size=columns, max_size=columns)) for _ in range(rows)]
+    counts = st.lists(st.integers(0, 3), min_size=columns, max_size=columns)
+    deletions = np.array([[0] * columns] + [draw(counts) for _ in range(rows)], np.int32)
+    return Msa(tuple(sequences), deletions, tuple(f"row{i} text" for i in range(rows + 1)))
+
+
+def to_a3m(msa: Msa, draw: st.DataObject) -> str:
+    """A3M text of an alignment with random inserted letters and wrapping."""
+    width = draw.draw(st.integers(1, 20))
+    text = ""
+    for sequence, counts, description in zip(msa.sequences, msa.deletions, msa.descriptions, strict=True):
+        row = ""
+        for letter, count in zip(sequence, counts.tolist(), strict=True):
+            row += draw.draw(st.text(LETTERS.lower(), min_size=count, max_size=count)) + letter
+        lines = [row[k : k + width] for k in range(0, len(row), width)]
+        text += "\n".join([f">{description}", *lines, ""])
+    return text
+
+
+@given(alignments(), st.data())
+def test_round_trip(msa: Msa, data: st.DataObject) -> None:
+    """Any alignment survives being written as A3M, however it is wrapped."""
+    parsed = parse_a3m(to_a3m(msa, data))
+    assert parsed.sequences == msa.sequences
+    assert parsed.descriptions == msa.descriptions
+    np.testing.assert_array_equal(parsed.deletions, msa.deletions)
+
+
+@settings(max_examples=300)
+@given(st.text(max_size=80) | st.text(st.sampled_from(">#\n\r MKmk-.*,1\t\0\ufeff/"), max_size=80))
+def test_any_text_is_an_alignment_or_an_input_error(text: str) -> None:
+    """No text raises anything but InputError; what passes is a rectangle below a query without gaps."""
+    for parse in (parse_a3m, lambda text: next(part.unpaired for part in parse_colabfold(text))):
+        try:
+            msa = parse(text)
+        except InputError:
+            continue
+        assert {len(row) for row in msa.sequences} == {msa.deletions.shape[1]}
+        assert len(msa.sequences) == len(msa.descriptions) == len(msa.deletions)
+        assert "-" not in msa.sequences[0]
+        assert msa.deletions.min() >= 0
+
+
+COMPLEX = """#3,2\t1,1
+>101\t102
+MKVLL
+>P1\tP2
+MaKV-L
+>P3\tP4
+-K-Lcc-
+>101
+MKV--
+>U1
+M-V--
+>102
+---LL
+>U2
+---Lb-
+"""
+
+
+def test_colabfold_complex_is_split_by_chain() -> None:
+    """Unpaired rows go to their chain, rows with residues in both chains are cut in two."""
+    first, second = parse_colabfold(COMPLEX)
+    assert first.unpaired.sequences == ("MKV", "MKV", "M-V")
+    assert second.unpaired.sequences == ("LL", "LL", "L-")
+    assert second.unpaired.deletions.tolist() == [[0, 0], [0, 0], [0, 1]]
+    assert first.paired.sequences == ("MKV", "MKV", "-K-")
+    assert first.paired.deletions.tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
+    assert second.paired.sequences == ("LL", "-L", "L-")
+    assert second.paired.deletions.tolist() == [[0, 0], [0, 0], [0, 2]]
+
+
+def test_colabfold_pairs_keep_together_by_name() -> None:
+    """The parts of one row, and only these, have one made-up UniProt name (as pairing by species needs)."""
+    first, second = (part.paired.descriptions for part in parse_colabfold(COMPLEX))
+    assert first[1:] == second[1:]
+    names = [description.split()[0] for description in first[1:]]
+    assert names == ["tr|COLABFOLD|ROW_00001", "tr|COLABFOLD|ROW_00002"]
+    assert first[1].endswith("P1\tP2")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (">q\nMKV\n", "needs ColabFold's first line"),
+        ("#3,0\t1,1\n>q\nMKV\n", "needs ColabFold's first line"),
+        ("#3,2\t1,1\n>q\nMKV\n", "announces 5 columns, but the query has 3"),
+        ("#2,1\t1,1\n>q\nMKV\n>a\nMK\n", "row 2 has 2 columns"),
+    ],
+)
+def test_bad_colabfold_complex_is_refused(text: str, message: str) -> None:
+    """The header and the rows must agree."""
+    with pytest.raises(InputError, match=message):
+        parse_colabfold(text)
+
+
+def test_deep_alignment_is_read_fast() -> None:
+    """Two million residues with insertions take well under the seconds that a loop over letters takes."""
+    row = "MKVLAAGitGIVGAR" * 33
+    text = f">q\n{row.upper()}\n" + "".join(f">r{i}\n{row.replace('it', 'IT')}ab\n" for i in range(4000))
+    start = time.perf_counter()
+    msa = parse_a3m(text)
+    assert time.perf_counter() - start < 2.0
+    assert msa.deletions.shape == (4001, 495)
