@@ -114,6 +114,7 @@ class AxialEvoformerBlock(EvoformerBlock):
         """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
         msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
+        assert self.msa_column_attention is not None  # networks without are refused
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
 

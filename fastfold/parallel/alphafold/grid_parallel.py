@@ -44,6 +44,8 @@ class GridEvoformerBlock(AxialEvoformerBlock):
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
         pair = self.triangle_multiplication_outgoing(pair, pair_mask)
         pair = self.triangle_multiplication_incoming(pair, pair_mask)
+        assert self.triangle_attention_starting is not None  # networks without are refused
+        assert self.triangle_attention_ending is not None
         pair = self.triangle_attention_starting(pair, pair_mask)
         pair = self.triangle_attention_ending(pair, pair_mask)
         return self.pair_transition(pair)

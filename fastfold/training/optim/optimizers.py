@@ -64,7 +64,7 @@ class MuonWithAdam(Optimizer):
                 if not self.state[parameter]:
                     self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step all parameters that have a gradient."""
         assert closure is None
         self.muon.step()
