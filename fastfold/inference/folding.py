@@ -13,9 +13,9 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Chain
 from fastfold.errors import OutputError
-from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.malloc_trim import trimmed_heap
 from fastfold.inference.output.prediction import Prediction

@@ -16,7 +16,7 @@ from benchmarks.no_skill import RISE, helix_bundle, straight_helix
 from fastfold.protein.metrics.contacts import SeparationPrior, contact_probabilities, score_distogram
 from fastfold.training.validation import ChainScore, resolved_beta
 from tests.conftest import REPOSITORY
-from tests.data.sample_chains import chain_structure
+from tests.helpers.sample_chains import chain_structure
 
 
 @pytest.fixture

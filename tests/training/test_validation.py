@@ -11,8 +11,8 @@ from fastfold.data.msa.msa import Msa
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.protein.metrics.contacts import ContactPrecision, DistogramScore
 from fastfold.training.validation import ChainScore, mean_figures, resolved_beta, score_chain
-from tests.data.sample_chains import chain_structure
-from tests.evoformer.small import oracle_config, random_model
+from tests.helpers.networks import oracle_config, random_model
+from tests.helpers.sample_chains import chain_structure
 
 TREE = oracle_config()
 CHAIN = chain_structure(residues=14)

@@ -284,9 +284,7 @@ def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     files = feature_cache._parser_files()
     assert len(set(files)) == 20
     assert all(file.read_bytes() for file in files)
-    assert {"read.py", "pdb_reader.py", "alignment.py", "residue_constants.json"} <= {
-        file.name for file in files
-    }
+    assert {"read.py", "pdb_reader.py", "msa.py", "residue_constants.json"} <= {file.name for file in files}
     version = feature_cache.parser_version.__wrapped__
     before = version()
     assert before == version()
