@@ -32,11 +32,15 @@ PRESETS: tuple[str, ...] = (
 """Every name that :func:`model_config` knows. ``_multimer`` without a version is version 1."""
 
 
+MINI = "mini"
+"""Name of the small network that ships with the package; no official model."""
+
+
 def model_config(name: str) -> ConfigDict:
-    """Configuration of an official model.
+    """Configuration of an official model, or of ``mini``.
 
     Args:
-        name: One of :data:`PRESETS`, for example ``model_1_ptm`` or ``model_3_multimer_v3``.
+        name: One of :data:`PRESETS`, for example ``model_1_ptm`` or ``model_3_multimer_v3``; or :data:`MINI`.
 
     Returns:
         A fresh tree with AlphaFold's keys.
@@ -44,8 +48,10 @@ def model_config(name: str) -> ConfigDict:
     Raises:
         ConfigError: The name is unknown; the nearest one is given.
     """
+    if name == MINI:
+        return _mini()
     if name not in PRESETS:
-        close = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        close = difflib.get_close_matches(name, (*PRESETS, MINI), n=1, cutoff=0.0)[0]
         raise ConfigError(f"there is no model named {name!r}; did you mean {close!r}?")
     base, _, kind = name.partition("_multimer")
     if base != name:
@@ -201,6 +207,44 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
             },
         }
     )
+
+
+def _mini() -> ConfigDict:
+    """A monomer network for a CPU: hardly any MSA, and coevolution as an input instead.
+
+    Keys that no official configuration has: ``coevolution`` (take the features of
+    :mod:`fastfold.data.coevolution`), ``sequence_convolution`` (1-D convolutions over what the network knows of each
+    residue), and ``enabled`` of a step of the block.
+    """
+    config = _monomer(0, False, ptm=True)
+    trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
+    config.data.common.max_extra_msa = 1
+    config.data.eval.max_msa_clusters = 8
+    config.data.eval.masked_msa_replace_fraction = 0.1
+    trunk.update(evoformer_num_block=6, extra_msa_stack_num_block=0, extra_msa_channel=1)
+    trunk.update(msa_channel=64, pair_channel=64, seq_channel=128)
+    trunk.coevolution = True
+    trunk.sequence_convolution = ConfigDict({"num_layer": 3, "kernel_size": 9, "num_channel": 96})
+    block = trunk.evoformer
+    block.msa_row_attention_with_pair_bias.update(num_head=4, dropout_rate=0.05)
+    block.msa_transition.num_intermediate_factor = 2
+    block.outer_product_mean.num_outer_channel = 12
+    for direction in ("outgoing", "incoming"):
+        block[f"triangle_multiplication_{direction}"].update(num_intermediate_channel=32, dropout_rate=0.05)
+    block.pair_transition.num_intermediate_factor = 2
+    for step in (
+        "msa_column_attention",
+        "triangle_attention_starting_node",
+        "triangle_attention_ending_node",
+    ):
+        block[step].enabled = False
+    heads.distogram.weight = 1.0
+    heads.masked_msa.weight = 0.1
+    heads.predicted_aligned_error.weight = 0.01
+    heads.structure_module.update(num_layer=4, num_channel=128, num_head=8, dropout=0.05)
+    heads.structure_module.sidechain.num_channel = 64
+    heads.structure_module.structural_violation_loss_weight = 0.02
+    return config
 
 
 def _multimer(number: int, *, version: int) -> ConfigDict:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.data import coevolution
 from fastfold.evoformer.execution import Executed
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein.all_atom import pseudo_beta
@@ -103,11 +104,41 @@ class ChainRelativePosition(nn.Module):
         )
 
 
+class SequenceConvolution(nn.Module):
+    """Residual 1-D convolutions over what is known of each residue: cheap local context for small networks.
+
+    It is no part of AlphaFold.
+
+    Args:
+        config: ``num_layer``, ``kernel_size`` (odd) and ``num_channel``.
+        c_in: Input channels.
+    """
+
+    def __init__(self, config: Any, c_in: int) -> None:
+        super().__init__()
+        c = config.num_channel
+        self.input = Linear(c_in, c)
+        self.layers = nn.ModuleList(
+            nn.Conv1d(c, c, config.kernel_size, padding=config.kernel_size // 2)
+            for _ in range(config.num_layer)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """From ``[*, N, c_in]`` to ``[*, N, c]``; chains are taken as one after another."""
+        x = self.input(x).transpose(-1, -2)
+        for layer in self.layers:
+            x = x + layer(F.relu(x))
+        return x.transpose(-1, -2)
+
+
 class InputEmbedder(Executed):
     """First MSA and pair representations, with what the last cycle knew (Algorithms 3 and 32).
 
+    A network with coevolution, which no official one is, adds that to the target's features and to the pair.
+
     Args:
-        config: Official ``embeddings_and_evoformer`` config node.
+        config: Official ``embeddings_and_evoformer`` config node. ``coevolution`` and ``sequence_convolution`` are
+            read if they are there.
         c_target: Channels of ``target_feat`` (22 monomer, 21 multimer).
         multimer: Use the chain-relative position encoding.
     """
@@ -118,6 +149,14 @@ class InputEmbedder(Executed):
         super().__init__()
         self.prev_pos = config.prev_pos
         c_m, c_z = config.msa_channel, config.pair_channel
+        self.coevolution: Linear | None = None
+        if config.get("coevolution", False):
+            self.coevolution = Linear(coevolution.PAIR_CHANNELS, c_z)
+            c_target += coevolution.SINGLE_CHANNELS
+        self.sequence_convolution: SequenceConvolution | None = None
+        if "sequence_convolution" in config:
+            self.sequence_convolution = SequenceConvolution(config.sequence_convolution, c_target)
+            c_target = config.sequence_convolution.num_channel
         self.target_to_msa = Linear(c_target, c_m)
         self.msa = Linear(49, c_m)
         self.target_left = Linear(c_target, c_z)
@@ -139,7 +178,8 @@ class InputEmbedder(Executed):
 
         Args:
             features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
-                ``residue_index [*, N]``, ``aatype [*, N]``, and the chain ids for a multimer.
+                ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, and what
+                :func:`fastfold.data.coevolution.features` gives for a network with coevolution.
             previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
                 ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. ``prev_pair`` is consumed: its memory
                 may hold the result.
@@ -149,11 +189,27 @@ class InputEmbedder(Executed):
         Returns:
             ``msa [*, S, N, c_m]`` and ``pair [*, rows, N, c_z]``.
         """
-        return self._msa(features, previous, first_sequence), self._pair(features, previous, first_row)
+        target = self._target(features)
+        msa = self._msa(features, target, previous, first_sequence)
+        return msa, self._pair(features, target, previous, first_row)
 
-    def _msa(self, features: dict[str, Tensor], previous: dict[str, Tensor], first_sequence: int) -> Tensor:
+    def _target(self, features: dict[str, Tensor]) -> Tensor:
+        """What is known of each residue by itself ``[*, N, c_target]``."""
         dtype = self.msa.weight.dtype
-        target = self.target_to_msa(features["target_feat"].to(dtype)).unsqueeze(-3)
+        target = features["target_feat"].to(dtype)
+        if self.coevolution is not None:
+            target = torch.cat([target, features["coevolution_single"].to(dtype)], dim=-1)
+        return target if self.sequence_convolution is None else self.sequence_convolution(target)
+
+    def _msa(
+        self,
+        features: dict[str, Tensor],
+        target: Tensor,
+        previous: dict[str, Tensor],
+        first_sequence: int,
+    ) -> Tensor:
+        dtype = self.msa.weight.dtype
+        target = self.target_to_msa(target).unsqueeze(-3)
 
         def sequences(rows: Tensor, index: slice) -> Tensor:
             msa = self.msa(rows.to(dtype)) + target
@@ -169,8 +225,9 @@ class InputEmbedder(Executed):
         widening = -(-self.msa.out_features // given.shape[-1])
         return self.policy.map(given, sequences, dim=-3, start=first_sequence, channels=widening)
 
-    def _pair(self, features: dict[str, Tensor], previous: dict[str, Tensor], first_row: int) -> Tensor:
-        target = features["target_feat"].to(self.msa.weight.dtype)
+    def _pair(
+        self, features: dict[str, Tensor], target: Tensor, previous: dict[str, Tensor], first_row: int
+    ) -> Tensor:
         left, right = self.target_left(target), self.target_right(target)
         beta = pseudo_beta(features["aatype"], previous["prev_pos"])
 
@@ -180,6 +237,9 @@ class InputEmbedder(Executed):
                 bins = distogram_bins(beta, self.prev_pos, rows)
                 found = one_hot_linear(self.prev_distance, (bins - 1).clamp(min=0))
                 pair = pair + torch.where(bins.unsqueeze(-1) > 0, found, 0) + self.prev_distance.bias
+            if self.coevolution is not None:
+                coupled = features["coevolution_pair"][..., rows, :, :]
+                pair = pair + self.coevolution(coupled.to(left.dtype))
             if self.prev_pair_norm is not None:
                 pair = pair + self.prev_pair_norm(previous_rows)
             # Under autocast some terms are float32, which would make all operators of the trunk work in float32.

@@ -22,7 +22,8 @@ class EvoformerBlock(nn.Module):
     steps from outside.
 
     Args:
-        config: Official ``evoformer`` config node.
+        config: Official ``evoformer`` config node. Column attention and triangle attention whose nodes say
+            ``enabled: false``, which official ones never do, are left out.
         c_m: MSA channels.
         c_z: Pair channels.
         global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
@@ -38,7 +39,9 @@ class EvoformerBlock(nn.Module):
             config.msa_row_attention_with_pair_bias, c_m, c_z, zero_init=zero_init
         )
         column = MSAColumnGlobalAttention if global_column else MSAColumnAttention
-        self.msa_column_attention = column(config.msa_column_attention, c_m, zero_init=zero_init)
+        self.msa_column_attention: nn.Module | None = None
+        if config.msa_column_attention.get("enabled", True):
+            self.msa_column_attention = column(config.msa_column_attention, c_m, zero_init=zero_init)
         self.msa_transition = Transition(config.msa_transition, c_m, zero_init=zero_init)
         self.outer_product_mean = OuterProductMean(config.outer_product_mean, c_m, c_z, zero_init=zero_init)
         self.triangle_multiplication_outgoing = TriangleMultiplication(
@@ -47,12 +50,13 @@ class EvoformerBlock(nn.Module):
         self.triangle_multiplication_incoming = TriangleMultiplication(
             config.triangle_multiplication_incoming, c_z, zero_init=zero_init
         )
-        self.triangle_attention_starting = TriangleAttention(
-            config.triangle_attention_starting_node, c_z, zero_init=zero_init
-        )
-        self.triangle_attention_ending = TriangleAttention(
-            config.triangle_attention_ending_node, c_z, zero_init=zero_init
-        )
+        starting, ending = config.triangle_attention_starting_node, config.triangle_attention_ending_node
+        self.triangle_attention_starting: nn.Module | None = None
+        if starting.get("enabled", True):
+            self.triangle_attention_starting = TriangleAttention(starting, c_z, zero_init=zero_init)
+        self.triangle_attention_ending: nn.Module | None = None
+        if ending.get("enabled", True):
+            self.triangle_attention_ending = TriangleAttention(ending, c_z, zero_init=zero_init)
         self.pair_transition = Transition(config.pair_transition, c_z, zero_init=zero_init)
 
     def forward(
@@ -69,14 +73,17 @@ class EvoformerBlock(nn.Module):
         if self.outer_product_first:
             pair = self.outer_product_mean(msa, pair, msa_mask)
         msa = self.msa_row_attention(msa, pair, msa_mask)
-        msa = self.msa_column_attention(msa, msa_mask)
+        if self.msa_column_attention is not None:
+            msa = self.msa_column_attention(msa, msa_mask)
         msa = self.msa_transition(msa)
         if not self.outer_product_first:
             pair = self.outer_product_mean(msa, pair, msa_mask)
         pair = self.triangle_multiplication_outgoing(pair, pair_mask)
         pair = self.triangle_multiplication_incoming(pair, pair_mask)
-        pair = self.triangle_attention_starting(pair, pair_mask)
-        pair = self.triangle_attention_ending(pair, pair_mask)
+        if self.triangle_attention_starting is not None:
+            pair = self.triangle_attention_starting(pair, pair_mask)
+        if self.triangle_attention_ending is not None:
+            pair = self.triangle_attention_ending(pair, pair_mask)
         pair = self.pair_transition(pair)
         return msa, pair
 

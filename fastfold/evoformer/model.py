@@ -69,7 +69,9 @@ class AlphaFold(Executed):
                 self.template_torsion_embedder = TemplateTorsionEmbedder(
                     c_m, placeholder_for_undefined=not zero_init
                 )
-        self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
+        self.extra_msa_embedder: Linear | None = None
+        if c.extra_msa_stack_num_block:
+            self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
 
         def stack(blocks: int, channels: int, *, global_column: bool) -> BlockStack:
             return BlockStack(
@@ -246,9 +248,11 @@ class AlphaFold(Executed):
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
         if self.template_embedder is not None:
             pair = self.template_embedder(pair, features, pair_mask)
-        extra, extra_mask = self._embed_extra_msa(features), features.pop("extra_msa_mask").to(dtype)
-        pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
-        del extra, extra_mask
+        if self.extra_msa_embedder is not None:
+            extra = self._embed_extra_msa(features, self.extra_msa_embedder)
+            extra_mask = features.pop("extra_msa_mask").to(dtype)
+            pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
+            del extra, extra_mask
 
         msa_mask = features["msa_mask"].to(dtype)
         rows = msa.shape[-3]
@@ -264,16 +268,16 @@ class AlphaFold(Executed):
         found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
         return found | {"msa": msa[..., :rows, :, :]} if self._wants("masked_msa") else found
 
-    def _embed_extra_msa(self, features: Features) -> Tensor:
+    def _embed_extra_msa(self, features: Features, embedder: Linear) -> Tensor:
         """Embedded extra MSA ``[*, E, N, c_e]``; its features leave the dict."""
         taken = {key: features.pop(key) for key in EXTRA_MSA_FEATURES}
 
         def sequences(_: Tensor, index: slice) -> Tensor:
             part = {key: value[..., index, :] for key, value in taken.items()}
-            return self.extra_msa_embedder(extra_msa_features(part).to(self.extra_msa_embedder.weight.dtype))
+            return embedder(extra_msa_features(part).to(embedder.weight.dtype))
 
-        channels = self.extra_msa_embedder.out_features
-        return self.policy.map(taken["extra_msa"].unsqueeze(-1), sequences, dim=-3, channels=channels)
+        extra = taken["extra_msa"].unsqueeze(-1)
+        return self.policy.map(extra, sequences, dim=-3, channels=embedder.out_features)
 
     def _report(self, on_cycle: OnCycle | None, cycle: int, representations: Features) -> None:
         if on_cycle is None:

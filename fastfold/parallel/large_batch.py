@@ -207,13 +207,15 @@ def initialise_state(optimizer: Optimizer) -> None:
     """Make an optimizer's state before its first step, so that checkpoints always hold the same tensors.
 
     Args:
-        optimizer: A :class:`LayerwiseOptimizer`, Adam or AdamW, or SGD without momentum.
+        optimizer: One that has a method ``initialise`` for this, as a :class:`LayerwiseOptimizer`; Adam or AdamW; or
+            SGD without momentum.
 
     Raises:
         ConfigError: Another kind.
     """
-    if isinstance(optimizer, LayerwiseOptimizer):
-        optimizer.initialise()
+    initialise = getattr(optimizer, "initialise", None)
+    if initialise is not None:
+        initialise()
     elif isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
         for parameter in _parameters(optimizer):
             if not optimizer.state[parameter]:

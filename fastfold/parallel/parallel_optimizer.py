@@ -63,13 +63,13 @@ class ParallelOptimizer:
         found: State = {}
         keys = self._keys()
         for key in keys:
-            values = {name: self.inner.state[p][key] for name, p in self._stage.optimised.items()}
+            values = self._values(key)
             if not self._is_scalar(key):
                 values = self._plain.plain(self._stage.whole(values))
                 for name, x in values.items():
                     found.setdefault(name, {})[key] = x
         for key in (key for key in keys if self._is_scalar(key)):
-            values = {name: self.inner.state[p][key] for name, p in self._stage.optimised.items()}
+            values = self._values(key)
             for name, x in self._plain.plain_scalars(values).items():
                 if name in found or len(keys) == 1:
                     found.setdefault(name, {})[key] = x
@@ -85,18 +85,20 @@ class ParallelOptimizer:
             return
         self.initialise()
         for key in self._keys():
-            missing = [name for name, of_one in state.items() if key not in of_one]
+            wanted = self._values(key)
+            # Another rank may hold what has the key.
+            everywhere = len(wanted) == len(self._stage.optimised)
+            missing = [n for n, of_one in state.items() if key not in of_one and (everywhere or n in wanted)]
             if missing:
                 raise ConfigError(
                     f"the optimizer's state has no {key} of {missing[0]}; was it another optimizer?"
                 )
-            values = {name: of_one[key] for name, of_one in state.items()}
+            values = {name: of_one[key] for name, of_one in state.items() if key in of_one}
             if self._is_scalar(key):
-                own = self._plain.own_scalars(values, list(self._stage.optimised))
+                own = self._plain.own_scalars(values, list(wanted))
             else:
                 own = self._stage.part(self._plain.own(values))
-            for name, parameter in self._stage.optimised.items():
-                kept = self.inner.state[parameter][key]
+            for name, kept in wanted.items():
                 if name not in own or own[name].shape != kept.shape:
                     shape = tuple(own[name].shape) if name in own else "missing"
                     raise ConfigError(f"{key} of {name} is {shape}, this model needs {tuple(kept.shape)}")
@@ -111,4 +113,9 @@ class ParallelOptimizer:
 
     def _is_scalar(self, key: str) -> bool:
         """Whether a state's key is one number for each parameter (a count of steps)."""
-        return all(self.inner.state[p][key].dim() == 0 for p in self._stage.optimised.values())
+        return all(x.dim() == 0 for x in self._values(key).values())
+
+    def _values(self, key: str) -> dict[str, Tensor]:
+        """A key of the state by name, of the parameters that have it."""
+        states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
+        return {name: x for name, x in states.items() if x is not None}

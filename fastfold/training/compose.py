@@ -22,7 +22,11 @@ from fastfold.evoformer.config import model_config
 from fastfold.training.config import ModelConfig, TrainConfig
 
 _CONFIGS = "fastfold.configs"
-_OPEN = ("model.overrides", "data.oversample")  # the keys below these are not known beforehand
+_OPEN = (
+    "model.overrides",
+    "data.oversample",
+    "data.depth_weights",
+)  # the keys below these are not known beforehand
 _GROUPS = {field.name: field.default_factory for field in fields(TrainConfig)}
 
 

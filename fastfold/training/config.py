@@ -56,7 +56,10 @@ class DataConfig:
         max_single_residue: Chains in which one residue type has a larger share are left out.
         min_resolved: Chains with a smaller share of resolved CA atoms are left out.
         max_release_date: ``YYYY-MM-DD``; later structures are left out, or null.
-        oversample: Factors of the sampling weight by chain name, or null.
+        oversample: Factors of the sampling weight by chain name.
+        depth_weights: Factors of the sampling weight by the number of alignment rows that a chain has at least.
+        coevolution_dropout: Networks with coevolution: share of samples with an alignment whose couplings are left out.
+        coevolution_subsets: Networks with coevolution: random subsets of each alignment's rows to compute couplings of.
         single_sequence_probability: Share of samples whose alignment is left out.
         block_deletion: Delete blocks of alignment rows.
         unclamped_probability: Share of samples with unclamped backbone FAPE.
@@ -84,7 +87,10 @@ class DataConfig:
     max_single_residue: float = 0.8
     min_resolved: float = 0.0
     max_release_date: str | None = None
-    oversample: dict[str, float] | None = None
+    oversample: dict[str, float] = field(default_factory=dict)
+    depth_weights: dict[int, float] = field(default_factory=dict)
+    coevolution_dropout: float = 0.0
+    coevolution_subsets: int = 0
     single_sequence_probability: float = 0.0
     block_deletion: bool = True
     unclamped_probability: float = 0.1
@@ -98,12 +104,13 @@ class DataConfig:
         _one_of("data.order", self.order, ("draw", "ready"))
         for name in ("crop_size", "max_chains", "min_length", "prefetch"):
             _at_least(f"data.{name}", getattr(self, name), 1)
-        for name in ("workers", "max_recycles"):
+        for name in ("workers", "max_recycles", "coevolution_subsets"):
             _at_least(f"data.{name}", getattr(self, name), 0)
         for name in (
             "spatial_crop_probability",
             "distillation_probability",
             "single_sequence_probability",
+            "coevolution_dropout",
             "unclamped_probability",
             "max_single_residue",
             "min_resolved",
@@ -116,7 +123,8 @@ class OptimConfig:
     """Group ``optim``: the optimizer, its schedule, and the average of the weights (supplement, section 1.11.3).
 
     Attributes:
-        name: ``adam``, or for batches of thousands ``lamb`` or ``lars`` (see :mod:`fastfold.parallel.large_batch`).
+        name: ``adam``; ``muon`` (the matrices of the blocks and of the structure module by Muon, everything else by
+            Adam); or for batches of thousands ``lamb`` or ``lars`` (see :mod:`fastfold.parallel.large_batch`).
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
         decay_after: Step after which the rate is multiplied once, or null.
@@ -127,7 +135,8 @@ class OptimConfig:
         beta2: Adam's second decay.
         eps: Adam's epsilon.
         weight_decay: Share of the weights that each step takes off, times the rate.
-        momentum: Of ``lars``.
+        muon_lr: Learning rate of Muon's matrices after warm-up; it follows the same schedule.
+        momentum: Of ``lars`` and ``muon``.
         trust: Of ``lars``: how far a layer may move in a step.
         clip: Largest gradient norm of one sample.
         batch_size: Samples of a step, over all processes.
@@ -145,6 +154,7 @@ class OptimConfig:
     beta2: float = 0.999
     eps: float = 1e-6
     weight_decay: float = 0.0
+    muon_lr: float = 5e-3
     momentum: float = 0.9
     trust: float = 1e-3
     clip: float = 0.1
@@ -152,10 +162,10 @@ class OptimConfig:
     ema_decay: float = 0.999
 
     def __post_init__(self) -> None:
-        _one_of("optim.name", self.name, ("adam", "lamb", "lars"))
+        _one_of("optim.name", self.name, ("adam", "muon", "lamb", "lars"))
         _at_least("optim.batch_size", self.batch_size, 1)
         _at_least("optim.warmup_steps", self.warmup_steps, 0)
-        for name in ("lr", "clip", "eps", "trust"):
+        for name in ("lr", "muon_lr", "clip", "eps", "trust"):
             _positive(f"optim.{name}", getattr(self, name))
         for name in ("beta1", "beta2", "ema_decay", "final_fraction", "momentum", "weight_decay"):
             _between(f"optim.{name}", getattr(self, name), 0.0, 1.0)

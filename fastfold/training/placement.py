@@ -104,6 +104,11 @@ def check_memory(config: TrainConfig, world: World) -> None:
     if config.memory.policy is None:
         return
     parse_bytes(config.memory.budget)
+    if config.optim.name == "muon":
+        raise ConfigError(
+            "memory.policy and optim.name=muon do not go together: a manager steps flat chunks, Muon whole matrices; "
+            "set optim.name=adam or memory=checkpointing"
+        )
     if world.mesh.plan.zero:
         raise ConfigError(
             "memory.policy and parallel.zero do not go together: with a policy optimizer states live on the host, and "

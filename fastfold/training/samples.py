@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fastfold.data.coevolution import Coevolution, analyse_subset
+from fastfold.data.features.raw import msa_features
 from fastfold.data.loading.loader import SampleLoader, draw_rng
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.complex_entry import (
@@ -57,6 +60,14 @@ class EntryReader:
             return data
         return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
 
+    def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
+        """See :func:`fastfold.data.coevolution.analyse_subset`."""
+
+        def analyse() -> Coevolution:
+            return analyse_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)
+
+        return analyse() if self.cache is None else self.cache.coevolution(entry, subset, analyse)
+
 
 @dataclass(frozen=True)
 class MakeSample:
@@ -83,7 +94,13 @@ class MakeSample:
                 data.chains, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
             )
         return training_sample(
-            data.chain, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
+            data.chain,
+            data.alignments,
+            self.tree,
+            self.settings,
+            rng,
+            resolution=data.resolution,
+            analyse=partial(self.reader.coevolution, entry, data),
         )
 
 
@@ -138,7 +155,12 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
 
     def found(directory: str, source: str, oversample: dict[str, float] | None) -> tuple[Filtered, Any]:
         everything = open_training_set(
-            directory, layout=config.layout, split=config.train_split, source=source, oversample=oversample
+            directory,
+            layout=config.layout,
+            split=config.train_split,
+            source=source,
+            oversample=oversample,
+            depth_weights=config.depth_weights,
         )
         entries = grouped(everything.entries)
         return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
@@ -190,6 +212,8 @@ def sample_settings(config: DataConfig) -> SampleSettings:
         unclamped_probability=config.unclamped_probability,
         unknown_resolution=config.unknown_resolution,
         spatial_crop_probability=config.spatial_crop_probability,
+        coevolution_dropout=config.coevolution_dropout,
+        coevolution_subsets=config.coevolution_subsets,
         max_chains=config.max_chains,
     )
 

@@ -129,6 +129,7 @@ class Trainer:
             final_fraction=optim.final_fraction,
         )
         self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
+        self._rates = [group["lr"] for group in self._optimizer.param_groups]
         # So checkpoints always have the same tensors.
         self._optimizer.initialise()
         self.placement = place(self.model, self._optimizer, config.memory, world)
@@ -213,8 +214,8 @@ class Trainer:
             self.progress.bad_in_a_row = 0
             with self.placement.at_home():
                 total["mean_gradient_norm"] = self._gradients.finish(batch)
-            for group in self._optimizer.param_groups:
-                group["lr"] = total["lr"]
+            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * total["lr"] / self.config.optim.lr
             self.placement.step()
             self.ema.update()
         return total

@@ -15,6 +15,10 @@ from tests.evoformer.small import oracle_arrays
 
 TINY = [
     "+preset=overfit",
+    "model=model_3_ptm",  # whose blocks have all steps
+    "model.overrides.data.common.max_extra_msa=64",
+    "model.overrides.data.eval.max_msa_clusters=32",
+    "model.overrides.model.embeddings_and_evoformer.extra_msa_stack_num_block=1",
     "model.overrides.model.embeddings_and_evoformer.evoformer_num_block=1",
     "model.overrides.model.embeddings_and_evoformer.msa_channel=16",
     "model.overrides.model.embeddings_and_evoformer.pair_channel=16",

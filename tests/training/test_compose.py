@@ -33,7 +33,7 @@ def test_overrides_reach_the_network():
     key = "model.overrides.model.embeddings_and_evoformer"
     tree = network_config(compose_config([*PLACES, "+preset=mini", f"{key}.pair_channel=24"]).model)
     assert tree.model.embeddings_and_evoformer.pair_channel == 24
-    assert tree.model.embeddings_and_evoformer.msa_channel == 128  # of the group, untouched
+    assert tree.model.embeddings_and_evoformer.msa_channel == 64  # of the preset, untouched
 
 
 def test_the_printed_configuration_is_the_whole_one_and_composes_again(capsys: pytest.CaptureFixture[str]):

@@ -60,7 +60,7 @@ def test_optimizers_are_chosen_by_group_or_name_and_keys_have_neighbours() -> No
     assert (lars.name, lars.trust, lars.warmup_steps) == ("lars", 0.5, 1000)
     with pytest.raises(ConfigError, match=r"no setting 'parallel.zer'; did you mean parallel.zero\?"):
         compose_config([*PLACES, "parallel.zer=1"])
-    with pytest.raises(ConfigError, match=r"optim\.name must be one of adam, lamb, lars, not 'adams'"):
+    with pytest.raises(ConfigError, match=r"optim\.name must be one of adam, muon, lamb, lars, not 'adams'"):
         compose_config([*PLACES, "optim.name=adams"])
     with pytest.raises(ConfigError, match=r"did you mean parallel=axial\?"):
         compose_config([*PLACES, "parallel=axal"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.data import coevolution
 from fastfold.data.features import raw as raw_features
 from fastfold.data.features import transforms
 from fastfold.data.features.checks import check_ids, check_layout
@@ -28,8 +29,9 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
     Returns:
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
-        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, and
-        the templates if the network takes them.
+        (domain break, residue one-hot), the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, the
+        templates if the network takes them, and coevolution (:func:`fastfold.data.coevolution.features`) if it
+        does: those given, else those of the alignment.
 
     Raises:
         InputError: A raw feature is missing, or has a shape or residue ids that it cannot have.
@@ -47,6 +49,9 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
     }
     if config.data.common.use_templates:
         static |= padded_templates(raw, length, config.data.eval.max_templates)
+    if coevolution.is_input(config):
+        given = {key: raw[key] for key in coevolution.FEATURES if key in raw}
+        static |= given or coevolution.of_alignment(raw["msa"])
     msa = transforms.to_restype_order(raw["msa"])
     cluster_bias = np.zeros(len(msa), np.float32)
     cluster_bias[0] = 1.0

@@ -26,6 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
+from fastfold.data.coevolution import Coevolution
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import safe_stem
 from fastfold.data.training import cache_format
@@ -50,6 +51,9 @@ _PARSERS = (
     "fastfold.protein.io.align_to_seqres",
     "fastfold.protein.structure",
     "fastfold.protein.residue_constants",
+    "fastfold.data.coevolution",
+    "fastfold.data.features.transforms",
+    "fastfold.data.features.raw",
     "fastfold.data.msa.msa",
     "fastfold.data.msa.stockholm",
     "fastfold.data.fasta",
@@ -124,6 +128,23 @@ class FeatureCache:
             unpack=_entry_of,
         )
         return data if entry.resolution is None else replace(data, resolution=entry.resolution)
+
+    def coevolution(self, entry: Entry, subset: int, analyse: Callable[[], Coevolution]) -> Coevolution:
+        """The coevolution of a subset of an entry's alignment, from the cache where it is there.
+
+        Args:
+            entry: The chain.
+            subset: Number of the subset.
+            analyse: Computes it.
+        """
+        return self._cached(
+            entry.id,
+            (entry.structure, *entry.alignments()),
+            ("coevolution", entry.chain_id, subset),
+            make=analyse,
+            pack=cache_format.coevolution_arrays,
+            unpack=cache_format.coevolution_of,
+        )
 
     def read_complex(self, entry: ComplexEntry) -> ComplexData:
         """As :func:`fastfold.data.training.complex_entry.read_complex`, its files from the cache where they are there.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from fastfold.data.coevolution import Coevolution
 from fastfold.data.msa.msa import Msa
 from fastfold.protein.structure import ChainStructure
 
@@ -112,6 +113,28 @@ def msa_of(arrays: Mapping[str, np.ndarray]) -> Msa:
     deletions[where] = number
     descriptions = tuple(_string(arrays["descriptions"]).split("\n"))
     return Msa(sequences, deletions.reshape(-1, length), descriptions)
+
+
+def coevolution_arrays(found: Coevolution) -> Arrays:
+    """Arrays of the coevolution of an alignment; scores keep eleven bits."""
+    scores = {} if found.scores is None else {"scores": found.scores.astype(np.float16)}
+    return {
+        "profile": found.profile,
+        "conservation": found.conservation,
+        "log_effective_rows": np.array(found.log_effective_rows),
+        **scores,
+    }
+
+
+def coevolution_of(arrays: Mapping[str, np.ndarray]) -> Coevolution:
+    """The inverse of :func:`coevolution_arrays`."""
+    scores = arrays.get("scores")
+    return Coevolution(
+        None if scores is None else scores.astype(np.float32),
+        arrays["profile"],
+        arrays["conservation"],
+        float(arrays["log_effective_rows"]),
+    )
 
 
 def optional(value: float | None) -> np.ndarray:

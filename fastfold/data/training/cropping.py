@@ -14,7 +14,7 @@ from fastfold.data.features.transforms import row_blocks
 from fastfold.errors import InputError
 
 _SEQUENCE = """
-    aatype between_segment_residues residue_index sequence seq_mask target_feat
+    aatype between_segment_residues residue_index sequence seq_mask target_feat coevolution_single
     asym_id entity_id sym_id entity_mask deletion_mean
     atom14_atom_exists atom37_atom_exists residx_atom14_to_atom37 residx_atom37_to_atom14
 """
@@ -38,15 +38,18 @@ _NO_RESIDUES = """
     template_mask template_sum_probs num_templates assembly_num_chains
     resolution use_clamped_fape random_crop_to_size_seed
 """
+_PAIRS = ("coevolution_pair",)
 _CONSTANT = ("seq_length", "num_alignments")  # one number, which raw features repeat for every residue
 
 RESIDUE_AXIS: dict[str, int | None] = {
     **dict.fromkeys((_SEQUENCE + _LABELS).split(), 0),
+    **dict.fromkeys(_PAIRS, 0),
     **dict.fromkeys((_ALIGNMENT + _TEMPLATES).split(), 1),
     **dict.fromkeys(_NO_RESIDUES.split(), None),
 }
 """Feature name to the axis of residues, counted after any leading axes; None where there is none. Raw features,
-merged features of a complex, features of the networks and labels are all here."""
+merged features of a complex, features of the networks and labels are all here. Features of pairs have a second such
+axis after it."""
 
 
 def contiguous_crop(length: int, size: int, rng: np.random.Generator, *, clamped: bool = True) -> np.ndarray:
@@ -178,6 +181,8 @@ def crop_features(
                 "counted from 0"
             )
         cropped[name] = value.take(indices, axis=axis)
+        if name in _PAIRS:
+            cropped[name] = cropped[name].take(indices, axis=axis + 1)
     return cropped
 
 

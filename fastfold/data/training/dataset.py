@@ -19,7 +19,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from fastfold.data.training.entry import EXPERIMENTAL, Entry, resolved_share, select_chain
+from fastfold.data.training.entry import EXPERIMENTAL, Entry, alignment_depth, resolved_share, select_chain
 from fastfold.data.training.index_tables import ChainRecord, read_chain_data_cache, read_index
 from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.read import read_structure
@@ -64,6 +64,7 @@ def open_training_set(
     split: str | None = None,
     source: str = EXPERIMENTAL,
     oversample: Mapping[str, float] | None = None,
+    depth_weights: Mapping[int, float] | None = None,
 ) -> TrainingSet:
     """Finds the chains in a folder.
 
@@ -75,6 +76,8 @@ def open_training_set(
         source: ``experimental``, or ``distillation`` for predicted structures with pLDDT as B-factors.
         oversample: Factors of the sampling weight by name: an entry's whole name, or its beginning up to a
             ``_`` (``1ten`` for ``1ten_A``).
+        depth_weights: Factors of the sampling weight by alignment depth: number of rows to the factor of chains that
+            have as many or more (up to the next number).
 
     Raises:
         ConfigError: The folder does not exist or holds nothing to train on, the split does not exist, or a
@@ -102,7 +105,8 @@ def open_training_set(
         replace(entry, source=source, cluster_size=sizes.get(entry.cluster, entry.cluster_size))
         for entry in entries
     ]
-    return TrainingSet(tuple(_oversampled(entries, oversample or {})), tuple(unreadable))
+    entries = _oversampled(entries, oversample or {})
+    return TrainingSet(tuple(_by_depth(entries, depth_weights or {})), tuple(unreadable))
 
 
 # ---- layouts -------------------------------------------------------------------------------------------
@@ -232,6 +236,7 @@ def _entry(item: _Found, structure: Path, **changes: Any) -> Entry:
         "cluster_size": record.cluster_size,
         "resolution": record.resolution,
         "release_date": record.release_date,
+        "msa_rows": record.msa_rows,
     }
     return Entry(structure=structure, alignment_dir=item.alignment_dir, **(values | changes))
 
@@ -270,3 +275,24 @@ def _oversampled(entries: list[Entry], factors: Mapping[str, float]) -> list[Ent
             raise ConfigError(f"oversample names {name!r}, which is not in the training set{hint}")
         weights[chosen] *= factor
     return [replace(entry, weight=float(w)) for entry, w in zip(entries, weights, strict=True)]
+
+
+def _by_depth(entries: list[Entry], factors: Mapping[int, float]) -> list[Entry]:
+    """Entries weighted by the depth of their alignments; unreadable alignments are found out when they are drawn."""
+    if not factors:
+        return entries
+    for rows, factor in factors.items():
+        if rows < 0 or not 0 < factor < np.inf:
+            raise ConfigError(
+                f"depth_weights must map numbers of rows to positive factors, not {rows} to {factor}"
+            )
+    starts = sorted(factors)
+    weighted = []
+    for entry in entries:
+        try:
+            depth = alignment_depth(entry)
+        except InputError:
+            depth = 0
+        reached = [start for start in starts if start <= depth]
+        weighted.append(replace(entry, weight=entry.weight * factors[reached[-1]]) if reached else entry)
+    return weighted

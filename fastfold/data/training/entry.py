@@ -34,6 +34,7 @@ class Entry:
         resolution: In Å, or None where it is not known.
         release_date: ``YYYY-MM-DD``, or an empty string.
         resolved: Share of residues with a CA position, or None where the file has not been read.
+        msa_rows: Rows of its alignments if a table says, or None.
         weight: Factor of its sampling probability.
         source: ``experimental`` or ``distillation`` (a predicted structure).
     """
@@ -48,6 +49,7 @@ class Entry:
     resolution: float | None = None
     release_date: str = ""
     resolved: float | None = None
+    msa_rows: int | None = None
     weight: float = 1.0
     source: str = EXPERIMENTAL
 
@@ -69,6 +71,19 @@ class Entry:
         if self.alignment_dir is None:
             return ()
         return tuple(find_alignments(self.alignment_dir, self.id).unpaired)
+
+
+def alignment_depth(entry: Entry) -> int:
+    """Rows of an entry's alignments together, the query's included; 0 without one.
+
+    They are counted where no table says.
+
+    Raises:
+        InputError: An alignment cannot be used.
+    """
+    if entry.msa_rows is not None:
+        return entry.msa_rows
+    return sum(len(read_msa(path).sequences) for path in entry.alignments())
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ class ChainRecord:
         cluster_size: Chains in its cluster, 1 where it is not known.
         resolution: In Å.
         release_date: ``YYYY-MM-DD``.
+        msa_rows: Rows of its alignment, or None.
     """
 
     sequence: str = ""
@@ -37,13 +38,14 @@ class ChainRecord:
     cluster_size: int = 1
     resolution: float | None = None
     release_date: str = ""
+    msa_rows: int | None = None
 
 
 def read_index(path: PathLike) -> dict[str, ChainRecord]:
     """Reads ``index.tsv``: columns separated by tabs, their names in the first line, one chain per line.
 
-    ``name`` is required; ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution`` and
-    ``release_date`` are used where they exist, other columns are not.
+    ``name`` is required; ``split``, ``chain``, ``sequence``, ``cluster`` (or ``cluster30``), ``resolution``,
+    ``release_date`` and ``msa_rows`` are used where they exist, other columns are not.
 
     Returns:
         The records by name, in the order of the file.
@@ -86,6 +88,7 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
             cluster=row.get(cluster, ""),
             resolution=_resolution(row.get("resolution", ""), path, name, number),
             release_date=_date(row.get("release_date", ""), path, name, number),
+            msa_rows=_rows(row.get("msa_rows", ""), path, name, number),
         )
     return records
 
@@ -139,6 +142,12 @@ def _resolution(value: Any, path: PathLike, name: str, line: int | None = None) 
             f"the resolution must be a number of Å, not {value!r}", path=path, line=line, record=name
         )
     return resolution or None
+
+
+def _rows(value: str, path: PathLike, name: str, line: int) -> int | None:
+    if value and not value.isdecimal():
+        raise InputError(f"msa_rows must be a whole number, not {value!r}", path=path, line=line, record=name)
+    return int(value) if value else None
 
 
 def _date(value: Any, path: PathLike, name: str, line: int | None = None) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fastfold.data import coevolution
 from fastfold.data.features.pipeline import sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.msa.msa import Msa
@@ -38,6 +40,10 @@ class SampleSettings:
             are not learnt from it then.
         spatial_crop_probability: Share of the complexes whose crop is the surroundings of a residue at an interface;
             the others are cropped chain by chain.
+        coevolution_dropout: Share of the samples with an alignment whose couplings are left out, of a network that
+            takes coevolution.
+        coevolution_subsets: Random subsets of an alignment's rows that couplings are computed of; 0 for all rows
+            alone.
         max_chains: Chains of a complex; of larger ones a part is taken, see
             :func:`fastfold.data.training.complex_sample.neighbouring_chains`.
     """
@@ -49,6 +55,8 @@ class SampleSettings:
     unclamped_probability: float = 0.1
     unknown_resolution: float | None = None
     spatial_crop_probability: float = 0.5
+    coevolution_dropout: float = 0.0
+    coevolution_subsets: int = 0
     max_chains: int = 20
 
 
@@ -60,6 +68,7 @@ def training_sample(
     rng: np.random.Generator,
     *,
     resolution: float | None = None,
+    analyse: Callable[[int], coevolution.Coevolution] | None = None,
 ) -> dict[str, np.ndarray]:
     """Features and labels of one chain for a monomer network.
 
@@ -70,6 +79,8 @@ def training_sample(
         settings: See there.
         rng: All that is random comes from here.
         resolution: Of the structure in Å, if known.
+        analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
+            :func:`fastfold.data.coevolution.analyse_subset` does (which is the default).
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -87,6 +98,11 @@ def training_sample(
         msa = delete_blocks(msa, rng)
     raw = sequence_features(chain.sequence) | msa | template_features({}, len(chain))
     raw["residue_index"] = chain.residue_index
+    if coevolution.is_input(config):
+        found = None
+        if alignments and not alone:
+            found = _coevolution(chain, alignments, settings, rng, analyse)
+        raw |= coevolution.features(found, len(chain))
     sampler = sampler_from_raw(raw, config, seed=int(rng.integers(2**31)))
     features = crop_features(sampler.stack(settings.cycles), crop, leading=1)
     labels = structure_labels(
@@ -100,6 +116,20 @@ def training_sample(
     return {f"{FEATURES}{key}": x for key, x in features.items()} | {
         f"{LABELS}{key}": x for key, x in labels.items()
     }
+
+
+def _coevolution(
+    chain: ChainStructure,
+    alignments: Sequence[Msa],
+    settings: SampleSettings,
+    rng: np.random.Generator,
+    analyse: Callable[[int], coevolution.Coevolution] | None,
+) -> coevolution.Coevolution:
+    """Coevolution of random rows of the alignments, at times without couplings."""
+    if analyse is None:
+        analyse = partial(coevolution.analyse_subset, msa_features(alignments, chain.sequence)["msa"])
+    found = analyse(int(rng.integers(settings.coevolution_subsets + 1)))
+    return replace(found, scores=None) if rng.random() < settings.coevolution_dropout else found
 
 
 def require_backbone(chain: ChainStructure) -> None:

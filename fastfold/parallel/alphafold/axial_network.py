@@ -133,7 +133,9 @@ class AxialAlphaFold(AlphaFold):
             pair = self.template_embedder(pair, features, pair_mask, own_rows.start)
         for key in EXTRA_MSA_FEATURES:
             features[key] = shards.take(features[key], -2)
-        extra, extra_mask = self._embed_extra_msa(features), features.pop("extra_msa_mask").to(dtype)
+        assert self.extra_msa_embedder is not None  # networks without are refused
+        extra = self._embed_extra_msa(features, self.extra_msa_embedder)
+        extra_mask = features.pop("extra_msa_mask").to(dtype)
         pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
         del extra, extra_mask
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
@@ -63,9 +64,19 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
         mesh: The ranks; nothing is done where a DAP group is one rank.
 
     Raises:
-        ConfigError: The model was made parallel before, or a ``forward`` was wrapped.
+        ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
+            of ``mini``).
     """
     group = mesh.group("dap")
     if group.size == 1:
         return
+    for block in model.modules():
+        if isinstance(block, EvoformerBlock) and None in (
+            block.msa_column_attention,
+            block.triangle_attention_ending,
+        ):
+            raise ConfigError(
+                "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
+                "an axis: use dap=1, or another network"
+            )
     take_forms(model, _FORMS, shards=AxialShards(group))

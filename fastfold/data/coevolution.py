@@ -1,0 +1,202 @@
+"""Coevolution: which residues of a chain vary together in its alignment, as an input of small networks.
+
+Mean-field direct coupling analysis (Morcos et al. 2011, PNAS 108: E1293) gives every pair of columns a coupling
+matrix; its Frobenius norm in the zero-sum gauge, corrected for the average product (Ekeberg et al. 2013, Phys. Rev. E
+87: 012707; Dunn et al. 2008, Bioinformatics 24: 333), ranks pairs by how likely they are in contact.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastfold.data.features import transforms
+
+FEATURES = ("coevolution_single", "coevolution_pair")
+"""Names of the network's inputs."""
+
+SINGLE_CHANNELS, PAIR_CHANNELS = 25, 4
+"""Channels of the features ``coevolution_single`` and ``coevolution_pair``."""
+
+MAX_RESIDUES = 1024
+"""Of longer chains no couplings are computed: the covariance matrix has 20 rows per residue."""
+MAX_ROWS = 4096
+"""Alignment rows that are analysed; of deeper alignments the first."""
+
+_GAP, _STATES, _FREE = 20, 21, 20  # X counts as a gap; the gap's frequency follows from the others
+_MIN_SEPARATION = 6  # nearer pairs have no say in what is normal
+
+_log = logging.getLogger(__name__)
+
+
+def is_input(config: Any) -> bool:
+    """Whether the network of a configuration takes coevolution; none of the official ones does."""
+    return bool(config.model.embeddings_and_evoformer.get("coevolution", False))
+
+
+@dataclass(frozen=True, eq=False)
+class Coevolution:
+    """What an alignment of ``N`` columns says about its columns and pairs of columns.
+
+    Attributes:
+        scores: ``[N, N]`` float32, symmetric, zero on the diagonal: higher for pairs that vary together; None where
+            couplings were not computed.
+        profile: ``[N, 21]`` float32, frequencies of the 20 residue types and of gaps, each row sums to 1.
+        conservation: ``[N]`` float32 in nats, from 0 (all residues alike frequent) to ln 20 (always the same).
+        log_effective_rows: Natural logarithm of the number of rows, in which similar ones share a count of one.
+    """
+
+    scores: np.ndarray | None
+    profile: np.ndarray
+    conservation: np.ndarray
+    log_effective_rows: float
+
+
+def analyse(msa: np.ndarray, *, identity: float = 0.8) -> Coevolution:
+    """Profile and couplings of an alignment.
+
+    Rows in which half of the columns or more are gaps are left out, but for the query.
+
+    Args:
+        msa: ``[S, N]`` residue types 0-21 (20 is X, 21 a gap), row 0 is the query.
+        identity: Rows that agree in a larger share of all columns share their weight.
+    """
+    rows = np.minimum(np.asarray(msa[:MAX_ROWS], np.int64), _GAP)
+    covered = (rows == _GAP).mean(axis=1) < 0.5
+    covered[0] = True
+    rows = rows[covered]
+    count, length = rows.shape
+    one_hot = torch.nn.functional.one_hot(torch.from_numpy(rows), _STATES).float()
+    flat = one_hot.reshape(count, -1)
+    weights = 1.0 / ((flat @ flat.T) > identity * length).sum(dim=1).float()
+    effective = float(weights.sum())
+    # The query counts half a row more, so that a shallow alignment stays near it.
+    profile = (weights @ flat).reshape(length, _STATES)
+    profile = (profile + 0.5 * one_hot[0]) / (effective + 0.5)
+    residues = profile[:, :_FREE] / profile[:, :_FREE].sum(dim=1, keepdim=True).clamp(min=1e-6)
+    conservation = np.log(_FREE) + (residues * (residues + 1e-9).log()).sum(dim=1)
+    scores = None
+    if count > 1:
+        if length <= MAX_RESIDUES:
+            scores = coupling_scores(one_hot[..., :_FREE], weights)
+        else:
+            _log.warning(
+                "no couplings are computed for a chain of %d residues (at most %d)", length, MAX_RESIDUES
+            )
+    return Coevolution(scores, profile.numpy(), conservation.numpy(), float(np.log(effective)))
+
+
+def coupling_scores(
+    one_hot: torch.Tensor, weights: torch.Tensor, *, pseudocount: float = 0.5, zero_sum: bool = True
+) -> np.ndarray:
+    """Mean-field couplings of all pairs of columns as one number each.
+
+    Args:
+        one_hot: ``[S, N, 20]`` float32; a gap is all zeros.
+        weights: ``[S]`` float32, positive.
+        pseudocount: Share of the frequencies that is uniform, in (0, 1).
+        zero_sum: Shift each coupling matrix to the gauge in which its rows and columns sum to zero. Without, its norm
+            depends on which state is left out, and says little.
+
+    Returns:
+        ``[N, N]`` float32, symmetric, zero on the diagonal.
+    """
+    count, length, _ = one_hot.shape
+    flat = one_hot.reshape(count, -1)
+    share = weights / weights.sum()
+    single = (1 - pseudocount) * (share @ flat) + pseudocount / _STATES
+    joint = (1 - pseudocount) * (flat * share[:, None]).T @ flat
+    joint += pseudocount / _STATES**2
+    blocks = joint.view(length, _FREE, length, _FREE)
+    index = torch.arange(length)
+    blocks[index, :, index, :] = torch.diag_embed(single.view(length, _FREE))
+    joint -= single[:, None] * single[None, :]
+    factor = torch.linalg.cholesky(joint)
+    couplings = -torch.cholesky_inverse(factor).view(length, _FREE, length, _FREE).permute(0, 2, 1, 3)
+    if zero_sum:
+        # The gap, which is left out, has couplings of zero; it has no part in the norm, since gaps come in runs.
+        rows, columns = couplings.sum(3, keepdim=True) / _STATES, couplings.sum(2, keepdim=True) / _STATES
+        mean = couplings.sum((2, 3), keepdim=True) / _STATES**2
+        norm = (couplings - rows - columns + mean).square().sum((2, 3))
+    else:
+        norm = couplings.square().sum((2, 3))
+    norm = norm.sqrt().fill_diagonal_(0)
+    norm = (norm + norm.T) / 2  # equal to the last bit, so that ranks are
+    if length > 1:
+        mean_of_column = norm.sum(0) / (length - 1)
+        mean_of_all = norm.sum() / (length * (length - 1))
+        norm = norm - mean_of_column[:, None] * mean_of_column[None, :] / mean_of_all.clamp(min=1e-12)
+    return norm.fill_diagonal_(0).numpy()
+
+
+def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
+    """The network's input.
+
+    Args:
+        found: Of the alignment, or None where there is none.
+        length: Number of residues ``N``.
+
+    Returns:
+        ``coevolution_single [N, 25]``: profile, conservation, log of the effective rows, and a flag that there is an
+        alignment, and one that there are couplings. ``coevolution_pair [N, N, 4]``: the score in standard deviations,
+        its rank, a flag, and the rank weighted by the effective rows. float32, zeros without an alignment or without
+        couplings.
+    """
+    single = np.zeros((length, SINGLE_CHANNELS), np.float32)
+    pair = np.zeros((length, length, PAIR_CHANNELS), np.float32)
+    if found is not None:
+        single[:, :_STATES] = found.profile
+        single[:, _STATES] = found.conservation / 2
+        single[:, _STATES + 1] = found.log_effective_rows / 4
+        single[:, _STATES + 2] = 1
+        if found.scores is not None:
+            single[:, _STATES + 3] = 1
+            pair[...] = _pair_features(found.scores, found.log_effective_rows)
+    return {"coevolution_single": single, "coevolution_pair": pair}
+
+
+def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
+    """``[N, N, 4]`` from couplings ``[N, N]``."""
+    length = len(scores)
+    pair = np.zeros((length, length, PAIR_CHANNELS), np.float32)
+    position = np.arange(length)
+    far = scores[np.abs(position[:, None] - position) >= _MIN_SEPARATION]
+    if not len(far):
+        return pair
+    standard = (scores - far.mean()) / max(float(far.std()), 1e-6)
+    # How many pairs score higher, each pair counted once, as a multiple of the length.
+    above = (len(far) - np.searchsorted(np.sort(far), scores, side="right")) / 2
+    rank = np.clip(-np.log((above + 1) / length), -4, 4) / 2
+    pair[..., 0] = np.clip(standard / 3, -2, 4)
+    pair[..., 1] = rank
+    pair[..., 2] = 1
+    pair[..., 3] = rank * log_effective_rows / 5
+    return pair
+
+
+def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
+    """The network's input from an alignment ``[S, N]`` in HHblits ids (:mod:`fastfold.data.features.raw`).
+
+    A single row, the query, is no alignment.
+    """
+    length = raw_msa.shape[1]
+    return features(analyse(transforms.to_restype_order(raw_msa)) if len(raw_msa) > 1 else None, length)
+
+
+def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
+    """Analysis of some rows of an alignment, so that training sees a deep alignment as several shallower ones.
+
+    Args:
+        raw_msa: ``[S, N]`` HHblits ids, at least two rows.
+        number: 0 for all rows; each other number stands for its own random 30% to 100% of them.
+    """
+    rows = np.arange(len(raw_msa))
+    if number:
+        rng = np.random.default_rng([number, len(raw_msa)])
+        kept = max(1, round(rng.uniform(0.3, 1.0) * (len(raw_msa) - 1)))
+        rows = np.concatenate([[0], 1 + np.sort(rng.permutation(len(raw_msa) - 1)[:kept])])
+    return analyse(transforms.to_restype_order(raw_msa[rows]))
