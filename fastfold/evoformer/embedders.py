@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.data import coevolution
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein.all_atom import pseudo_beta
 
@@ -131,7 +131,7 @@ class SequenceConvolution(nn.Module):
         return x.transpose(-1, -2)
 
 
-class InputEmbedder(Executed):
+class InputEmbedder(PolicyModule):
     """First MSA and pair representations, with what the last cycle knew (Algorithms 3 and 32).
 
     A network with coevolution, which no official one is, adds that to the target's features and to the pair.

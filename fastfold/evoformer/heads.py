@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import Executed, LazyRows
+from fastfold.evoformer.execution import LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
-class DistogramHead(Executed):
+class DistogramHead(PolicyModule):
     """Distribution of CB distances from the symmetrised pair (section 1.9.8)."""
 
     operator = "heads"
@@ -86,7 +86,7 @@ class PredictedLDDTHead(nn.Module):
         return {"logits": self.logits(F.relu(self.hidden_2(F.relu(self.hidden(x)))))}
 
 
-class PredictedAlignedErrorHead(Executed):
+class PredictedAlignedErrorHead(PolicyModule):
     """Distribution of the error of residue j when aligned on residue i (section 1.9.7)."""
 
     operator = "heads"

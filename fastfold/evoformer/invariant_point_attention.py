@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import Executed, LazyRows, rows_of
+from fastfold.evoformer.execution import LazyRows, PolicyModule, rows_of
 from fastfold.evoformer.primitives import Linear
 from fastfold.protein.rigid import Rigid
 
 
-class InvariantPointAttention(Executed):
+class InvariantPointAttention(PolicyModule):
     """Attention over residues that is invariant to a global rigid motion.
 
     Points are projected as ``[heads, points, 3]``; the monomer and the multimer programs order these channels

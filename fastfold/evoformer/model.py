@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastfold.evoformer import confidence
 from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -32,7 +32,7 @@ cycle and ensemble member when they are needed."""
 OnCycle = Callable[[int, dict[str, Any]], None]
 
 
-class AlphaFold(Executed):
+class AlphaFold(PolicyModule):
     """The AlphaFold 2 network, monomer or multimer, as its configuration says.
 
     The code is single-device code in the paper's order; precision, memory policy and parallel layout are applied

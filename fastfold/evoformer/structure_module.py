@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import Executed, LazyRows
+from fastfold.evoformer.execution import LazyRows, PolicyModule
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
@@ -49,7 +49,7 @@ class AngleResNet(nn.Module):
         return raw / raw.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt(), raw
 
 
-class StructureModule(Executed):
+class StructureModule(PolicyModule):
     """Eight iterations (by default) of one layer with shared weights that move residue frames.
 
     Runs in the precision of its parameters, float32 by AlphaFold's practice, whatever the trunk ran in.
