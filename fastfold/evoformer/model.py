@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastfold.evoformer import confidence
 from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
+from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.heads import (
     DistogramHead,
@@ -73,8 +73,8 @@ class AlphaFold(PolicyModule):
         if c.extra_msa_stack_num_block:
             self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
 
-        def stack(blocks: int, channels: int, *, global_column: bool) -> BlockStack:
-            return BlockStack(
+        def stack(blocks: int, channels: int, *, global_column: bool) -> EvoformerStack:
+            return EvoformerStack(
                 [
                     EvoformerBlock(
                         c.evoformer, channels, c_z, global_column=global_column, zero_init=zero_init

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
+from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
@@ -39,7 +39,7 @@ class MultimerTemplateEmbedder(PolicyModule):
         self.unit_vector = nn.ModuleList(Linear(1, c_t, init="relu") for _ in range(3))
         self.backbone_mask = Linear(1, c_t, init="relu")
         self.query = Linear(c_z, c_t, init="relu")
-        self.stack = BlockStack(
+        self.stack = TemplatePairStack(
             [
                 TemplatePairBlock(stack, c_t, attention_first=False, zero_init=zero_init)
                 for _ in range(stack.num_block)

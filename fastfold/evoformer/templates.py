@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders import distogram_bins
-from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
+from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
@@ -77,7 +77,7 @@ class TemplateEmbedder(PolicyModule):
         stack = config.template_pair_stack
         c_t = stack.triangle_attention_ending_node.value_dim
         self.embedding = Linear(config.dgram_features.num_bins + 49, c_t, init="relu")
-        self.stack = BlockStack(
+        self.stack = TemplatePairStack(
             [
                 TemplatePairBlock(stack, c_t, attention_first=True, zero_init=zero_init)
                 for _ in range(stack.num_block)

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
+from fastfold.evoformer.evoformer import (
+    BlockStack,
+    EvoformerBlock,
+    EvoformerStack,
+    TemplatePairBlock,
+    TemplatePairStack,
+)
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.parallel.alphafold.fetched_again import FetchingStep
 from fastfold.parallel.axial import AxialShards
@@ -75,6 +81,13 @@ def run_pair_steps(
     if columns == end:
         return pair
     return switch_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
+
+
+def keep_gathered(stack: BlockStack) -> None:
+    """Let the steps of recomputed blocks keep what they gather: recomputing gathers it again anyway."""
+    for module in stack.blocks.modules():
+        if isinstance(module, FetchingStep):
+            module.keeps_gathered = stack.checkpointing
 
 
 class AxialEvoformerBlock(EvoformerBlock):
@@ -143,22 +156,18 @@ class AxialTemplatePairBlock(TemplatePairBlock):
         return self.pair_transition(pair)
 
 
-class AxialBlockStack(BlockStack):
-    """A stack of Evoformer blocks on shards along sequences and rows, which it gives back likewise.
-
-    A stack of template blocks takes and gives the rows that its blocks do.
-    """
+class AxialEvoformerStack(EvoformerStack):
+    """Evoformer blocks on shards along sequences and rows, which come back cut in the same way."""
 
     shards: AxialShards
 
-    def forward(self, *state_and_masks: Tensor) -> Any:
-        """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole."""
-        for module in self.blocks.modules():
-            if isinstance(module, FetchingStep):
-                module.keeps_gathered = self.checkpointing
-        if len(state_and_masks) == 2 or not self.blocks:
-            return super().forward(*state_and_masks)
-        msa, pair, msa_mask, pair_mask = state_and_masks
+    def forward(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Updated ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; masks are whole."""
+        if not self.blocks:
+            return msa, pair
+        keep_gathered(self)
         first = self.blocks[0]
         assert isinstance(first, AxialEvoformerBlock)
         residues, inplace = first.outer_product_first, works_in_place(first.msa_transition.policy)
@@ -179,3 +188,14 @@ class AxialBlockStack(BlockStack):
     def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
         """Start moving it back."""
         return switch_pair(self.shards, pair, columns=False, inplace=inplace)
+
+
+class AxialTemplatePairStack(TemplatePairStack):
+    """Template blocks on a shard ``[*, n, N, c_t]`` of the pair along its rows."""
+
+    shards: AxialShards
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        keep_gathered(self)
+        return super().forward(pair, pair_mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
@@ -14,9 +14,10 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import (
-    AxialBlockStack,
     AxialEvoformerBlock,
+    AxialEvoformerStack,
     AxialTemplatePairBlock,
+    AxialTemplatePairStack,
 )
 from fastfold.parallel.alphafold.axial_network import (
     AxialAlphaFold,
@@ -35,8 +36,9 @@ from fastfold.parallel.mesh import ParallelMesh
 
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
-    BlockStack: AxialBlockStack,
+    EvoformerStack: AxialEvoformerStack,
     EvoformerBlock: AxialEvoformerBlock,
+    TemplatePairStack: AxialTemplatePairStack,
     TemplatePairBlock: AxialTemplatePairBlock,
     MSARowAttention: AxialMSARowAttention,
     OuterProductMean: AxialOuterProductMean,
