@@ -187,7 +187,8 @@ def _embedders(model: AlphaFold) -> Iterator[Tie]:
             ("prev_pair_norm", "prev_pair_norm"),
         ):
             yield from _norm(f"input_embedder.{ours}", f"evoformer/{theirs}", getattr(embedder, ours))
-    yield from _linear("extra_msa_embedder", "evoformer/extra_msa_activations", model.extra_msa_embedder)
+    if model.extra_msa_embedder is not None:
+        yield from _linear("extra_msa_embedder", "evoformer/extra_msa_activations", model.extra_msa_embedder)
 
 
 def _templates(model: AlphaFold) -> Iterator[Tie]:
