@@ -12,7 +12,7 @@ from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.alphafold_names import PREFIX
 from fastfold.evoformer.weights.untrusted import DAMAGED, NO_PICKLES, READABLE
 
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 
 
 class NpzParameters:
@@ -98,7 +98,7 @@ class NpzParameters:
             raise WeightsError(
                 f"{self.origin}: array {name} is of type {dtype}; parameters are floating point numbers"
             )
-        if len(shape) > _MOST_DIMENSIONS or any(size <= 0 for size in shape):
+        if len(shape) > _MAX_DIMENSIONS or any(size <= 0 for size in shape):
             raise WeightsError(f"{self.origin}: array {name} has the impossible shape {list(shape)[:20]}")
         if start + prod(shape) * dtype.itemsize != member.file_size:
             raise WeightsError(

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.infer_config import infer_config, preset_of
 from fastfold.evoformer.weights.info import Kind, WeightsInfo
 from fastfold.evoformer.weights.mapping import (
@@ -182,10 +182,10 @@ def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, A
     if config is None:
         config = infer_config(source.shapes, name_hint=path.name)
     model = _network(config, source.origin)
-    ties = alphafold_ties(model)
-    check_parameters(ties, source)
+    mappings = alphafold_mappings(model)
+    check_parameters(mappings, source)
     info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
-    return _OpenFile(info, model, lambda: read_parameters(model, ties, source))
+    return _OpenFile(info, model, lambda: read_parameters(model, mappings, source))
 
 
 def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -219,7 +219,7 @@ def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
 def _write_npz(path: Path, model: AlphaFold) -> None:
     """Official layout: stored, without dates, so that equal weights make equal files."""
     with zipfile.ZipFile(path, "w") as archive:
-        for key, array in write_parameters(model, alphafold_ties(model)):
+        for key, array in write_parameters(model, alphafold_mappings(model)):
             member = zipfile.ZipInfo(f"{PREFIX}{key}.npy")
             member.external_attr = 0o644 << 16
             with archive.open(member, "w", force_zip64=True) as file:

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 # Larger numbers cannot be meant; they are left for the comparison with the network's shapes to refuse.
 LARGEST_SIZE = 2**16
-MOST_BLOCKS = 512
+MAX_BLOCKS = 512
 
 
 class Sizes:
@@ -222,7 +222,7 @@ def _evoformer(trunk: ConfigDict, found: Sizes) -> None:
 
 
 def _blocks(found: Sizes, scope: str) -> int | None:
-    return found.axis(f"{scope}/pair_transition/transition1//bias", 0, most=MOST_BLOCKS)
+    return found.axis(f"{scope}/pair_transition/transition1//bias", 0, most=MAX_BLOCKS)
 
 
 def _pair_steps(block: ConfigDict, found: Sizes, scope: str) -> None:

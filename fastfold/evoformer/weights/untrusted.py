@@ -30,8 +30,8 @@ NO_PICKLES = (
 )
 
 # Parameters hardly compress; a file that unpacks to much more than it is has been made to fill the memory.
-_MOST_COMPRESSION = 100
-_MOST_MEMBERS = 100_000
+_MAX_COMPRESSION = 100
+_MAX_MEMBERS = 100_000
 _LEGACY_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 Format = Literal["npz", "torch", "safetensors"]
@@ -120,7 +120,7 @@ def open_archive(path: Path) -> zipfile.ZipFile:
 def _check_contents(path: Path, members: list[zipfile.ZipInfo]) -> None:
     if not members:
         raise WeightsError(f"{path}: the archive is empty: get it again")
-    if len(members) > _MOST_MEMBERS:
+    if len(members) > _MAX_MEMBERS:
         raise WeightsError(f"{path}: has {len(members)} members, which no weights file has: get it again")
     seen: set[str] = set()
     for member in members:
@@ -147,9 +147,9 @@ def check_size(path: Path, size: int) -> None:
             f"{path}: would take {size / 2**30:.1f} GiB in memory; weights take at most {SIZE_LIMIT >> 30} GiB. "
             "This is no AlphaFold network, or a file made to do harm: do not use it"
         )
-    if size > _MOST_COMPRESSION * path.stat().st_size:
+    if size > _MAX_COMPRESSION * path.stat().st_size:
         raise WeightsError(
-            f"{path}: unpacks to {size / 2**20:.0f} MiB, more than {_MOST_COMPRESSION} times its own size. "
+            f"{path}: unpacks to {size / 2**20:.0f} MiB, more than {_MAX_COMPRESSION} times its own size. "
             "Weights never do; this is a zip bomb or damaged: do not use it"
         )
 
