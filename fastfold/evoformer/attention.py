@@ -127,7 +127,7 @@ class GlobalAttention(nn.Module):
         """``x [*, R, N, c]`` with ``mask [*, R, N]`` to ``[*, R, N, c]``, the attended value shared by a row."""
         weight = mask.unsqueeze(-1)
         average = (x * weight).sum(-2, keepdim=True) / (weight.sum(-2, keepdim=True) + 1e-10)
-        average = average.to(x.dtype)  # masks are float32 beside activations of 16 bits
+        average = average.to(x.dtype)  # masks are float32 where activations have 16 bits
         # All heads read one key and value, so they are queries of one head: [*, R, H, 1, D] to [*, R, N, 1, D].
         q = self.query(average).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
         k, v = self.key(x).unsqueeze(-2), self.value(x).unsqueeze(-2)

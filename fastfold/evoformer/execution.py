@@ -62,10 +62,10 @@ class ExecutionPolicy:
     """Execution of one module. All but the first field count only when no gradient is recorded.
 
     Attributes:
-        block_elements: Elements of the input that a block holds at most (at least one row is taken); None leaves
+        block_elements: Maximum number of elements of a block of the input (but at least one row); None leaves
             everything to the operators, which work in blocks of their own.
         inplace: Write results into their input. The caller's tensors change: only for callers that own them.
-        contraction: How much a triangle multiplication holds at a time, and where its product waits.
+        contraction: How much a triangle multiplication holds at a time, and where its product is held.
         hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
             rather than embed it twice.
         offload: Host memory for the pair while templates are embedded; None leaves it on the device.
@@ -139,7 +139,7 @@ class ExecutionPolicy:
             x: Any tensor.
             function: Gives a block of the result, as long as the block of ``x`` along ``dim``.
             dim: The axis, counted from the end.
-            start: The index that the first of ``x`` has in whatever ``x`` is a part of.
+            start: Index of the first of ``x`` in the tensor that ``x`` is a part of.
             channels: How many elements the function makes of one of ``x``, for the size of the blocks.
             consume: ``x`` is not needed any more: its memory may hold the result.
             out: Where the result goes, if no gradients are recorded.
@@ -271,7 +271,7 @@ def set_policy(
 
     Args:
         model: The network, or a part of it.
-        policy: The policy.
+        policy: What every module gets.
         blocks: ``block_elements`` by :attr:`PolicyModule.operator`, for those that have others.
     """
     for module in model.modules():

@@ -13,7 +13,7 @@ from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
 class DistogramHead(PolicyModule):
-    """Distribution of CB distances from the symmetrised pair (section 1.9.8)."""
+    """Distribution of CB distances from the symmetrised pair (supplement, section 1.9.8)."""
 
     operator = "heads"
     has_columns = True  # a layout may leave other processes the columns that mirror the rows which are here
@@ -70,7 +70,12 @@ class ExperimentallyResolvedHead(nn.Module):
 
 
 class PredictedLDDTHead(nn.Module):
-    """Distribution of the per-residue lDDT-CA (supplement Algorithm 29)."""
+    """Distribution of the per-residue lDDT-CA (supplement Algorithm 29).
+
+    - Line 1: the structure module's single representation is normalised and runs through two layers with ReLU.
+    - Line 2: a last layer gives the logits of the bins; their softmax and its mean (line 3) are taken in
+      :func:`fastfold.evoformer.confidence.plddt`.
+    """
 
     def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
         super().__init__()

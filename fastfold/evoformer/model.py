@@ -198,7 +198,7 @@ class AlphaFold(PolicyModule):
         return {key: torch.as_tensor(value).to(device) for key, value in chosen.items()}
 
     def _first_previous(self, features: Features) -> Features:
-        """What the first cycle finds of a cycle before it: zeros."""
+        """Zeros in the place of a previous cycle's results."""
         c = self.config.model.embeddings_and_evoformer
         shape = tuple(features["aatype"].shape)
         own, like = self._own_rows(shape[-1]), self.single_projection.weight

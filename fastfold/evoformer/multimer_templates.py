@@ -17,7 +17,12 @@ from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 
 
 class MultimerTemplateEmbedder(PolicyModule):
-    """Pair update from templates: each is embedded with the query's pair, then all are averaged.
+    """Pair update from templates (AlphaFold-Multimer, section 7.2).
+
+    - Distances, masks, residue types and directions of each template are projected one by one and added.
+    - The query's pair is normalised, projected and added.
+    - The template pair stack updates each template's pair (Algorithm 16), which is then normalised.
+    - The mean over the templates is projected and added to the query's pair.
 
     Args:
         config: Official multimer ``template`` config node.

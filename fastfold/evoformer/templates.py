@@ -221,7 +221,10 @@ class TemplateEmbedder(PolicyModule):
 
 
 class TemplateTorsionEmbedder(nn.Module):
-    """Rows for the MSA from the templates' torsion angles (Algorithm 2, lines 7-8).
+    """Rows for the MSA from the templates' torsion angles (supplement Algorithm 2, lines 7-8).
+
+    - Line 7: residue types, angles and their masks run through two linear layers with a ReLU between them.
+    - Line 8: the network appends the result to the MSA.
 
     Args:
         c_m: MSA channels.

@@ -41,11 +41,11 @@ class NpzParameters:
             name = member.filename.removesuffix(".npy")
             if name == member.filename:
                 raise WeightsError(
-                    f"{path}: {member.filename} is no array, so this is no parameter file: {READABLE}"
+                    f"{path}: {member.filename} is not an array, so this is not a parameter file: {READABLE}"
                 )
             if not name.startswith(PREFIX):
                 raise WeightsError(
-                    f"{path}: array {name} is no parameter of AlphaFold 2, whose names all begin with {PREFIX}; "
+                    f"{path}: array {name} is not a parameter of AlphaFold 2, whose names all begin with {PREFIX}; "
                     "give a params_model_*.npz file"
                 )
             key = name.removeprefix(PREFIX)

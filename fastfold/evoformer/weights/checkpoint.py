@@ -1,7 +1,7 @@
 """Loading, saving and converting weights: AlphaFold's ``.npz``, OpenFold's ``.pt``, our own ``.safetensors``.
 
 Names and shapes of a file are compared with those of the network before any data are read, and files are written
-beside their place and renamed into it.
+next to their place and renamed into it.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
             f"{path}: is a FastFold state dict without its configuration; write it with "
             "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
         )
-    return f"{path}: is no AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
+    return f"{path}: is not an AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
 
 
 def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:

@@ -168,7 +168,7 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
         source: The file.
 
     Returns:
-        Float32 tensors by our names. One parameter of the file is in memory besides them at a time.
+        Float32 tensors by our names. One parameter of the file is in memory in addition to them at a time.
 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.

@@ -79,7 +79,7 @@ def _head(path: Path) -> tuple[bytes, int]:
 
 
 def _what_else(path: Path, head: bytes) -> str:
-    """The remedy for a file that is no weights file."""
+    """The remedy for a file that is not a weights file."""
     if re.match(rb"\x80[\x02-\x05]", head) or path.suffix in (".pkl", ".pickle"):
         return NO_PICKLES
     if head.startswith(b"\x93NUMPY"):
@@ -145,7 +145,7 @@ def check_size(path: Path, size: int) -> None:
     if size > SIZE_LIMIT:
         raise WeightsError(
             f"{path}: would take {size / 2**30:.1f} GiB in memory; weights take at most {SIZE_LIMIT >> 30} GiB. "
-            "This is no AlphaFold network, or a file made to do harm: do not use it"
+            "This is not an AlphaFold network, or is a file made to do harm: do not use it"
         )
     if size > _MAX_COMPRESSION * path.stat().st_size:
         raise WeightsError(
@@ -180,7 +180,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
         if found is None:
             raise WeightsError(f"{path}: {DAMAGED}") from None
         raise WeightsError(
-            f"{path}: holds a Python object ({found[1]}) besides parameters; it {NO_PICKLES}. (Of a training "
+            f"{path}: holds a Python object ({found[1]}) in addition to parameters; it {NO_PICKLES}. (Of a training "
             "checkpoint, save the parameters alone: torch.save(checkpoint['ema']['params'], FILE).)"
         ) from None
     state = _state_dict(content)
