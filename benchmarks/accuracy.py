@@ -24,7 +24,7 @@ import numpy as np  # noqa: E402
 import fastfold  # noqa: E402
 from fastfold.data.training.dataset import open_training_set  # noqa: E402
 from fastfold.data.training.entry import Entry, read_entry  # noqa: E402
-from fastfold.training.calibration import calibrate, calibration_png  # noqa: E402
+from fastfold.training.report.calibration import calibrate, calibration_png  # noqa: E402
 from fastfold.training.validation import ChainScore, score_chain  # noqa: E402
 
 

@@ -38,10 +38,10 @@ from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack  # noqa:
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import set_precision  # noqa: E402
-from fastfold.inference.fold_plan import FoldPlan, Planner, parameter_bytes  # noqa: E402
-from fastfold.inference.memory_estimate import available_bytes, host_memory_bytes  # noqa: E402
-from fastfold.kernels.host_tier import HostTier  # noqa: E402
+from fastfold.inference.planning.available_memory import available_bytes, host_memory_bytes  # noqa: E402
+from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.memory import parse_bytes  # noqa: E402
+from fastfold.memory.offload import HostTier  # noqa: E402
 from fastfold.utils.device import choose_device  # noqa: E402
 
 C_Z = 128
@@ -167,7 +167,7 @@ def _stack_run(
 def _network_run(
     module: torch.nn.Module, n: int, rows: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
+    from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 
     def fold() -> None:
         result = module(lambda *_: features(n, *rows), num_recycles=0)
@@ -217,7 +217,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What a device with the budget would hold, and the host, at each length."""
-    from fastfold.inference.simulation import simulate
+    from fastfold.inference.simulate import simulate
 
     if options.memory_budget is None:
         raise SystemExit("--simulate needs a --memory-budget: there is no device to ask")

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.parallel import exchange
 from fastfold.parallel.alphafold import axial_parallel
-from fastfold.parallel.axial import AxialShards
-from fastfold.parallel.exchange import Pending
-from fastfold.parallel.groups import Group
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 
@@ -85,15 +85,15 @@ class ArtificialNetwork:
     @contextmanager
     def connected(self) -> Iterator[ArtificialNetwork]:
         """Every collective of this process goes over this network."""
-        names = [name for name in vars(exchange) if name.startswith("start_")]
-        originals = {name: getattr(exchange, name) for name in names}
+        names = [name for name in vars(async_ops) if name.startswith("start_")]
+        originals = {name: getattr(async_ops, name) for name in names}
         try:
             for name, start in originals.items():
-                setattr(exchange, name, self._delayed(name.removeprefix("start_"), start))
+                setattr(async_ops, name, self._delayed(name.removeprefix("start_"), start))
             yield self
         finally:
             for name, start in originals.items():
-                setattr(exchange, name, start)
+                setattr(async_ops, name, start)
 
     def _delayed(self, op: str, start: Callable[..., Pending]) -> Callable[..., Pending]:
         def delayed(*arguments: Any, **named: Any) -> Pending:

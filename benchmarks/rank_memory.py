@@ -9,12 +9,12 @@ import torch
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import FOLDING_POLICY
+from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.parallel.alphafold.dap import dap_parallel
 from fastfold.parallel.alphafold.workload import alphafold_workload, made_up_features, one_block_each
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.trace_recorder import Recorder
-from fastfold.parallel.tracing import counting_mesh
+from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.trace import Recorder
 
 _C_Z, _BYTES = 128, 4
 # Into so many the pair of 2,000 residues is cut by the policy of a fold; short ones would not be cut at all.

@@ -13,7 +13,7 @@ from fastfold.errors import FastFoldError
 
 _LAZY = {
     "AlphaFold": "fastfold.evoformer.model",
-    "Prediction": "fastfold.inference.prediction",
+    "Prediction": "fastfold.inference.output.prediction",
     "load_model": "fastfold.inference.api",
     "predict": "fastfold.inference.api",
     "model_config": "fastfold.evoformer.config",

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from examples.gpt.gpt import GPT, Attention
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
-from fastfold.parallel.collectives import gather
-from fastfold.parallel.groups import Group
+from fastfold.parallel.comm.collectives import gather
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.full_state import Maker
 from fastfold.parallel.pipeline import split_blocks
-from fastfold.parallel.plain_state import Maker
-from fastfold.parallel.sequence_module import SequenceParallel
+from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from fastfold.parallel.tensor_parallel import (
     ParallelEmbedding,
     ParallelLayerNorm,

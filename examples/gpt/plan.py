@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from examples.gpt.parallel import sequence_parallel, tensor_layers
 from fastfold.parallel import ParallelMesh, ParallelPlan, parallelize
-from fastfold.parallel.workload import Repeat, Workload, standard_layouts
+from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 
 class Step(nn.Module):

@@ -16,7 +16,7 @@ from fastfold.cli.train import add_train_command
 from fastfold.cli.verify import add_verify_command
 from fastfold.cli.weights import add_weights_command
 from fastfold.errors import FastFoldError
-from fastfold.inference.failures import debugging, internal_error
+from fastfold.inference.error_messages import debugging, internal_error
 
 _EPILOG = """\
 examples:

@@ -101,9 +101,9 @@ def run_plan(options: argparse.Namespace) -> int:
 
 def _plan_training(options: argparse.Namespace) -> int:
     from fastfold.parallel.alphafold.workload import alphafold_workload
-    from fastfold.parallel.hardware import rates
-    from fastfold.parallel.plan_table import assumptions_text, plan_table
-    from fastfold.parallel.search import best_plans
+    from fastfold.parallel.planner.hardware import rates
+    from fastfold.parallel.planner.report import assumptions_text, plan_table
+    from fastfold.parallel.planner.search import best_plans
 
     speeds = rates(options.gpu, measured=options.measured)
     workload = alphafold_workload(

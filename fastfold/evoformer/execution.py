@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fastfold.kernels.host_tier import HostTier, WaitingRows
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory.offload import HostTier, WaitingRows
 
 
 class Block(NamedTuple):

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastfold.evoformer import confidence
 from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
 from fastfold.evoformer.execution import PolicyModule
@@ -18,6 +17,7 @@ from fastfold.evoformer.heads import (
     MaskedMsaHead,
     PredictedAlignedErrorHead,
     PredictedLDDTHead,
+    plddt,
 )
 from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder, MultimerTemplateTorsionEmbedder
 from fastfold.evoformer.primitives import Linear
@@ -321,7 +321,7 @@ class AlphaFold(PolicyModule):
             return
         with torch.no_grad():
             logits = self.heads["predicted_lddt"](representations)["logits"]
-            on_cycle(cycle, {"mean_plddt": float(confidence.plddt(logits).mean())})
+            on_cycle(cycle, {"mean_plddt": float(plddt(logits).mean())})
 
 
 def _change(before: Features, after: Features, seq_mask: Tensor) -> float:

@@ -16,12 +16,12 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
-from fastfold.inference.fold_plan import FoldPlan
 from fastfold.inference.folding import fold, keeps_pae
-from fastfold.inference.memory_budget import fold_model
-from fastfold.inference.memory_estimate import check_fits
-from fastfold.inference.networks import network_name, weights_path
-from fastfold.inference.prediction import Prediction
+from fastfold.inference.models import network_name, weights_path
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.planning.available_memory import check_fits
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.planning.retry import fold_model
 from fastfold.memory import parse_bytes
 from fastfold.utils.device import choose_device
 
@@ -85,7 +85,7 @@ def predict(
         pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
 
     Returns:
-        The prediction, plain values; :meth:`~fastfold.inference.prediction.Prediction.save` writes it.
+        The prediction, plain values; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
 
     Raises:
         InputError: The sequence, an alignment or templates cannot be used, or the target does not fit into memory.

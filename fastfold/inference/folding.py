@@ -1,4 +1,4 @@
-"""Fold one target with one network: features in, :class:`~fastfold.inference.prediction.Prediction` out."""
+"""Fold one target with one network: features in, :class:`~fastfold.inference.output.prediction.Prediction` out."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Chain
 from fastfold.errors import OutputError
-from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import FOLDING_POLICY, FoldPlan
-from fastfold.inference.heap import trimmed_heap
-from fastfold.inference.prediction import Prediction
+from fastfold.inference.malloc_trim import trimmed_heap
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 
 OnCycle = Callable[[int, dict[str, Any]], None]
 LARGEST_PAE = 5000

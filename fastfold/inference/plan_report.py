@@ -12,9 +12,9 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.fold_plan import FoldPlan, Planner
-from fastfold.inference.memory_estimate import host_memory_bytes, plan_target
-from fastfold.inference.operator_cost import measure_costs
+from fastfold.inference.planning.available_memory import host_memory_bytes, plan_target
+from fastfold.inference.planning.planner import FoldPlan, Planner
+from fastfold.inference.planning.time_model import measure_costs
 from fastfold.memory import parse_bytes
 from fastfold.utils.device import choose_device
 from fastfold.utils.units import GIB

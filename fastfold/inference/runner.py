@@ -16,18 +16,18 @@ from fastfold.data.msa.find import load_alignments
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import Precision
-from fastfold.inference.failures import debugging, reason
-from fastfold.inference.files import CompletionMarker
-from fastfold.inference.fold_plan import FoldPlan
+from fastfold.inference.distributed import Team, TeamFailed, start_team
+from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding import fold, keeps_pae
-from fastfold.inference.memory_budget import fold_model
-from fastfold.inference.memory_estimate import check_fits
-from fastfold.inference.networks import MINI, Network, about_mini, open_networks, suitable
-from fastfold.inference.prediction import Prediction
+from fastfold.inference.models import MINI, Network, about_mini, open_networks, suitable
+from fastfold.inference.output.completion import CompletionMarker
+from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.output.writer import Alignments, run_record, write_target
+from fastfold.inference.planning.available_memory import check_fits
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.planning.retry import fold_model
 from fastfold.inference.progress import Progress
-from fastfold.inference.reference import compare_target, find_reference
-from fastfold.inference.results import Alignments, run_record, write_target
-from fastfold.inference.team import Team, TeamFailed, start_team
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.device import choose_device
 
@@ -96,7 +96,7 @@ def run(
         device: ``auto``, ``cpu`` or ``cuda``.
         settings: See :class:`Settings`.
         parallel: ``dap=<number>``: so many processes fold each target together; see
-            :mod:`fastfold.inference.team`. On all but the first the summary is empty.
+            :mod:`fastfold.inference.distributed`. On all but the first the summary is empty.
         memory_budget: Bytes that a fold may take; None for what the device has free.
 
     Raises:

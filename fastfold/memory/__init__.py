@@ -3,12 +3,12 @@
 :class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
 """
 
-from fastfold.memory.devices import DeviceFull
-from fastfold.memory.gemini import Gemini
-from fastfold.memory.planner import choose_spans, plan, with_spans
-from fastfold.memory.schedule import Access, BudgetError, Plan, Span, smallest_budget
-from fastfold.memory.simulated import SimulatedDevice
-from fastfold.memory.tiers import NvmeTier, Tier
+from fastfold.memory.devices.device import DeviceFull
+from fastfold.memory.devices.simulated import SimulatedDevice
+from fastfold.memory.devices.tiers import NvmeTier, Tier
+from fastfold.memory.gemini.manager import Gemini
+from fastfold.memory.planner.planner import choose_spans, plan, with_spans
+from fastfold.memory.planner.schedule import Access, BudgetError, Plan, Span, smallest_budget
 from fastfold.utils.units import parse_bytes
 
 __all__ = [

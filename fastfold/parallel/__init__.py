@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastfold.parallel.groups import CommunicationLog, Group, shard_sizes
+from fastfold.parallel.comm.groups import CommunicationLog, Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.parallelize import parallelize
 from fastfold.parallel.plan import ParallelPlan
 
 if TYPE_CHECKING:
-    from fastfold.parallel.search import best_plans
+    from fastfold.parallel.planner.search import best_plans
 
 __all__ = [
     "CommunicationLog",
@@ -35,7 +35,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Tracing on tensors without data brings in a large part of PyTorch, which no training run needs.
     if name == "best_plans":
-        from fastfold.parallel.search import best_plans
+        from fastfold.parallel.planner.search import best_plans
 
         return best_plans
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

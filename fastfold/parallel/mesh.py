@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.groups import CommunicationLog, Group, Reporter
+from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter
 from fastfold.parallel.plan import ParallelPlan
 
 # Names of the tensor parallel group's dimensions. A name is that of the group that varies along the dimension:

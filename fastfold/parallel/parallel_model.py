@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import exchange
-from fastfold.parallel.fully_sharded import FullySharded
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.data_parallel.fsdp import FullySharded
+from fastfold.parallel.data_parallel.full_state import PlainState
+from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
+from fastfold.parallel.data_parallel.sharded_norm import whole
+from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.parallel_optimizer import ParallelOptimizer
-from fastfold.parallel.plain_state import PlainState
-from fastfold.parallel.shard_norms import whole
-from fastfold.parallel.stages import Replicated
 from fastfold.parallel.tensor_parallel.layout import layouts
 
 Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
@@ -85,7 +85,7 @@ class Parallel:
         total = torch.tensor([float(count)], dtype=torch.float64, device=self._device())
         for group in (*self._batch_groups(), self.mesh.group("sp"), self.mesh.group("dap")):
             if group.size > 1:
-                total = exchange.start_all_reduce(total, group).wait()
+                total = async_ops.start_all_reduce(total, group).wait()
         return count / max(float(total), 1e-300)
 
     # ---- gradients and optimizer -----------------------------------------------------------------------

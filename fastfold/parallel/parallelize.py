@@ -10,15 +10,15 @@ from typing import Any
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import exchange
-from fastfold.parallel.buckets import BUCKET_ELEMENTS, Buckets
-from fastfold.parallel.fully_sharded import FullySharded, Units, listed_modules
-from fastfold.parallel.groups import Group
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
+from fastfold.parallel.data_parallel.fsdp import FullySharded, Units, listed_modules
+from fastfold.parallel.data_parallel.full_state import Maker, PlainState
+from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
-from fastfold.parallel.plain_state import Maker, PlainState
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.stages import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.tensor_parallel.layout import parameter_cuts
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
@@ -49,8 +49,8 @@ def parallelize(
         stages: For ``pp``: splits the model into so many modules, which compose to it; see
             :mod:`fastfold.parallel.pipeline`.
         sequence: For ``sp``: puts sequence parallelism into the model, as
-            :class:`fastfold.parallel.sequence_parallel.SequenceParallel` does; what it returns is the result's
-            ``sequence``.
+            :class:`fastfold.parallel.sequence_parallel.attention.SequenceParallel` does; what it returns is the
+            result's ``sequence``.
         units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
         device_type: ``cpu`` or ``cuda``.
         bucket_elements: Elements of gradient that are communicated at once.
@@ -161,7 +161,7 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
             continue
         buckets = Buckets(tensors, 1, elements)
         for bucket in buckets:
-            flat = exchange.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
+            flat = async_ops.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
             for number, x in buckets.split(bucket, flat).items():
                 tensors[number].copy_(x)
 

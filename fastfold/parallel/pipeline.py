@@ -23,7 +23,7 @@ from torch.distributed.pipelining import (
 from torch.utils._pytree import tree_map_only
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.groups import shard_sizes
+from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.parallel_model import Parallel
 
 SCHEDULES: dict[str, Any] = {

@@ -12,9 +12,9 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer
 from fastfold.parallel.alphafold.workload import alphafold_workload
-from fastfold.parallel.hardware import ACCELERATORS, accelerator
-from fastfold.parallel.plan_table import seconds_text
-from fastfold.parallel.search import best_plans, overrides
+from fastfold.parallel.planner.hardware import ACCELERATORS, accelerator
+from fastfold.parallel.planner.report import seconds_text
+from fastfold.parallel.planner.search import best_plans, overrides
 from fastfold.training.config import TrainConfig
 
 

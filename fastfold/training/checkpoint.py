@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from fastfold.errors import ConfigError
-from fastfold.training.world import World
+from fastfold.training.distributed import World
 
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{8})")

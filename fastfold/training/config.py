@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastfold.errors import ConfigError
-from fastfold.training.parallel_plan import ParallelConfig
+from fastfold.training.parallel_config import ParallelConfig
 
 
 @dataclass
@@ -124,7 +124,8 @@ class OptimConfig:
 
     Attributes:
         name: ``adam``; ``muon`` (the matrices of the blocks and of the structure module by Muon, everything else by
-            Adam); or for batches of thousands ``lamb`` or ``lars`` (see :mod:`fastfold.parallel.large_batch`).
+            Adam); or for batches of thousands ``lamb`` or ``lars`` (see
+            :mod:`fastfold.parallel.data_parallel.large_batch`).
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
         decay_after: Step after which the rate is multiplied once, or null.

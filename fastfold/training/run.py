@@ -13,20 +13,26 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
+from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
-from fastfold.training.ema import ExponentialMovingAverage
-from fastfold.training.loggers import CsvLogger, JsonLinesLogger, Logger, LoggerGroup, TensorBoardLogger
+from fastfold.training.data import EntryReader, SampleSource, entry_reader, make_loader, open_source
+from fastfold.training.distributed import World, start_world
+from fastfold.training.logging.draw_log import OrderLog, consumed_chains
+from fastfold.training.logging.loggers import (
+    CsvLogger,
+    JsonLinesLogger,
+    Logger,
+    LoggerGroup,
+    TensorBoardLogger,
+)
+from fastfold.training.logging.progress import TrainingProgress
 from fastfold.training.lora import merge_lora
-from fastfold.training.network import build_network, plain_network
-from fastfold.training.order_log import OrderLog, consumed_chains
-from fastfold.training.progress import TrainingProgress
-from fastfold.training.report import write_report
-from fastfold.training.samples import EntryReader, SampleSource, entry_reader, make_loader, open_source
+from fastfold.training.optim.ema import ExponentialMovingAverage
+from fastfold.training.report.report import write_report
 from fastfold.training.trainer import Hooks, Numbers, Trainer
 from fastfold.training.validation import ChainScore, score_entry
-from fastfold.training.world import World, start_world
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 

@@ -23,15 +23,15 @@ from fastfold.evoformer.losses import alphafold_loss
 from fastfold.parallel import Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
-from fastfold.training.chain_exchange import exchange_chains
+from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig
-from fastfold.training.ema import ExponentialMovingAverage
-from fastfold.training.gradients import SampleGradients
-from fastfold.training.optimizers import make_optimizer
-from fastfold.training.placement import place
-from fastfold.training.schedule import AlphaFoldSchedule
-from fastfold.training.world import World
+from fastfold.training.distributed import World
+from fastfold.training.offload import place
+from fastfold.training.optim.ema import ExponentialMovingAverage
+from fastfold.training.optim.grad_accumulation import SampleGradients
+from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
+from fastfold.training.optim.optimizers import make_optimizer
 
 Numbers = dict[str, float]
 

@@ -16,13 +16,13 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.complex_sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.data.training.entry import EntryData
-from fastfold.evoformer.confidence import plddt
+from fastfold.evoformer.heads import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
-from fastfold.training.chain_exchange import exchanged_atoms
+from fastfold.training.chain_permutation import exchanged_atoms
 
 _CA = rc.atom_order["CA"]
 

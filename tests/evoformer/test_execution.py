@@ -7,7 +7,7 @@ import torch
 
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
-from tests.evoformer.small import oracle_config
+from tests.helpers.networks import oracle_config
 
 
 def _block(global_column: bool = False, outer_first: bool = False) -> EvoformerBlock:

@@ -13,21 +13,21 @@ from torch import Tensor
 import fastfold
 from fastfold.data.fasta import read_fasta
 from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_from_merged
-from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
+from fastfold.evoformer.heads import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.simulation import SimulatedHost
+from fastfold.inference.simulate import SimulatedHost
 from fastfold.inference.verify import verify
-from fastfold.kernels.host_tier import HostTier
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice
+from fastfold.memory.offload import HostTier
 from tests.conftest import REPOSITORY, require_shared
-from tests.evoformer.small import folder, oracle_arrays, oracle_config, oracle_features, random_model
+from tests.helpers.networks import folder, oracle_arrays, oracle_config, oracle_features, random_model
 
 
 def smallest() -> ExecutionPolicy:

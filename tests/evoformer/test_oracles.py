@@ -9,7 +9,7 @@ import pytest
 
 from fastfold.inference.verify import verify
 from tests.conftest import require_shared
-from tests.evoformer.small import folder
+from tests.helpers.networks import folder
 
 CARRIED = ("synthetic_monomer", "synthetic_multimer")
 ELSEWHERE = ("monomer_ptm", "monomer_deep_msa", "multimer_homodimer")

@@ -7,7 +7,7 @@ import torch
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.evoformer import model as model_module
-from tests.evoformer.small import oracle_arrays, oracle_config, oracle_features, random_model
+from tests.helpers.networks import oracle_arrays, oracle_config, oracle_features, random_model
 
 
 def test_features_may_come_one_cycle_at_a_time() -> None:

@@ -12,7 +12,7 @@ from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import Linear, SharedDropout
-from tests.evoformer.small import oracle_config, oracle_features, random_model
+from tests.helpers.networks import oracle_config, oracle_features, random_model
 
 
 @pytest.mark.parametrize(("shared_dim", "shape"), [(-3, (1, 9, 4)), (-2, (8, 1, 4))])

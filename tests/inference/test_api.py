@@ -14,8 +14,8 @@ from fastfold.data.msa.find import read_msa
 from fastfold.errors import ConfigError, InputError, WeightsError
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference import fold_plan
-from tests.inference.conftest import ORACLES, CommandLine
+from fastfold.inference.planning import planner
+from tests.helpers.command_line import ORACLES, CommandLine
 
 SEQUENCE = "MKTAYIAKQR"
 OTHER = "GSHMAWLPE"
@@ -133,8 +133,8 @@ def test_folding_changes_no_parameter(monomer: AlphaFold):
 def test_folding_in_place_and_in_blocks_gives_what_the_plain_network_gives(
     monkeypatch: pytest.MonkeyPatch, monomer: AlphaFold, query: Path
 ):
-    assert fold_plan.FOLDING_POLICY.inplace
-    assert fold_plan.FOLDING_POLICY.block_elements is not None
+    assert planner.FOLDING_POLICY.inplace
+    assert planner.FOLDING_POLICY.block_elements is not None
     found = {}
     seen: set[ExecutionPolicy] = set()
 
@@ -142,11 +142,11 @@ def test_folding_in_place_and_in_blocks_gives_what_the_plain_network_gives(
         return {m.policy for m in module.modules() if isinstance(m, PolicyModule)}
 
     for name, policy in {
-        "own": fold_plan.FOLDING_POLICY,
+        "own": planner.FOLDING_POLICY,
         "plain": ExecutionPolicy(),
         "small": ExecutionPolicy(64, True),
     }.items():
-        monkeypatch.setattr(fold_plan, "FOLDING_POLICY", policy)
+        monkeypatch.setattr(planner, "FOLDING_POLICY", policy)
         seen.clear()
         with monomer.register_forward_pre_hook(lambda module, _: seen.update(policies(module))):
             found[name] = fastfold.predict(SEQUENCE, monomer, msa=query, num_recycles=1).atom_positions

@@ -23,9 +23,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.inference import results
+from fastfold.inference.output import writer
 from fastfold.utils import atomic_files as files
-from tests.inference.conftest import ORACLES, CommandLine, Outcome
+from tests.helpers.command_line import ORACLES, CommandLine, Outcome
 
 SEQUENCE = "MKTAYIAKQR"
 
@@ -364,7 +364,7 @@ class TestOutputFolder:
             raise files.OutputError("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(results.Prediction, "save", save)
+            patch.setattr(writer.Prediction, "save", save)
             assert cli.infer(fasta, "--seed", "1").code == 1
         assert cli.contents() == before
         assert "skipped" in cli.infer(fasta).err

@@ -13,10 +13,10 @@ from fastfold.data.training.dataset import open_training_set
 from fastfold.data.training.entry import read_entry
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import weights_info
-from fastfold.inference.networks import weights_path
+from fastfold.inference.models import weights_path
 from fastfold.training.validation import score_chain
 from tests.conftest import REPOSITORY, require_shared
-from tests.inference.conftest import QUICK, CommandLine
+from tests.helpers.command_line import QUICK, CommandLine
 
 EXAMPLES = ("1igd", "1ctf", "1ail", "1tig", "1ten")
 

@@ -16,16 +16,13 @@ import torch
 
 from fastfold.evoformer.config import model_config
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Imports a module of the benchmarks' folder, as the program there does."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+def load() -> Any:
+    """Imports a module of the kernels' benchmark."""
 
     def loaded(name: str) -> ModuleType:
-        return importlib.import_module(name)
+        return importlib.import_module(f"benchmarks.kernels.{name}")
 
     return loaded
 
@@ -36,7 +33,7 @@ def test_it_refuses_to_measure_without_a_gpu(
     load: Any, option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        load("kernels").main(option)
+        load("run").main(option)
     assert stop.value.code == 2
     assert "GPU" in capsys.readouterr().err
 
@@ -44,7 +41,7 @@ def test_it_refuses_to_measure_without_a_gpu(
 def test_a_trial_writes_table_and_plots_that_say_what_they_are(load: Any, tmp_path: Path) -> None:
     operators = ["layer_norm", "triangle_attention"]
     arguments = ["--device", "cpu", "--sizes", "16", "--out", str(tmp_path), "--operators", *operators]
-    assert load("kernels").main(arguments) == 0
+    assert load("run").main(arguments) == 0
     rows = list(csv.DictReader((tmp_path / "kernels_cpu_bfloat16.csv").open()))
     assert {row["operator"] for row in rows} == set(operators)
     for operator in operators:
@@ -62,9 +59,9 @@ def test_a_trial_writes_table_and_plots_that_say_what_they_are(load: Any, tmp_pa
 
 
 def test_what_there_is_no_time_for_is_left_out_from_the_least_important_on(load: Any) -> None:
-    kernel_runs, measuring = load("kernel_runs"), load("measuring")
+    kernel_runs, measuring = load("runs"), load("measuring")
     meter = measuring.Meter(torch.device("cpu"), 0.0)
-    found = load("kernel_cases").cases((16, 1024), ((4, 16),))
+    found = load("cases").cases((16, 1024), ((4, 16),))
     planned = kernel_runs.runs(found, ((4, 16),), meter, measuring.Ceilings(1, 1), torch.float32)
     assert (planned[0].operator, planned[0].residues, planned[0].implementation) == (
         *("triangle_attention", 1024),
@@ -83,7 +80,7 @@ def test_what_there_is_no_time_for_is_left_out_from_the_least_important_on(load:
 def test_what_fails_is_noted_and_ours_is_not_forgiven(
     name: str, load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels, kernel_runs = load("kernels"), load("kernel_runs")
+    kernels, kernel_runs = load("run"), load("runs")
 
     def measure() -> Any:
         yield kernel_runs.Row("softmax", "N=1", 1, "forward", name, 1.0)
@@ -102,9 +99,9 @@ def test_what_fails_is_noted_and_ours_is_not_forgiven(
 
 def test_eager_operators_are_the_same_operators(load: Any) -> None:
     """What we are compared with computes what we compute."""
-    rivals = load("kernel_rivals")
+    rivals = load("rivals")
     device = torch.device("cpu")
-    for case in load("kernel_cases").cases((9,), ((4, 9),)):
+    for case in load("cases").cases((9,), ((4, 9),)):
         inputs = case.make(device, torch.float32)
         ours, *others = rivals.implementations(case.operator, device)
         assert ours.name == "fastfold"
@@ -120,7 +117,7 @@ def test_eager_operators_are_the_same_operators(load: Any) -> None:
 def test_the_block_is_the_official_one(load: Any) -> None:
     """Its few numbers stand in the benchmark, which must run where no configurations are installed."""
     official = model_config("model_1").model.embeddings_and_evoformer.evoformer
-    for step, numbers in load("kernel_block").block_config().items():
+    for step, numbers in load("block").block_config().items():
         for name, value in numbers.items():
             assert official[step][name] == value, (step, name)
 
@@ -132,15 +129,15 @@ def test_the_check_at_large_sizes_notices_what_is_wrong(
     load: Any, operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arguments = ["--device", "cpu", "--check", "--sizes", "24", "--dtype", "float32"]
-    kernels = load("kernels")
+    kernels = load("run")
     assert kernels.main([*arguments, "--operators", operator]) == 0
-    right = load("kernel_rivals")._OURS[operator]
+    right = load("rivals")._OURS[operator]
 
     def wrong(**inputs: torch.Tensor) -> torch.Tensor:
         name = next(iter(inputs))
         return right(**inputs) + 1e-4 * inputs[name].square().mean()
 
-    monkeypatch.setitem(load("kernel_rivals")._OURS, operator, wrong)
+    monkeypatch.setitem(load("rivals")._OURS, operator, wrong)
     assert kernels.main([*arguments, "--operators", operator]) == 1
 
 
@@ -148,9 +145,9 @@ def test_tuning_writes_configurations_that_the_kernels_then_take(
     load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FASTFOLD_KERNELS", "triton")
-    tuning, measuring = load("kernel_tuning"), load("measuring")
+    tuning, measuring = load("tuning"), load("measuring")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    (case,) = [c for c in load("kernel_cases").cases((4,), ()) if c.operator == "layer_norm"]
+    (case,) = [c for c in load("cases").cases((4,), ()) if c.operator == "layer_norm"]
     meter = measuring.Meter(device, 0.0)
     # Anything is 10% faster with 8 warps, and nothing else matters.
     monkeypatch.setattr(meter, "time", lambda step, sets: measuring.Timing(_cost(step, sets[0]), 0.0, 0.0))

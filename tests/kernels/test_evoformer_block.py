@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from tests.kernels.triton_testing import DEVICE
+from tests.helpers.kernel_checks import DEVICE
 
 
 def _block(global_column: bool) -> EvoformerBlock:

@@ -24,9 +24,9 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels.common.backend import interpreted
 from fastfold.kernels.ops.softmax.op import softmax_definition
-from tests.kernels.forced_blocks import WHOLE, force_blocks
+from tests.helpers.forced_blocks import WHOLE, force_blocks
+from tests.helpers.kernel_checks import DEVICE, check_against_definition
 from tests.kernels.test_operators import NAMES, Case, case_of
-from tests.kernels.triton_testing import DEVICE, check_against_definition
 
 BESIDE = 2**15
 """Elements of NaN before and behind an input: more than any block that hangs over."""

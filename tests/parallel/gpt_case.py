@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
 from examples.gpt.parallel import sequence_parallel, split_stages, tensor_layers
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
-from fastfold.parallel.large_batch import Lamb, Lars
+from fastfold.parallel.data_parallel.large_batch import Lamb, Lars
 
 # Nothing divides by 2: 3 heads, 13 tokens, a batch of 5 rows with 7 positions.
 ROWS, LENGTH, VOCABULARY = 5, 7, 13

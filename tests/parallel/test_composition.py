@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fastfold.parallel import ParallelPlan, parallelize
-from tests.parallel.axial_cases import difference
-from tests.parallel.axial_networks import (
+from tests.helpers.spawn_ranks import launch
+from tests.parallel.alphafold.axial_cases import difference
+from tests.parallel.alphafold.axial_networks import (
     BLIND,
     gradient_differences,
     monomer_sample,
@@ -19,7 +20,6 @@ from tests.parallel.axial_networks import (
     worst_of,
 )
 from tests.parallel.gpt_case import OPTIMIZERS, three_steps
-from tests.parallel.launch import launch
 
 
 def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:

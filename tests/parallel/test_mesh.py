@@ -10,7 +10,7 @@ import torch.distributed as dist
 from fastfold.errors import ConfigError
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from tests.parallel.launch import launch
+from tests.helpers.spawn_ranks import launch
 
 
 @pytest.mark.parametrize(

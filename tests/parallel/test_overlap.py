@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from benchmarks.overlap import ArtificialNetwork, measure_overlap
-from fastfold.parallel.collectives import all_to_all_async, gather_async
+from fastfold.parallel.comm.collectives import all_to_all_async, gather_async
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from tests.parallel.launch import launch
+from tests.helpers.spawn_ranks import launch
 
 LATENCY = 0.1
 

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, parallelize
+from tests.helpers.drop_reductions import undetected_reductions
+from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import (
     OPTIMIZERS,
     Reference,
@@ -25,8 +27,6 @@ from tests.parallel.gpt_case import (
     parallel_loss,
     three_steps,
 )
-from tests.parallel.launch import launch
-from tests.parallel.mutation import undetected_reductions
 
 PLANS: dict[int, list[tuple[ParallelPlan, str]]] = {
     2: [

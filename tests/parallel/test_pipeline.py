@@ -15,10 +15,12 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import EvoformerStack
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
 from fastfold.parallel.alphafold.pipeline import stack_stages
-from fastfold.parallel.collectives import all_reduce
+from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.pipeline import Pipeline, split_blocks
-from tests.evoformer.small import oracle_config
-from tests.parallel.axial_networks import BLIND, small_network
+from tests.helpers.drop_reductions import undetected_reductions
+from tests.helpers.networks import oracle_config
+from tests.helpers.spawn_ranks import launch
+from tests.parallel.alphafold.axial_networks import BLIND, small_network
 from tests.parallel.gpt_case import (
     OPTIMIZERS,
     VOCABULARY,
@@ -28,8 +30,6 @@ from tests.parallel.gpt_case import (
     largest_differences,
     make_gpt,
 )
-from tests.parallel.launch import launch
-from tests.parallel.mutation import undetected_reductions
 
 MICROBATCHES, LENGTH = 4, 7
 CLIP = 0.1

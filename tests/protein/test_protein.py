@@ -8,7 +8,7 @@ import pytest
 from fastfold.data.targets import make_chains
 from fastfold.errors import OutputError
 from fastfold.protein.protein import PDB_CHAIN_IDS, chain_name, check_writable
-from tests.protein.structures import make_protein
+from tests.helpers.structures import make_protein
 
 
 def test_chain_names_are_distinct_and_start_with_the_letters_of_pdb_files():

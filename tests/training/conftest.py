@@ -11,7 +11,7 @@ import torch
 
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
-from tests.evoformer.small import oracle_arrays
+from tests.helpers.networks import oracle_arrays
 
 TINY = [
     "+preset=overfit",

@@ -9,7 +9,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import best_plans
 from fastfold.training.auto_parallel import choose_plan, workload_of
 from fastfold.training.compose import compose_config, network_config
-from fastfold.training.parallel_plan import plan_of
+from fastfold.training.parallel_config import plan_of
 
 OVERRIDES = [
     "model=mini",

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 
 from fastfold.errors import ConfigError
 from fastfold.training.checkpoint import Checkpoints
-from fastfold.training.world import World
+from fastfold.training.distributed import World
 
 
 class Run:

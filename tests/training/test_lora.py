@@ -13,9 +13,9 @@ from torch.nn.utils import parametrize
 from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import load_model, save_weights
-from fastfold.training.ema import ExponentialMovingAverage
 from fastfold.training.lora import add_lora, freeze, lora_state_dict, merge_lora
-from tests.evoformer.small import oracle_config, oracle_features, random_model
+from fastfold.training.optim.ema import ExponentialMovingAverage
+from tests.helpers.networks import oracle_config, oracle_features, random_model
 
 
 @cache

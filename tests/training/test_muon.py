@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import parallelize
 from fastfold.training.compose import compose_config
 from fastfold.training.config import OptimConfig
-from fastfold.training.optimizers import MuonWithAdam, make_optimizer
+from fastfold.training.optim.optimizers import MuonWithAdam, make_optimizer
 from tests.training.conftest import TINY
 
 MUON = OptimConfig(name="muon", lr=1e-3, muon_lr=5e-3, momentum=0.95)

@@ -15,8 +15,7 @@ from fastfold.errors import ConfigError, OutputError
 from fastfold.memory import BudgetError, Gemini
 from fastfold.training.checkpoint import damage
 from fastfold.training.compose import compose_config
-
-from .test_train import command, environment, here, losses, wait_for, weights
+from tests.training.test_train import command, environment, here, losses, wait_for, weights
 
 COMMON = [
     "memory.checkpointing=true",
@@ -38,7 +37,7 @@ POLICIES = {
 @pytest.fixture(scope="module")
 def unmanaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Data and a run without a memory policy, recycling and checkpointing on."""
-    from .conftest import write_helix
+    from tests.training.conftest import write_helix
 
     folder = tmp_path_factory.mktemp("memory")
     for part, number, residues in (("train", 0, 12), ("train", 1, 16), ("valid", 2, 14)):

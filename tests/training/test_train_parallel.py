@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 from fastfold.data.loading.loader import SampleLoader
 from fastfold.training.compose import compose_config, network_config
-from fastfold.training.samples import make_loader, open_source
+from fastfold.training.data import make_loader, open_source
 from tests.training.conftest import TINY
 from tests.training.test_train import SHORT, environment, here, losses, run, weights
 

@@ -8,4 +8,5 @@ so attention makes it the mean of its values."""
 
 
 MOST_HEADS = 16
-"""Most heads that they take: with 32 beside 128 channels of float32 the registers of a program do not suffice."""
+"""Most heads that the Triton kernels of the pair bias take: with 32 beside 128 channels of float32 the registers of a
+program do not suffice."""

@@ -22,10 +22,10 @@ from fastfold.evoformer.evoformer import (
     TemplatePairStack,
 )
 from fastfold.evoformer.execution import ExecutionPolicy
-from fastfold.parallel.alphafold.fetched_again import FetchingStep
-from fastfold.parallel.axial import AxialShards
-from fastfold.parallel.exchange import Pending, ready
-from fastfold.parallel.handle import Handle
+from fastfold.parallel.alphafold.regather import FetchingStep
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_ops import Pending, ready
 
 Moving = Handle | Pending
 

@@ -1,12 +1,88 @@
-"""The ranks of one protein, in whichever way a plan lays them out."""
+"""Dynamic axial parallelism put onto a network from outside, in whichever way a plan lays the ranks out."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from fastfold.parallel.alphafold.axial_parallel import axial_parallel
+from fastfold.errors import ConfigError
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairBlock, TemplatePairStack
+from fastfold.evoformer.heads import DistogramHead
+from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.msa_attention import MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.parallel.alphafold.axial_blocks import (
+    AxialEvoformerBlock,
+    AxialEvoformerStack,
+    AxialTemplatePairBlock,
+    AxialTemplatePairStack,
+)
+from fastfold.parallel.alphafold.axial_layers import (
+    AxialMSARowAttention,
+    AxialOuterProductMean,
+    AxialTriangleAttention,
+    AxialTriangleMultiplication,
+)
+from fastfold.parallel.alphafold.axial_model import (
+    AxialAlphaFold,
+    AxialDistogramHead,
+    AxialInvariantPointAttention,
+)
+from fastfold.parallel.alphafold.convert import take_forms
 from fastfold.parallel.alphafold.grid_parallel import grid_parallel
+from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
+
+_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+    AlphaFold: AxialAlphaFold,
+    EvoformerStack: AxialEvoformerStack,
+    EvoformerBlock: AxialEvoformerBlock,
+    TemplatePairStack: AxialTemplatePairStack,
+    TemplatePairBlock: AxialTemplatePairBlock,
+    MSARowAttention: AxialMSARowAttention,
+    OuterProductMean: AxialOuterProductMean,
+    TriangleAttention: AxialTriangleAttention,
+    TriangleMultiplication: AxialTriangleMultiplication,
+    InvariantPointAttention: AxialInvariantPointAttention,
+    DistogramHead: AxialDistogramHead,
+}
+
+
+def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
+    """Shard a network, or a part of it, over the mesh's ``dap`` group, in place.
+
+    Each module that communicates becomes its parallel form (:class:`AxialAlphaFold` and the like) with the same
+    parameters under the same names. To be called before anything that wraps ``forward`` (autocast, compilation) or
+    shards parameters, with the same model on every rank of the group.
+
+    The ranks of one group see one protein: give them the same features, and for dropout the same state of the random
+    number generator. After ``backward`` of the same loss on every rank a parameter's gradient is the mean over
+    the group: of data parallel and these ranks together (DDP's and FSDP's mean over ``mesh.group("replicas")``), or
+    :func:`fastfold.parallel.axial.shards.mean_gradients` over ``mesh.group("dap")``.
+
+    Args:
+        model: An :class:`fastfold.evoformer.model.AlphaFold`, or any of its modules.
+        mesh: The ranks; nothing is done where a DAP group is one rank.
+
+    Raises:
+        ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
+            of ``mini``).
+    """
+    group = mesh.group("dap")
+    if group.size == 1:
+        return
+    for block in model.modules():
+        if isinstance(block, EvoformerBlock) and None in (
+            block.msa_column_attention,
+            block.triangle_attention_ending,
+        ):
+            raise ConfigError(
+                "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
+                "an axis: use dap=1, or another network"
+            )
+    take_forms(model, _FORMS, shards=AxialShards(group))
 
 
 def dap_parallel(model: nn.Module, mesh: ParallelMesh) -> None:

@@ -14,13 +14,13 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import AxialEvoformerBlock, AxialEvoformerStack, Moving
-from fastfold.parallel.alphafold.axial_network import (
+from fastfold.parallel.alphafold.axial_model import (
     AxialAlphaFold,
     AxialDistogramHead,
     AxialInvariantPointAttention,
 )
-from fastfold.parallel.alphafold.forms import take_forms
-from fastfold.parallel.alphafold.grid_steps import (
+from fastfold.parallel.alphafold.convert import take_forms
+from fastfold.parallel.alphafold.grid_layers import (
     ATTENTIONS,
     GridLayout,
     GridMSARowAttention,
@@ -28,12 +28,12 @@ from fastfold.parallel.alphafold.grid_steps import (
     GridTriangleAttention,
     GridTriangleMultiplication,
 )
-from fastfold.parallel.axial import AxialShards
-from fastfold.parallel.exchange import Box
-from fastfold.parallel.grid import Grid
-from fastfold.parallel.grid_product import CONTRACTIONS
+from fastfold.parallel.axial.grid import Grid
+from fastfold.parallel.axial.grid_matmul import CONTRACTIONS
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.async_ops import Box
+from fastfold.parallel.comm.redistribute import redistribute_async
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.redistribute import redistribute_async
 
 
 class GridEvoformerBlock(AxialEvoformerBlock):
@@ -121,7 +121,7 @@ def grid_parallel(
         model: An :class:`fastfold.evoformer.model.AlphaFold` or any of its modules.
         mesh: The ranks, of a plan with ``dap_mode="grid"``; nothing is done where the group is one rank.
         contraction: How triangles are summed: ``summa``, ``channels`` or ``auto``; see
-            :func:`fastfold.parallel.grid_product.contract`.
+            :func:`fastfold.parallel.axial.grid_matmul.contract`.
         attention: How rows and columns attend: ``ring``, ``switch`` or ``auto``; see :class:`GridLayout`.
 
     Raises:

@@ -15,7 +15,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
 from fastfold.parallel.alphafold.dap import dap_parallel
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.workload import Repeat, Workload, standard_layouts
+from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
 # Bytes per parameter besides Adam's: the average of the weights, in float32.
 _AVERAGE = 4

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.collectives import all_reduce, gather
-from fastfold.parallel.groups import shard_sizes
+from fastfold.parallel.comm.collectives import all_reduce, gather
+from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import collectives
-from fastfold.parallel.groups import Group, shard_sizes
+from fastfold.parallel.comm import collectives
+from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 
 

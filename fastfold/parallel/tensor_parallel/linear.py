@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fastfold.parallel.collectives import all_reduce, all_reduce_gradient
-from fastfold.parallel.groups import shard_sizes
+from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
+from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.cube import cube_linear
 from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.collectives import gather
+from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
 

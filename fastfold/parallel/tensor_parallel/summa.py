@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fastfold.parallel.groups import Group
-from fastfold.parallel.panels import absent, broadcasts, sums
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 
 
 def _broadcast_each(own: Tensor, shapes: Sequence[tuple[int, ...]], group: Group) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.host_tier import HostTier, StreamedRows
+from fastfold.memory.offload import HostTier, StreamedRows
 
 
 @dataclass(frozen=True)

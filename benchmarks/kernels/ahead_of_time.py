@@ -1,0 +1,86 @@
+"""What every Triton kernel and shipped configuration needs of a GPU: registers, shared memory, spills.
+
+Usage: python benchmarks/kernels/ahead_of_time.py [--match TEXT ...] [--out FOLDER]
+
+Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), and configurations of RTX cards for sm_89, with the
+assembler in Triton's wheel; no GPU is needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results;
+with --match the rows of other kernels stay as they are. Exits with 1 if a kernel that was built spills registers or
+needs more shared memory than the chip has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from fastfold.kernels.aot import all_specimens, build
+from fastfold.utils.atomic_files import write_atomic
+
+HEADER = ["kernel", "architecture", "blocks", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]
+
+
+def measure(match: list[str], before: dict[tuple[str, str], list[str]]) -> tuple[list[list[str]], list[str]]:
+    """A row of the table for each specimen and architecture, and what must not ship.
+
+    Args:
+        match: What is built: specimens whose name contains one of these texts.
+        before: Rows of a former table, by name and architecture, for all others.
+    """
+    rows: list[list[str]] = []
+    defects: list[str] = []
+    for specimen in all_specimens():
+        wanted = any(text in specimen.name for text in match)
+        for number in specimen.architectures:
+            architecture = f"sm_{number}"
+            if wanted:
+                needs = build(specimen, number)
+                blocks = " ".join(f"{n}={x}" for n, x in specimen.blocks.items())
+                how = (specimen.num_warps, specimen.num_stages)
+                numbers = (*how, needs.registers, needs.shared, needs.spills)
+                rows.append([specimen.name, architecture, blocks, *map(str, numbers)])
+                defect = specimen.defect(needs)
+                defects += [f"{specimen.name} {architecture}: {defect}"] if defect else []
+                print(*rows[-1], sep="  ", flush=True)
+            elif (specimen.name, architecture) in before:
+                rows.append(before[specimen.name, architecture])
+    return rows, defects
+
+
+def former_rows(path: Path) -> dict[tuple[str, str], list[str]]:
+    """Rows of a table by name and architecture; none if there is no table."""
+    if not path.exists():
+        return {}
+    with path.open(encoding="utf-8", newline="") as file:
+        return {(row[0], row[1]): row for row in list(csv.reader(file))[1:]}
+
+
+def main() -> int:
+    """Compile, print and write; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--match", nargs="+", default=[""], help="only kernels whose name contains one of these texts"
+    )
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
+    options = parser.parse_args()
+    rows, defects = measure(options.match, former_rows(options.out / "ahead_of_time.csv"))
+    options.out.mkdir(parents=True, exist_ok=True)
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([HEADER, *rows])
+    write_atomic(options.out / "ahead_of_time.csv", table.getvalue())
+    lines = [
+        f"Compiled with Triton {version('triton')}; registers and spills per thread, memory per program.",
+        "",
+    ]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in [HEADER, ["---"] * len(HEADER), *rows]]
+    write_atomic(options.out / "ahead_of_time.md", "\n".join(lines) + "\n")
+    for defect in defects:
+        print(f"DEFECT: {defect}")
+    return int(bool(defects))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Correctness at sizes whose definition fits no memory: outputs and gradients on a sample of positions.
+
+The gradient that enters the backward pass is zero outside of the sample, so the gradients of the whole operator are
+those of its definition on the part of the inputs that the sample depends on, in float64, and zero elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from benchmarks.kernels.cases import Case
+from benchmarks.kernels.measuring import Inputs
+from benchmarks.kernels.rivals import OURS, implementations
+from fastfold.kernels.ops.attention.op import attention_definition
+from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from fastfold.kernels.ops.residual_update.op import residual_update_definition
+from fastfold.kernels.ops.softmax.op import softmax_definition
+from fastfold.kernels.ops.transition.op import transition_definition
+
+LIMITS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 2e-3}
+"""Relative error of an output or a gradient that is allowed."""
+
+SAMPLE = 5
+"""Rows (or rows and columns) of the output that are looked at."""
+
+Index = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The part of an operator that a sample of its output depends on.
+
+    Attributes:
+        definition: Called with the parts of the inputs by name, in float64.
+        inputs: Which part of an input, by name; all of it where there is no entry.
+        output: Which part of the output.
+    """
+
+    definition: Callable[..., Tensor]
+    inputs: Mapping[str, Index]
+    output: Index
+
+
+def _triangle_rows(z: Tensor, mask: Tensor, *, sample: Tensor, **p: Tensor) -> Tensor:
+    """Outgoing triangle multiplication ``[s, s, c_z]`` of ``z [s, N, c_z]``, rows ``sample`` of a pair tensor."""
+    x = layer_norm_definition(z, p["norm_in_weight"], p["norm_in_bias"])
+    sides = mask[..., None] * linear(x, p["proj_weight"], p["proj_bias"])
+    left, right = (sides * linear(x, p["gate_weight"], p["gate_bias"]).sigmoid()).chunk(2, -1)
+    product = torch.einsum("ikc,jkc->ijc", left, right)
+    out = linear(
+        layer_norm_definition(product, p["norm_out_weight"], p["norm_out_bias"]),
+        p["out_weight"],
+        p["out_bias"],
+    )
+    return out * linear(x[:, sample], p["out_gate_weight"], p["out_gate_bias"]).sigmoid()
+
+
+def _part(case: Case, sample: Tensor) -> _Part:
+    """What ``sample`` needs; positions along every axis of the output that is cut."""
+    rows, grid, everything = (sample,), (sample[:, None], sample), slice(None)
+    if case.operator == "triangle_multiplication":
+
+        def definition(**inputs: Tensor) -> Tensor:
+            return _triangle_rows(**inputs, sample=sample)
+
+        return _Part(definition, {"z": rows, "mask": rows}, grid)
+    if case.operator == "outer_product_mean":
+        names = ("left", "right", "left_mask", "right_mask")
+        return _Part(outer_product_mean_definition, dict.fromkeys(names, (everything, sample)), grid)
+    if case.operator == "pair_bias":
+        return _Part(pair_bias_definition, {"z": rows}, (everything, sample))
+    definitions: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+        "layer_norm": (layer_norm_definition, ("x",)),
+        "transition": (transition_definition, ("x",)),
+        "residual_update": (residual_update_definition, ("x", "residual")),
+        "softmax": (softmax_definition, ("scores", "mask")),
+        "triangle_attention": (attention_definition, ("q", "k", "v", "mask")),
+        "row_attention": (attention_definition, ("q", "k", "v", "mask")),
+    }
+    definition_of, names = definitions[case.operator]
+    return _Part(definition_of, dict.fromkeys(names, rows), rows)
+
+
+def check(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Relative errors of the output and of every gradient by name, and what there is where gradients must be zero."""
+    inputs = case.make(device, dtype)
+    first = next(iter(inputs.values()))
+    extent = first.shape[1] if case.operator == "outer_product_mean" else len(first)
+    sample = torch.linspace(0, extent - 1, min(SAMPLE, extent), device=device).long()
+    part = _part(case, sample)
+    leaves = {k: x.requires_grad_(k not in case.constants) for k, x in inputs.items()}
+    ours = next(i for i in implementations(case.operator, device) if i.name == OURS)
+    out = ours.function(**leaves)
+    weight = torch.randn_like(out[part.output])
+    grad = torch.zeros_like(out)
+    grad[part.output] = weight
+    wanted = [k for k in leaves if k not in case.constants]
+    grads = dict(zip(wanted, torch.autograd.grad(out, [leaves[k] for k in wanted], grad), strict=True))
+    exact: Inputs = {
+        k: x.detach()[part.inputs.get(k, ())].double().requires_grad_(k in wanted) for k, x in leaves.items()
+    }
+    exact_out = part.definition(**exact)
+    exact_grads = torch.autograd.grad(exact_out, [exact[k] for k in wanted], weight.double())
+    errors = {"output": _error(out[part.output], exact_out)}
+    for name, value in zip(wanted, exact_grads, strict=True):
+        index = part.inputs.get(name, ())
+        errors[name] = _error(grads[name][index], value)
+        grads[name][index] = 0
+        errors[f"{name} elsewhere"] = float(grads[name].abs().max() / value.norm())
+    return errors
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return float((found.detach().double() - exact.detach()).norm() / exact.detach().norm())

@@ -1,0 +1,1 @@
+"""What a fold leaves: structures, scores, plots, and the marker of finished targets."""

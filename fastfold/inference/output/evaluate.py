@@ -1,0 +1,94 @@
+"""Predictions against experimental structures at hand: ``fastfold infer --reference``."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from fastfold.data.targets import safe_stem
+from fastfold.errors import InputError
+from fastfold.inference.output.json_files import lines_json, rounded
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.compare import StructureScores, compare_proteins
+from fastfold.protein.protein import Protein
+from fastfold.protein.structure import Structure
+from fastfold.utils.atomic_files import write_atomic
+
+SCHEMA_VERSION = 1
+_ENDINGS = (".cif", ".mmcif", ".pdb", ".ent")
+
+
+def find_reference(reference: Path, name: str) -> Path | None:
+    """The experimental structure of a target.
+
+    Args:
+        reference: A structure file, which serves every target, or a folder of files called ``<target>.pdb``,
+            ``<target>.cif`` and so on, perhaps packed (``.gz``).
+        name: The target's name.
+
+    Returns:
+        The file, or None if the folder has none of that name.
+
+    Raises:
+        InputError: ``reference`` does not exist.
+    """
+    if reference.is_file():
+        return reference
+    if not reference.is_dir():
+        raise InputError("no such file or folder; check the name given with --reference", path=reference)
+    for ending in _ENDINGS:
+        for packed in ("", ".gz"):
+            path = reference / f"{name}{ending}{packed}"
+            if path.is_file():
+                return path
+    return None
+
+
+def structure_to_protein(structure: Structure) -> Protein:
+    """All chains of an experimental structure, the residues that were not resolved without atoms."""
+    chains = structure.chains
+    return Protein(
+        atom_positions=np.concatenate([chain.positions for chain in chains]),
+        atom_mask=np.concatenate([chain.mask for chain in chains]),
+        aatype=np.concatenate([rc.sequence_to_aatype(chain.sequence) for chain in chains]),
+        residue_index=np.concatenate([chain.residue_index for chain in chains]),
+        chain_index=np.repeat(np.arange(len(chains)), [len(chain) for chain in chains]),
+        b_factors=np.concatenate([chain.b_factors for chain in chains]),
+    )
+
+
+def compare_target(output: Path, name: str, reference: Path) -> dict[str, StructureScores]:
+    """Compare a target's predictions, as they were written, with a structure, and write the scores.
+
+    They go to ``<target>_reference.json``: per prediction TM-score, GDT and the like, and lDDT-CA per residue of the
+    reference.
+
+    Args:
+        output: Folder of the results.
+        name: The target's name.
+        reference: The structure's file.
+
+    Returns:
+        Scores by prediction, the best ranked one first.
+
+    Raises:
+        InputError: The reference cannot be read, or has no residue in common with the target.
+        OutputError: The scores cannot be written.
+    """
+    true = structure_to_protein(read_structure(reference))
+    stem = safe_stem(name)
+    files = sorted(output.glob(f"{glob.escape(stem)}_rank_*.cif"))
+    found = {path.stem: compare_proteins(structure_to_protein(read_structure(path)), true) for path in files}
+    scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
+    for key, value in found.items():
+        plain = asdict(value)
+        per_residue = plain.pop("lddt_ca_per_residue")
+        plain = {k: v if isinstance(v, int) else round(float(v), 4) for k, v in plain.items()}
+        plain["lddt_ca_per_residue"] = [None if np.isnan(x) else rounded(x, 4) for x in per_residue]
+        scores[key] = plain
+    write_atomic(output / f"{stem}_reference.json", lines_json(scores))
+    return found

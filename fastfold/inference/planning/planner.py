@@ -1,0 +1,182 @@
+"""How a fold is run within a memory budget: what people set is the budget, everything else follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.planning.memory_model import (
+    LARGEST_BLOCK,
+    TEMPLATE_BLOCK,
+    Fold,
+    fold_sizes,
+    operators,
+    pair_bytes,
+    row_elements,
+)
+from fastfold.inference.planning.time_model import Costs
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory.autochunk import (
+    ChunkPlan,
+    Operator,
+    Way,
+    choose_ways,
+    longest_that_fits,
+    smallest_that_works,
+)
+from fastfold.memory.offload import HostTier
+
+# Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
+# (float32); logits of pairs are made in blocks of rows when scores are computed from them.
+FOLDING_POLICY = ExecutionPolicy(
+    block_elements=LARGEST_BLOCK,
+    inplace=True,
+    lazy_logits=True,
+    heads=("predicted_lddt", "predicted_aligned_error"),
+)
+
+
+@dataclass(frozen=True)
+class FoldPlan:
+    """A way to run a fold.
+
+    Attributes:
+        chunks: What was chosen for each step.
+        unit: Bytes of the pair tensor, U.
+        slow_down: Expected time over that with memory without end.
+        policy: The network's; :data:`FOLDING_POLICY` where everything fits.
+        blocks: Its ``block_elements`` of each step; empty where everything fits.
+        templates: The contraction of the templates' own pair stacks.
+    """
+
+    chunks: ChunkPlan
+    unit: int
+    slow_down: float
+    policy: ExecutionPolicy
+    blocks: dict[str, int | None]
+    templates: ContractionPlan
+
+    def apply(self, model: AlphaFold) -> None:
+        """Let a network run by the plan."""
+        set_policy(model, self.policy, self.blocks)
+        if model.template_embedder is not None:
+            stack = model.template_embedder.get_submodule("stack")
+            set_policy(stack, replace(self.policy, contraction=self.templates), self.blocks)
+
+    @property
+    def peak(self) -> int:
+        """Most bytes at any time, as predicted."""
+        return self.chunks.peak
+
+    @property
+    def streams(self) -> bool:
+        """Whether products of triangle multiplications wait on the host."""
+        return self.policy.contraction.host is not None
+
+    def table(self) -> list[tuple[str, str, int]]:
+        """Each step with its chunks in words and its peak in bytes."""
+        rows = []
+        for operator in self.chunks.operators:
+            way = self.chunks.chosen[operator.name]
+            words = f"{way.size:,} {operator.unit}"
+            if operator.unit == "kept":
+                words = "all kept" if way.size else "embedded twice"
+            if way.settings.get("parked"):
+                words += ", pair on the host"
+            if way.settings.get("streamed"):
+                words += ", product on the host"
+            rows.append((operator.name, words, operator.resident + way.working))
+        return rows
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes plans for one network on one device.
+
+    Attributes:
+        config: Official configuration tree.
+        element_size: Bytes per element of the trunk.
+        device: ``cpu`` or ``cuda``.
+        costs: What the ways cost there.
+        host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
+        parameters: Bytes of the parameters.
+        host: That memory.
+    """
+
+    config: Any
+    element_size: int
+    device: str = "cpu"
+    costs: Costs = field(default_factory=Costs)
+    host_memory: int = 0
+    parameters: int = 0
+    host: HostTier = field(default_factory=HostTier)
+
+    def plan(
+        self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
+    ) -> FoldPlan:
+        """The fastest plan within a budget.
+
+        Args:
+            residues: Length of the target, all chains together.
+            budget: Bytes.
+            rows: Rows of all alignments; None for as many as the network takes.
+            templates: Shown to the network; None for as many as it takes.
+
+        Raises:
+            BudgetError: The smallest plan needs more.
+        """
+        fold = self._fold(residues, rows, templates)
+        chunks = choose_ways(self._operators(fold), budget, host_budget=self.host_memory)
+        chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
+        if all(chosen[o.name] == o.ways[0] for o in chunks.operators):
+            return FoldPlan(chunks, unit, 1.0, FOLDING_POLICY, {}, FOLDING_POLICY.contraction)
+
+        def on_host(way: Way, what: str) -> HostTier | None:
+            return self.host if way.settings[what] else None
+
+        product, embedding = chosen["triangle multiplication"], chosen.get("templates")
+        policy = replace(
+            FOLDING_POLICY, contraction=ContractionPlan(product.size, on_host(product, "streamed"))
+        )
+        of_templates = policy.contraction
+        if embedding is not None:
+            policy = replace(policy, hold_templates=embedding.size > 0, offload=on_host(embedding, "parked"))
+            of_templates = ContractionPlan(embedding.settings["channels"], on_host(embedding, "streamed"))
+        row = row_elements(self.config, fold)
+        blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}
+        blocks["templates"] = TEMPLATE_BLOCK
+        return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates)
+
+    def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
+        """The smallest budget in bytes with which there is a plan."""
+        fold = self._fold(residues, rows, templates)
+        return smallest_that_works(self._operators(fold), host_budget=self.host_memory)
+
+    def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
+        """The largest number of residues for which there is a plan within a budget."""
+        return longest_that_fits(
+            lambda n: self.smallest(n, rows=rows, templates=templates) if n else 0, budget
+        )
+
+    def _operators(self, fold: Fold) -> list[Operator]:
+        return operators(self.config, fold, self.costs, host=self.host_memory > 0)
+
+    def _fold(self, residues: int, rows: int | None, templates: int | None) -> Fold:
+        return fold_sizes(
+            self.config,
+            residues,
+            element_size=self.element_size,
+            alignment_rows=rows,
+            templates=templates,
+            parameters=self.parameters,
+            device=self.device,
+        )
+
+
+def parameter_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a network's parameters."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())

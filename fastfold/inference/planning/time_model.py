@@ -1,0 +1,208 @@
+"""What the steps of a fold cost in time, whole and cut: floating-point operations over a measured rate, and overheads.
+
+A step in blocks pays for every block (its launches, and what each block computes again), triangle multiplication for
+every group of channels (all of the pair is normalised again), and the host's part for its bytes. The four numbers are
+measured on the device, in less than a second (:func:`measure_costs`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory.autochunk import measure_blocks
+
+
+@dataclass(frozen=True)
+class Products:
+    """Seconds of steps with triangle multiplications.
+
+    Attributes:
+        work: All of them in one group of channels.
+        per_group: What each further group adds.
+        streaming: What is added when their products wait on the host.
+    """
+
+    work: float
+    per_group: float
+    streaming: float
+
+    def seconds(self, groups: int, *, streamed: bool) -> float:
+        """Seconds in so many groups of channels."""
+        return self.work + self.per_group * (groups - 1) + (self.streaming if streamed else 0.0)
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one pass of a network over one target.
+
+    Attributes:
+        work: Of each step that is cut in rows, in one piece.
+        per_block: What each block adds.
+        trunk: Triangle multiplications of the trunk.
+        templates: All templates once.
+        unit_copy: A copy of the pair to the host, or back.
+    """
+
+    work: dict[str, float]
+    per_block: dict[str, float]
+    trunk: Products
+    templates: Products
+    unit_copy: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured on a device.
+
+    Attributes:
+        rate: Floating-point operations per second of the operators.
+        per_block: Seconds that a block of rows adds to a step.
+        per_pair: Seconds that a further group of channels adds to a triangle multiplication, per pair of residues.
+        bandwidth: Bytes per second to the host and back.
+    """
+
+    rate: float = 1e11
+    per_block: float = 2e-4
+    per_pair: float = 1e-8
+    bandwidth: float = 1e10
+
+    def of(self, config: Any, fold: Any) -> StepTimes:
+        """Seconds of the steps of a fold.
+
+        Args:
+            config: Official configuration tree.
+            fold: :class:`~fastfold.inference.planning.memory_model.Fold`.
+        """
+        c = config.model.embeddings_and_evoformer
+        n, pairs, c_z, c_m, c_e = (
+            fold.residues,
+            fold.residues**2,
+            c.pair_channel,
+            c.msa_channel,
+            c.extra_msa_channel,
+        )
+        blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
+        both = blocks + extra_blocks
+        clusters, extra = fold.clusters + fold.templates, fold.extra
+        rows = blocks * _attention(clusters, n, c_m) + extra_blocks * _attention(extra, n, c_e)
+        columns = blocks * _attention(n, clusters, c_m)
+        msa_transitions = blocks * 16 * clusters * n * c_m**2 + extra_blocks * 16 * extra * n * c_e**2
+        outer = 32
+        outer_products = both * pairs * 2 * outer**2 * c_z
+        outer_products += (blocks * clusters + extra_blocks * extra) * 2 * pairs * outer**2
+        attention = both * (2 * _attention(n, n, c_z) + 16 * pairs * c_z**2)
+        structure = config.model.heads.structure_module
+        points = structure.num_layer * pairs * (structure.num_head * (4 * c_z + 400) + 8 * c_z)
+        work = {
+            "embedding": 20.0 * pairs * c_z,
+            "MSA attention": float(rows + columns + msa_transitions),
+            "outer product mean": float(outer_products),
+            "triangle attention": float(attention),
+            "structure module": float(points),
+            "heads": 2.0 * pairs * c_z * 64,
+        }
+        runs = {
+            "embedding": 1,
+            "MSA attention": 3 * both,
+            "outer product mean": both,
+            "triangle attention": 3 * both,
+            "structure module": structure.num_layer,
+            "heads": 2,
+        }
+        template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
+        template_blocks *= fold.templates
+
+        def products(count: int, channels: int, other_work: int) -> Products:
+            """Of so many blocks, each with two triangle multiplications and other work."""
+            multiply = 2 * n**3 * channels
+            traffic = 2 * pairs * channels * fold.element_size / self.bandwidth
+            # Copies run beside the contraction and wait for it, or it for them.
+            waiting = max(0.0, traffic - multiply / self.rate) + 2 * self.per_block
+            work = 2 * (12 * pairs * channels**2 + multiply) + other_work
+            return Products(count * work / self.rate, count * 2 * pairs * self.per_pair, count * 2 * waiting)
+
+        return StepTimes(
+            {name: flops / self.rate for name, flops in work.items()},
+            {name: count * self.per_block for name, count in runs.items()},
+            products(both, c_z, 0),
+            products(template_blocks, 64, 2 * _attention(n, n, 64) + 8 * pairs * 64**2),
+            pairs * c_z * fold.element_size / self.bandwidth,
+        )
+
+
+def _attention(rows: int, length: int, channels: int) -> int:
+    """Operations of gated self-attention within rows."""
+    return 10 * rows * length * channels**2 + 4 * rows * length**2 * channels
+
+
+def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | None = None) -> Costs:
+    """Measure the costs on a device.
+
+    Args:
+        device: Where the fold will run.
+        dtype: Of its trunk.
+        length: Residues of the sample; by default 64, and 256 on a GPU.
+    """
+    n = length or (64 if device.type == "cpu" else 256)
+    c = 64
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    z = torch.zeros(n, n, c, device=device, dtype=dtype)
+    mask = torch.ones(n, n, device=device, dtype=dtype)
+    transition = _parameters(z, (c,), (c,), (4 * c, c), (4 * c,), (c, 4 * c), (c,))
+    sides = _parameters(z, (2 * c, c), (2 * c,), (2 * c, c), (2 * c,))
+    rest = _parameters(z, (c, c), (c,), (c, c), (c,))
+    norms, products = ("norm_in", "proj", "gate", "norm_out", "out", "out_gate"), ("weight", "bias")
+    names = [f"{name}_{kind}" for name in norms for kind in products]
+    multiplication: dict[str, Any] = dict(
+        zip(names, (*transition[:2], *sides, *transition[:2], *rest), strict=True)
+    )
+
+    def rows(blocks: int) -> None:
+        for part in z.chunk(blocks):
+            kernels.transition(part, *transition, residual=part, out=part)
+
+    def groups(count: int) -> None:
+        plan = ContractionPlan(c // count)
+        kernels.triangle_multiplication(
+            z, mask, **multiplication, outgoing=True, residual=z, out=z, plan=plan
+        )
+
+    with torch.inference_mode():
+        blocks = measure_blocks(rows, (1, n // 4), synchronize=wait)
+        contraction = measure_blocks(groups, (1, 8), synchronize=wait)
+    return Costs(
+        rate=16 * n * n * c * c / max(blocks.work, 1e-9),
+        per_block=blocks.per_block,
+        per_pair=contraction.per_block / (n * n),
+        bandwidth=_bandwidth(z, wait),
+    )
+
+
+def _parameters(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
+    return [like.new_ones(shape) * 0.01 for shape in shapes]
+
+
+def _bandwidth(like: Tensor, wait: Callable[[], None]) -> float:
+    """Bytes per second of copies between the device and page-locked memory."""
+    size = 1 << (24 if like.is_cuda else 20)
+    waiting = torch.empty(size, dtype=torch.uint8, pin_memory=like.is_cuda)
+    here = torch.zeros(size, dtype=torch.uint8, device=like.device)
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        here.copy_(waiting, non_blocking=True)
+        wait()
+        best = min(best, time.perf_counter() - start)
+    return size / max(best, 1e-9)

@@ -1,0 +1,130 @@
+"""A fold of sizes alone: what a device would have to hold, counted without having one.
+
+The inference code that a GPU would run is run on tensors without memory (:class:`~fastfold.memory.SimulatedDevice` on
+the device ``meta``), with Triton's path up to the launches of its kernels. What operators allocate is counted, as far
+as PyTorch knows of it: neither the driver's context, nor workspaces of matrix products, nor what the allocator's
+rounding and gaps cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.inference.folding import run_network
+from fastfold.inference.planning.memory_model import FIXED_CUDA
+from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
+from fastfold.kernels.common.backend import without_launches
+from fastfold.memory import SimulatedDevice
+from fastfold.memory.offload import HostTier
+
+
+class SimulatedHost(HostTier):
+    """The host's memory beside a simulated device, which learns what waits here and what it gets back.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        def allocate(elements: int, dtype: torch.dtype) -> Tensor:
+            with device.host_work():
+                return device.on_host(torch.empty(elements, dtype=dtype, device=device.device))
+
+        super().__init__(allocate)
+        self._device = device
+
+    def resize(self, tensor: Tensor, nbytes: int) -> None:
+        """See :meth:`~fastfold.memory.offload.HostTier.resize`."""
+        super().resize(tensor, nbytes)
+        self._device.resized(tensor)
+
+
+@dataclass(frozen=True)
+class _FewBlocks(ExecutionPolicy):
+    """A policy whose blocks between the third and the last, which are like the third, are left out."""
+
+    def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
+        """See :meth:`~fastfold.evoformer.execution.ExecutionPolicy.slices`."""
+        found = list(super().slices(x, dim, channels))
+        yield from found if len(found) <= 4 else (*found[:3], found[-1])
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a fold of sizes alone took.
+
+    Attributes:
+        plan: How it was run.
+        planned: Bytes that the plan has for tensors; an allocation beyond them would have raised.
+        peak: Most bytes of tensors on the device, parameters included.
+        host: Bytes of the host's memory for what had left the device.
+    """
+
+    plan: FoldPlan
+    planned: int
+    peak: int
+    host: int
+
+
+def simulate(
+    config: Any,
+    features: Callable[[int, int], Mapping[str, Tensor]],
+    residues: int,
+    budget: int,
+    *,
+    rows: int,
+    templates: int | None = None,
+    precision: Precision = "bf16",
+    host_memory: int = 0,
+    num_recycles: int = 1,
+    pae: bool = False,
+    every_block: bool = False,
+) -> Simulated:
+    """Fold on a device without contents, which has the memory that the plan says and no more.
+
+    Args:
+        config: Official configuration tree.
+        features: Gives those of a cycle and an ensemble member.
+        residues: Length of the target, all chains together.
+        budget: Bytes of the device, for the plan.
+        rows: Rows of all alignments, for the plan.
+        templates: Shown to the network; None for as many as it takes.
+        precision: Of the trunk.
+        host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
+        num_recycles: Passes after the first one.
+        pae: Whether aligned errors of all pairs are kept.
+        every_block: Whether all blocks of rows are run. Few of them find the same peak: blocks have one size but for
+            the last one, and the third is the first that finds two before it.
+
+    Raises:
+        BudgetError: There is no plan for the budget.
+        DeviceFull: The fold takes more than was planned.
+    """
+    device = SimulatedDevice(budget, "meta")
+    host = SimulatedHost(device)
+    with without_launches(), device.running():
+        with torch.device(device.device):
+            model = set_precision(AlphaFold(config), precision)
+        planner = Planner(
+            config,
+            2 if precision == "bf16" else 4,
+            "cuda",
+            host_memory=host_memory,
+            parameters=parameter_bytes(model),
+            host=host,
+        )
+        plan = planner.plan(residues, budget, rows=rows, templates=templates)
+        if not every_block:
+            policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
+            plan = replace(plan, policy=policy)
+        device.budget = plan.peak - FIXED_CUDA
+        run_network(model, features, num_recycles, None, False, plan=plan, pae=pae)
+    return Simulated(plan, device.budget, device.peak, host.nbytes)

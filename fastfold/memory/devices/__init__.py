@@ -1,0 +1,1 @@
+"""Places for tensors: a device, one that is simulated, and the tiers behind it."""

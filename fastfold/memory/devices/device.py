@@ -1,0 +1,190 @@
+"""What computes, with a budget: the interface, and a GPU."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fastfold.memory.devices.tiers import Tier
+
+
+class DeviceFull(RuntimeError):
+    """An allocation that the device's budget has no room for.
+
+    Args:
+        wanted: Bytes of the allocation.
+        used: Bytes in use.
+        budget: Bytes that the device has.
+        what: What it was for.
+    """
+
+    def __init__(self, wanted: int, used: int, budget: int, what: str) -> None:
+        super().__init__(f"{what}: {wanted:,} bytes do not fit, {used:,} of {budget:,} are in use")
+        self.wanted, self.used, self.budget = wanted, used, budget
+
+
+class Device(Tier):
+    """What computes, with a budget. Chunks come and go; tensors made by operators are the rest.
+
+    Args:
+        budget: Bytes.
+        device: Where tensors are made.
+
+    Attributes:
+        received: Bytes that chunks brought from other tiers.
+    """
+
+    name = "device"
+
+    def __init__(self, budget: int, device: torch.device) -> None:
+        super().__init__()
+        self.budget, self.device = budget, device
+        self.received = 0
+        self._buffers: set[int] = set()
+
+    def owns(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a part of a chunk's buffer here."""
+        return tensor.untyped_storage()._cdata in self._buffers
+
+    def _own(self, buffer: Tensor) -> Tensor:
+        """Notes a chunk's buffer for :meth:`owns`, as long as it lives."""
+        storage = buffer.untyped_storage()
+        self._buffers.add(storage._cdata)
+        weakref.finalize(storage, self._buffers.discard, storage._cdata)
+        return buffer
+
+    def allocate(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
+        """A buffer that stays on the device."""
+        return self._own(super().allocate(numel, dtype, what))
+
+    def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A flat buffer without memory yet; views of it stay valid through :meth:`fill` and :meth:`drop`."""
+        raise NotImplementedError
+
+    def fill(self, buffer: Tensor, source: Tensor) -> None:
+        """Gives a reserved buffer memory and the contents of ``source``."""
+        raise NotImplementedError
+
+    def wait(self, buffer: Tensor) -> None:
+        """Operators after this find what :meth:`fill` brings."""
+
+    def drop(self, buffer: Tensor) -> None:
+        """Takes a buffer's memory away again."""
+        raise NotImplementedError
+
+    def send(self, tensor: Tensor, home: Tier) -> Tensor:
+        """A copy of a dense tensor's memory, flat, on another tier."""
+        with self.host_work(), torch.no_grad():
+            copy = home.allocate(tensor.numel(), tensor.dtype, "activations")
+            copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+        return copy
+
+    def bring(self, home: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+        """The tensor that :meth:`send` copied, on the device again."""
+        with self.host_work():
+            waiting = home.as_strided(tuple(shape), tuple(stride))
+        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=home.dtype, device=self.device)
+        return back.copy_(waiting)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Operators inside run on this device; only a simulated one needs to be told."""
+        yield
+
+    def elsewhere(self) -> int:
+        """Bytes of things other than chunks now."""
+        raise NotImplementedError
+
+    def hold(self, tensor: Tensor) -> None:
+        """Counts a tensor that stays on the device, where that does not happen by itself."""
+
+    def mark(self) -> int:
+        """Most bytes of things other than chunks since the last call."""
+        raise NotImplementedError
+
+    @contextmanager
+    def host_work(self) -> Iterator[None]:
+        """What happens inside is not the device's work."""
+        yield
+
+
+class CudaDevice(Device):
+    """A GPU. Evicted buffers give their memory back to PyTorch's allocator; views of them come alive on a reload.
+
+    Args:
+        budget: Bytes that chunks and activations may take together.
+        device: For example ``cuda:0``.
+    """
+
+    def __init__(self, budget: int, device: torch.device) -> None:
+        super().__init__(budget, device)
+        self._stream = torch.cuda.Stream(device)
+        self._arriving: dict[int, torch.cuda.Event] = {}
+
+    def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(numel, dtype=dtype, device=self.device)
+
+    def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A buffer whose storage is empty."""
+        buffer = self._own(torch.empty(numel, dtype=dtype, device=self.device))
+        buffer.untyped_storage().resize_(0)
+        return buffer
+
+    def fill(self, buffer: Tensor, source: Tensor) -> None:
+        """Copies on a side stream; :meth:`wait` joins it."""
+        self._charge(buffer.nbytes, "a chunk of parameters")
+        buffer.untyped_storage().resize_(buffer.nbytes)
+        # The memory may have been freed by work that the main stream has not finished.
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            buffer.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._arriving[buffer.untyped_storage()._cdata] = event
+        self.received += buffer.nbytes
+
+    def wait(self, buffer: Tensor) -> None:
+        """Operators queued after this find the buffer's contents."""
+        event = self._arriving.pop(buffer.untyped_storage()._cdata, None)
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)
+
+    def drop(self, buffer: Tensor) -> None:
+        """Frees the storage, after a copy that is still under way."""
+        self.wait(buffer)
+        buffer.untyped_storage().resize_(0)
+        self._discharge(buffer.nbytes)
+
+    def send(self, tensor: Tensor, home: Tier) -> Tensor:
+        """Copies on the side stream; the tensor's memory is not reused before that is done."""
+        copy = home.allocate(tensor.numel(), tensor.dtype, "activations")
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._stream)
+        return copy
+
+    def bring(self, home: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+        """Copies on the side stream, after :meth:`send`; operators queued after this find the contents."""
+        main = torch.cuda.current_stream(self.device)
+        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=home.dtype, device=self.device)
+        self._stream.wait_stream(main)
+        with torch.cuda.stream(self._stream), torch.no_grad():
+            back.copy_(home.as_strided(tuple(shape), tuple(stride)), non_blocking=True)
+        main.wait_stream(self._stream)
+        back.record_stream(self._stream)
+        return back
+
+    def elsewhere(self) -> int:
+        """What PyTorch has allocated, without chunks."""
+        return max(0, torch.cuda.memory_allocated(self.device) - self.used)
+
+    def mark(self) -> int:
+        """PyTorch's peak since the last call without the chunks that are here now."""
+        peak = torch.cuda.max_memory_allocated(self.device) - self.used
+        torch.cuda.reset_peak_memory_stats(self.device)
+        return max(0, peak)

@@ -1,0 +1,166 @@
+"""Saved activations between the forward and the backward pass: kept, recomputed, or sent home.
+
+What autograd saves is used again in reverse order, so its next use is as well known as that of a chunk of parameters,
+and one plan decides about both (:func:`fastfold.memory.planner.planner.choose_spans`). A block may be recomputed: then
+its inputs alone are saved, and these may wait at home. In a first step, before anything has been measured, every block
+is recomputed and everything else that is saved goes home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from fastfold.memory.devices.device import Device
+from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.gemini.access_trace import SpanKey
+
+# Tensors of fewer bytes are not worth moving.
+SMALLEST = 1024
+
+
+class Ledger(Protocol):
+    """Who plans: told what is saved and used, and asked what stays."""
+
+    def new_call(self) -> int:
+        """Number of a block's call in this step."""
+
+    def stays(self, key: SpanKey, size: int) -> bool:
+        """Something of ``size`` bytes is saved; whether it stays on the device."""
+
+    def resize(self, key: SpanKey, size: int) -> None:
+        """Its size has turned out to be another."""
+
+    def used(self, key: SpanKey) -> None:
+        """The backward pass needs it."""
+
+
+class _Saved:
+    """A tensor that autograd has saved: here, or its copy at home."""
+
+    def __init__(self, key: SpanKey, here: Tensor | None, home: Tensor | None, like: Tensor) -> None:
+        self.key, self.here, self.home = key, here, home
+        self.shape, self.stride = like.shape, like.stride()
+
+
+class SavedTensors:
+    """Looks after what autograd saves in one model.
+
+    Args:
+        device: What computes.
+        home: Where tensors wait.
+        ledger: Who plans.
+
+    Attributes:
+        sent: Bytes sent home so far; as many come back when they are used.
+        recomputed: Calls of blocks that were recomputed.
+    """
+
+    def __init__(self, device: Device, home: Tier, ledger: Ledger) -> None:
+        self.device, self.home, self.ledger = device, home, ledger
+        self.sent = self.recomputed = 0
+        self._call = -1
+        self._count = 0
+        self._inside = False
+
+    def hooks(self) -> saved_tensors_hooks:
+        """Context of a forward pass, in which saved tensors are looked after."""
+        self._call, self._count = -1, 0
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+        # Parameters are saved too; where they live is decided elsewhere.
+        if self._inside or self.device.owns(tensor) or tensor.nbytes < SMALLEST or not _dense(tensor):
+            return tensor
+        key = ("saved", self._call, self._count)
+        self._count += 1
+        if self.ledger.stays(key, tensor.nbytes):
+            return _Saved(key, tensor, None, tensor)
+        self.sent += tensor.nbytes
+        return _Saved(key, None, self.device.send(tensor, self.home), tensor)
+
+    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        self.ledger.used(saved.key)
+        if saved.here is not None:
+            return saved.here
+        assert saved.home is not None
+        return self.device.bring(saved.home, saved.shape, saved.stride)
+
+    # Blocks
+
+    def manage(self, blocks: Iterable[nn.Module]) -> Callable[[], None]:
+        """From now on these modules are recomputed in the backward pass where their saved tensors do not stay.
+
+        Args:
+            blocks: Modules whose forward pass can be repeated, with equal results for equal random numbers.
+
+        Returns:
+            Undoes it.
+        """
+        wrapped = list(dict.fromkeys(blocks))
+        before = [block.__dict__.get("forward") for block in wrapped]
+        for block in wrapped:
+            block.forward = self._recomputable(block.forward)
+
+        def undo() -> None:
+            for block, forward in zip(wrapped, before, strict=True):
+                del block.forward
+                if forward is not None:
+                    block.forward = forward
+
+        return undo
+
+    def _recomputable(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # Within a block that is recomputed or kept as a whole, or in a backward pass, there is no choice left.
+            if not torch.is_grad_enabled() or self._inside or torch._C._current_graph_task_id() != -1:
+                return forward(*args, **kwargs)
+            key = ("block", self.ledger.new_call(), 0)
+            if self.ledger.stays(key, 0):
+                self._inside = True
+                try:
+                    return forward(*args, **kwargs)
+                finally:
+                    self._inside = False
+            outside = self._call, self._count
+            self._call, self._count = key[1], 0
+            try:
+                return checkpoint(self._measured(forward, key), *args, use_reentrant=False, **kwargs)
+            finally:
+                self._call, self._count = outside
+
+        return run
+
+    def _measured(self, forward: Callable[..., Any], key: SpanKey) -> Callable[..., Any]:
+        """The forward function; when it runs in the backward pass, what it saves is what would have stayed."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch._C._current_graph_task_id() == -1:
+                return forward(*args, **kwargs)
+            self.recomputed += 1
+            self.ledger.used(key)
+            before = self.device.elsewhere()
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                # It ends by an exception as soon as everything saved is there again.
+                self.ledger.resize(key, max(0, self.device.elsewhere() - before))
+
+        return run
+
+
+def _dense(tensor: Tensor) -> bool:
+    """Whether the tensor's elements fill a block of memory without gaps or overlaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return tensor.layout is torch.strided

@@ -1,0 +1,279 @@
+"""Every chunk's home and its copy on the device.
+
+The home copies (host memory or memory-mapped files, or the device itself) are the truth: the optimizer works on them,
+and checkpoints are read from them. Device copies are only read, so that leaving the device costs nothing. A parameter
+whose chunk is away is a tensor of NaN with its usual shape.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.memory.devices.device import Device, DeviceFull
+from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.gemini.chunks import Chunk, ChunkState, Slot
+from fastfold.memory.planner.schedule import BudgetError
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of states for each element of a parameter, counted where there are states, else found by a step on a probe.
+
+    Args:
+        optimizer: Any of ``torch.optim``; it is not changed.
+    """
+    most = 0
+    for group in optimizer.param_groups:
+        parameter = next((p for p in group["params"] if optimizer.state.get(p)), None)
+        states = _probed(optimizer, group) if parameter is None else optimizer.state[parameter]
+        shape = (8, 8) if parameter is None else parameter.shape
+        tensors = [x for x in states.values() if isinstance(x, Tensor) and x.shape == shape]
+        most = max(most, sum(x.element_size() for x in tensors))
+    return most
+
+
+def _probed(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> dict[str, object]:
+    probe = nn.Parameter(torch.zeros(8, 8))
+    probe.grad = torch.zeros(8, 8)
+    twin = copy.copy(optimizer)
+    twin.param_groups = [{**group, "params": [probe]}]
+    twin.state = defaultdict(dict)
+    twin.step()
+    return dict(twin.state[probe])
+
+
+class ChunkStore:
+    """Moves chunks between their home and the device.
+
+    Args:
+        chunks: All of them; their parameters are moved home at once.
+        device: What computes.
+        home: Where parameters, gradients and optimizer states live. The device itself: nothing ever moves.
+
+    Attributes:
+        loads: Chunks brought to the device so far.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], device: Device, home: Tier) -> None:
+        self.chunks, self.device, self.home = chunks, device, home
+        self.fixed = home is device
+        self.loads = 0
+        self._homes: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._gradients: dict[int, Tensor] = {}
+        self._states: dict[tuple[int, str, torch.dtype], Tensor] = {}
+        self._at_home = 0
+        self._resident: set[int] = set()
+        self._away: list[list[Tensor]] = []
+        self._here: list[list[Tensor]] = []
+        self._where = {slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots}
+        with device.host_work(), torch.no_grad():
+            for chunk in chunks:
+                self._settle(chunk)
+
+    def _settle(self, chunk: Chunk) -> None:
+        """First move home."""
+        buffer = self._allocate(chunk.numel, chunk.dtype, "parameters")
+        for slot in chunk.slots:
+            slot.view(buffer).copy_(slot.parameter)
+        self._homes.append(buffer)
+        self._copies.append(buffer if self.fixed else self.device.reserve(chunk.numel, chunk.dtype))
+        if self.fixed:
+            chunk.become(ChunkState.HOLD)
+            self._resident.add(chunk.index)
+        self._here.append([slot.view(self._copies[-1]) for slot in chunk.slots])
+        self._away.append([self._blank(slot) for slot in chunk.slots])
+        self._place(chunk, self._here if self.fixed else self._away)
+
+    @staticmethod
+    def _place(chunk: Chunk, views: Sequence[Sequence[Tensor]]) -> None:
+        for slot, view in zip(chunk.slots, views[chunk.index], strict=True):
+            slot.parameter.data = view
+
+    def _allocate(self, numel: int, dtype: torch.dtype, what: str) -> Tensor:
+        try:
+            return self.home.allocate(numel, dtype, what)
+        except DeviceFull as error:
+            raise BudgetError(
+                f"policy 'cuda' keeps {what} on the device, and they do not fit: {error}. Policy 'auto' needs no more "
+                "than one operator at a time",
+                error.used + error.wanted,
+            ) from error
+
+    def _blank(self, slot: Slot) -> Tensor:
+        """Right shape, no memory, NaN: reading a parameter that is away shows, and writing to it fails."""
+        parameter = slot.parameter
+        value = float("nan") if parameter.is_floating_point() else 0
+        return torch.full((), value, dtype=parameter.dtype, device=self.device.device).expand(slot.shape)
+
+    def chunk_of(self, parameter: nn.Parameter) -> Chunk | None:
+        """The chunk of a managed parameter."""
+        found = self._where.get(parameter)
+        return None if found is None else found[0]
+
+    @property
+    def resident(self) -> frozenset[int]:
+        """Chunks that have a copy on the device."""
+        return frozenset(self._resident)
+
+    def load(self, index: int) -> None:
+        """Brings a chunk to the device.
+
+        Raises:
+            BudgetError: There is no room.
+        """
+        chunk, copy = self.chunks[index], self._copies[index]
+        with self.device.host_work(), torch.no_grad():
+            try:
+                self.device.fill(copy, self._homes[index])
+            except DeviceFull as error:
+                needed = error.used + error.wanted
+                raise BudgetError(
+                    f"a budget of {error.budget:,} bytes is too small: {error}. At this operator at least {needed:,} "
+                    "bytes are needed; shorter inputs, a smaller batch or activation checkpointing need less",
+                    needed,
+                ) from error
+            chunk.become(ChunkState.HOLD)
+            self._place(chunk, self._here)
+        self._resident.add(index)
+        self.loads += 1
+
+    def evict(self, index: int) -> None:
+        """Takes a chunk's copy off the device."""
+        chunk = self.chunks[index]
+        chunk.become(ChunkState.FREE)
+        with self.device.host_work(), torch.no_grad():
+            self.device.drop(self._copies[index])
+            self._place(chunk, self._away)
+        self._resident.discard(index)
+
+    def wait(self, index: int) -> None:
+        """A chunk that is on its way has arrived for all that follows."""
+        if not self.fixed:
+            self.device.wait(self._copies[index])
+
+    def gradient(self, chunk: Chunk) -> Tensor:
+        """The flat gradients of a chunk, at home. Parts of parameters that got none are not defined."""
+        if chunk.index not in self._gradients:
+            self._gradients[chunk.index] = self._allocate(chunk.numel, chunk.dtype, "gradients")
+        return self._gradients[chunk.index]
+
+    def home_of(self, chunk: Chunk) -> Tensor:
+        """The flat parameters of a chunk, at home."""
+        return self._homes[chunk.index]
+
+    def take_gradient(self, parameter: Tensor) -> None:
+        """Moves a gradient home, adding to what has come there since gradients were last cleared."""
+        chunk, slot = self._where[parameter]  # type: ignore[index]
+        if chunk.state is not ChunkState.COMPUTE:
+            raise RuntimeError(
+                f"the backward pass used {slot.name} while it was away from the device: the module that uses it "
+                "returns its tensors in something other than tuples, lists and dicts, or hides them"
+            )
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise ConfigError(f"{slot.name} has sparse gradients, which cannot be managed; use sparse=False")
+        with self.device.host_work(), torch.no_grad():
+            view = slot.view(self.gradient(chunk))
+            if slot.name in chunk.arrived:
+                view.add_(gradient.to(view.device))
+            else:
+                view.copy_(gradient)
+        chunk.arrived.add(slot.name)
+        parameter.grad = None
+
+    def clear_gradients(self) -> None:
+        """Forgets all gradients."""
+        for chunk in self.chunks:
+            chunk.arrived.clear()
+            if chunk.state in (ChunkState.HOLD_AFTER_BACKWARD, ChunkState.READY_FOR_REDUCE):
+                chunk.become(ChunkState.HOLD)
+            for slot in chunk.slots:
+                slot.parameter.grad = None
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """Inside, operators work on home copies, wherever these live."""
+        if self.fixed:
+            yield
+        else:
+            with self.device.host_work():
+                yield
+
+    @contextmanager
+    def at_home(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:
+        """Inside, parameters and their gradients are plain tensors at home, to be read and changed at will.
+
+        Args:
+            chunks: Only these; None for all.
+        """
+        self._at_home += 1
+        if self._at_home > 1:
+            try:
+                yield
+            finally:
+                self._at_home -= 1
+            return
+        chosen = self.chunks if chunks is None else chunks
+        try:
+            with self.work():
+                for chunk in chosen:
+                    self._go_home(chunk)
+                yield
+        finally:
+            self._at_home -= 1
+            with self.device.host_work(), torch.no_grad():
+                for chunk in chosen:
+                    self._leave_home(chunk)
+
+    def _go_home(self, chunk: Chunk) -> None:
+        # What is changed at home would be stale on the device.
+        if not self.fixed and chunk.state is not ChunkState.FREE:
+            self.evict(chunk.index)
+        for slot in chunk.slots:
+            slot.parameter.data = slot.view(self._homes[chunk.index])
+            arrived = slot.name in chunk.arrived
+            slot.parameter.grad = slot.view(self._gradients[chunk.index]) if arrived else None
+
+    def _leave_home(self, chunk: Chunk) -> None:
+        for slot in chunk.slots:
+            gradient, slot.parameter.grad = slot.parameter.grad, None
+            if gradient is None:
+                chunk.arrived.discard(slot.name)
+                continue
+            view = slot.view(self.gradient(chunk))
+            if gradient.data_ptr() != view.data_ptr():
+                view.copy_(gradient)
+            chunk.arrived.add(slot.name)
+        if not self.fixed:
+            self._place(chunk, self._away)
+
+    def release(self) -> None:
+        """Makes the parameters plain tensors at home for good, with their gradients."""
+        with self.device.host_work(), torch.no_grad():
+            for chunk in self.chunks:
+                self._go_home(chunk)
+
+    def settle_states(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> None:
+        """Moves the optimizer's states of a chunk home; those that are there stay."""
+        with self.device.host_work(), torch.no_grad():
+            for slot in chunk.slots:
+                states: dict[str, Any] = optimizer.state.get(slot.parameter, {})
+                for name, value in states.items():
+                    if not isinstance(value, Tensor) or value.shape != slot.shape or name == "step":
+                        continue
+                    key = (chunk.index, name, value.dtype)
+                    if key not in self._states:
+                        self._states[key] = self._allocate(chunk.numel, value.dtype, "optimizer states")
+                    view = slot.view(self._states[key])
+                    if value.data_ptr() != view.data_ptr():
+                        view.copy_(value)
+                        states[name] = view

@@ -1,0 +1,201 @@
+"""Parameters packed in flat chunks, and what a chunk may do next.
+
+Chunks are what moves: one copy of some megabytes instead of hundreds of small ones. A module's own parameters stay
+together, so that an operator needs one chunk. Frozen and trainable parameters have chunks of their own (only the latter
+have gradients and optimizer states), and so have modules with children, whose parameters stay on the device as long as
+the children run.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.memory.devices.tiers import ALIGNMENT
+
+
+class ChunkState(enum.Enum):
+    """What the device copy of a chunk is doing."""
+
+    FREE = "not on the device"
+    HOLD = "on the device, idle"
+    COMPUTE = "an operator uses it"
+    HOLD_AFTER_BACKWARD = "on the device, idle, and some of its gradients have been computed"
+    READY_FOR_REDUCE = "all of its gradients have been computed"
+
+
+_LEGAL = {
+    ChunkState.FREE: {ChunkState.HOLD},
+    ChunkState.HOLD: {ChunkState.FREE, ChunkState.COMPUTE},
+    ChunkState.COMPUTE: {ChunkState.HOLD, ChunkState.HOLD_AFTER_BACKWARD},
+    # A shared parameter, a recomputed block and a second pass before the optimizer all compute again.
+    # Gradients that are thrown away make it plain HOLD again.
+    ChunkState.HOLD_AFTER_BACKWARD: set(ChunkState) - {ChunkState.HOLD_AFTER_BACKWARD},
+    ChunkState.READY_FOR_REDUCE: {ChunkState.FREE, ChunkState.COMPUTE, ChunkState.HOLD},
+}
+
+
+class IllegalTransition(RuntimeError):
+    """A change of state that would lose data or use memory that is not there: an error in the manager."""
+
+
+@dataclass
+class Slot:
+    """A parameter's place in its chunk.
+
+    Args:
+        name: The parameter's first name in the model.
+        parameter: It.
+        offset: First element within the chunk.
+    """
+
+    name: str
+    parameter: nn.Parameter
+    offset: int
+    shape: torch.Size = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape = self.parameter.shape
+
+    def view(self, buffer: Tensor) -> Tensor:
+        """The parameter's part of a flat buffer of the chunk's size, in the parameter's shape."""
+        return buffer[self.offset : self.offset + self.shape.numel()].view(self.shape)
+
+
+class Chunk:
+    """Parameters that move together.
+
+    Args:
+        index: Its number.
+        slots: The parameters in it.
+        numel: Elements, gaps and the empty end included.
+
+    Attributes:
+        state: Changed by :meth:`become` alone.
+        arrived: Parameters whose gradient has been computed since gradients were last cleared.
+    """
+
+    def __init__(self, index: int, slots: Sequence[Slot], numel: int) -> None:
+        self.index, self.slots, self.numel = index, list(slots), numel
+        self.dtype = self.slots[0].parameter.dtype
+        self.trainable = self.slots[0].parameter.requires_grad
+        self.state = ChunkState.FREE
+        self.arrived: set[str] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one copy."""
+        return self.numel * self.dtype.itemsize
+
+    def become(self, state: ChunkState) -> None:
+        """Changes the state.
+
+        Raises:
+            IllegalTransition: There is no such change.
+        """
+        if state not in _LEGAL[self.state]:
+            raise IllegalTransition(f"chunk {self.index} cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    def idle(self) -> None:
+        """After an operator: the state that the gradients so far make it."""
+        if not self.arrived:
+            self.become(ChunkState.HOLD)
+            return
+        self.become(ChunkState.HOLD_AFTER_BACKWARD)
+        if len(self.arrived) == len(self.slots):
+            self.become(ChunkState.READY_FOR_REDUCE)
+
+
+def round_up(numel: int, dtype: torch.dtype) -> int:
+    """Elements up to the next aligned offset."""
+    step = ALIGNMENT // dtype.itemsize
+    return -(-numel // step) * step
+
+
+def search_chunk_size(units: Sequence[int], largest: int | None = None) -> int:
+    """The chunk size that wastes least when units are packed in order, none of them split.
+
+    Args:
+        units: Sizes in any unit; order is the order of use.
+        largest: Upper end of the search (at least the largest unit is always taken); default four times the latter.
+
+    Returns:
+        The size with the smallest empty rest over all chunks; among equals the smallest, which moves the least.
+    """
+    lowest = max(units)
+    highest = max(lowest, largest if largest is not None else 4 * lowest)
+    # Waste changes only where a further run of units fits, so the sums of runs are all that need be tried.
+    candidates = {lowest}
+    for first in range(min(len(units), 256)):
+        total = 0
+        for size in units[first:]:
+            total += size
+            if total > highest:
+                break
+            candidates.add(max(total, lowest))
+    return min(candidates, key=lambda size: (waste(units, size), size))
+
+
+def waste(units: Sequence[int], size: int) -> int:
+    """Empty room over all chunks of a size."""
+    count, room = 0, 0
+    for unit in units:
+        if unit > room:
+            count, room = count + 1, size
+        room -= unit
+    return count * size - sum(units)
+
+
+def build_chunks(model: nn.Module, largest: int | None = None) -> list[Chunk]:
+    """Packs all parameters of a model; each belongs to the first module that has it.
+
+    Args:
+        model: Any module.
+        largest: Upper end of the search for the chunk size, in bytes.
+
+    Returns:
+        Chunks numbered from 0. Every parameter is in exactly one, shared ones too.
+    """
+    groups: dict[tuple[torch.dtype, bool, bool], list[list[tuple[str, nn.Parameter]]]] = {}
+    seen: set[nn.Parameter] = set()
+    for prefix, module in model.named_modules():
+        own: dict[tuple[torch.dtype, bool, bool], list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            if parameter not in seen:
+                seen.add(parameter)
+                parent = next(module.children(), None) is not None
+                own.setdefault((parameter.dtype, parameter.requires_grad, parent), []).append(
+                    (name, parameter)
+                )
+        for key, unit in own.items():
+            groups.setdefault(key, []).append(unit)
+    chunks: list[Chunk] = []
+    for (dtype, _, _), units in groups.items():
+        sizes = [sum(round_up(p.numel(), dtype) for _, p in unit) for unit in units]
+        limit = None if largest is None else largest // dtype.itemsize
+        size = search_chunk_size(sizes, limit)
+        packed: list[list[tuple[str, nn.Parameter]]] = []
+        room = 0
+        for unit, taken in zip(units, sizes, strict=True):
+            if taken > room or not packed:
+                packed.append([])
+                room = size
+            packed[-1] += unit
+            room -= taken
+        chunks += [
+            _chunk(len(chunks) + i, members, min(size, sum(sizes))) for i, members in enumerate(packed)
+        ]
+    return chunks
+
+
+def _chunk(index: int, members: Sequence[tuple[str, nn.Parameter]], numel: int) -> Chunk:
+    slots, offset = [], 0
+    for name, parameter in members:
+        slots.append(Slot(name, parameter, offset))
+        offset += round_up(parameter.numel(), parameter.dtype)
+    return Chunk(index, slots, numel)

@@ -1,0 +1,107 @@
+"""Several processes that train one model: mean gradients, equal decisions, and shares of the optimizer's states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastfold.memory.gemini.access_trace import Trace
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import Chunk
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes of a managed model.
+
+    Args:
+        group: Over which gradients are averaged; None where somebody else does that, or there is one process.
+        statistics: Whose ranks decide alike; None for ``group``.
+        shard: Each rank steps its share of the chunks, and has the optimizer's states of these alone (ZeRO stage 1).
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, statistics: dist.ProcessGroup | None, shard: bool
+    ) -> None:
+        self.group = group
+        self.statistics = group if statistics is None else statistics
+        self.size = 1 if group is None else dist.get_world_size(group)
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.shard = shard and self.size > 1
+
+    def agree(self, traces: list[Trace]) -> list[Trace]:
+        """The traces of all ranks, in the order of the ranks; remembering them all takes the most of every number."""
+        return [trace for found in _gathered(traces, self.statistics) for trace in found]
+
+    def owns(self, chunk: Chunk) -> bool:
+        """Whether this rank steps a chunk."""
+        return not self.shard or chunk.index % self.size == self.rank
+
+    def average(self, store: ChunkStore) -> None:
+        """Mean gradients over all ranks, for parameters that have one on any of them.
+
+        Sharded, only a chunk's owner gets its mean.
+        """
+        if self.group is None:
+            return
+        arrived = _gathered([sorted(chunk.arrived) for chunk in store.chunks], self.group)
+        with store.work(), torch.no_grad():
+            for chunk, names in zip(store.chunks, zip(*arrived, strict=True), strict=True):
+                union = {name for found in names for name in found}
+                if not union:
+                    continue
+                gradient = store.gradient(chunk)
+                for slot in chunk.slots:
+                    if slot.name not in chunk.arrived:
+                        slot.view(gradient).zero_()
+                if self.shard:
+                    dist.reduce(gradient, self._owner(chunk), group=self.group)
+                else:
+                    dist.all_reduce(gradient, group=self.group)
+                gradient.div_(self.size)
+                chunk.arrived |= union
+
+    def publish(self, store: ChunkStore, chunk: Chunk) -> None:
+        """Every rank gets the parameters that a chunk's owner has stepped."""
+        if self.shard:
+            with store.at_home([chunk]), torch.no_grad():
+                dist.broadcast(store.home_of(chunk), self._owner(chunk), group=self.group)
+
+    def gather_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
+        """Gives every rank the optimizer's states of all chunks, to be written down (a collective)."""
+        for chunk in chunks if self.shard else ():
+            own = [optimizer.state.get(slot.parameter, {}) for slot in chunk.slots]
+            sent = [[_plain(states) for states in own]]
+            dist.broadcast_object_list(sent, self._owner(chunk), group=self.group)
+            if not self.owns(chunk):
+                for slot, states in zip(chunk.slots, sent[0], strict=True):
+                    if states:
+                        optimizer.state[slot.parameter] = states
+
+    def drop_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
+        """Keeps the optimizer's states of this rank's share alone."""
+        for chunk in chunks:
+            if not self.owns(chunk):
+                for slot in chunk.slots:
+                    optimizer.state.pop(slot.parameter, None)
+
+    def _owner(self, chunk: Chunk) -> int:
+        assert self.group is not None
+        return dist.get_global_rank(self.group, chunk.index % self.size)
+
+
+def _plain(states: dict[str, Any]) -> dict[str, Any]:
+    """States whose tensors are their own, and not a part of a chunk."""
+    return {key: x.detach().clone() if isinstance(x, Tensor) else x for key, x in states.items()}
+
+
+def _gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """One small object of every rank, in rank order."""
+    found: list[T] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found

@@ -1,0 +1,285 @@
+"""Follows the plan while a step runs, and copes when the step goes another way.
+
+As long as what is touched is what the plan expects, its evictions, loads and prefetches are carried out. When a step
+differs (a first one, one more recycle than ever before), everything idle leaves the device, each operator brings what
+it needs, and what happens is recorded for the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import ChunkState
+from fastfold.memory.planner.planner import choose_spans, plan, with_spans
+from fastfold.memory.planner.schedule import NextUse, Plan, Step, choose_evictions
+
+# A training loop that never steps the optimizer must not be recorded for ever.
+_LONGEST = 100_000
+
+
+class _Cycle:
+    """A cycle under way: what was recorded, and what is expected."""
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+        self.trace: Trace | None = None
+        self.position = 0
+        self.next_use: NextUse | None = None
+        self.steps: tuple[Step, ...] | None = None
+        self.before: frozenset[int] = frozenset()
+        self.kept: frozenset[SpanKey] = frozenset()
+
+
+class Residency:
+    """Decides at each access what comes and goes.
+
+    Args:
+        store: The chunks.
+        budget: Bytes on the device.
+        keep: Whether idle chunks stay where there is room; else each leaves after its use.
+        lookahead: Accesses by which loads may start early.
+        agree: Called by :meth:`exchange` with the traces of a training step; returns those of all ranks, in one order.
+            None where there is one rank.
+
+    Attributes:
+        book: All cycles recorded so far.
+        planned: Accesses that went by the plan.
+        reacted: Accesses that nobody expected.
+    """
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        budget: int,
+        keep: bool,
+        lookahead: int,
+        agree: Callable[[list[Trace]], list[Trace]] | None = None,
+    ) -> None:
+        self.store, self.budget, self.keep, self.lookahead = store, budget, keep, lookahead
+        self.book = TraceBook()
+        self.planned = self.reacted = 0
+        self._agree = agree
+        self._pending: list[Trace] = []
+        self._step = _Cycle()
+        self._evaluation: _Cycle | None = None
+        self._plans: dict[tuple[PassKey, ...], tuple[Trace, Plan, int]] = {}
+        self._kept: dict[tuple[PassKey, ...], tuple[Trace, frozenset[SpanKey]]] = {}
+        self._pins: dict[int, int] = {}
+        self._sizes = {c.index: c.nbytes for c in store.chunks}
+        self._trainable = frozenset(c.index for c in store.chunks if c.trainable)
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """Chunks that operators are using."""
+        return frozenset(self._pins)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of each cycle that has come again."""
+        return tuple(entry[1] for entry in self._plans.values())
+
+    def begin_pass(self, key: PassKey, elements: int) -> None:
+        """A call from outside begins; nothing else is running."""
+        for index in list(self._pins):
+            # Left by a pass that raised.
+            self._release(index, self._pins[index])
+        if key.evaluation:
+            self._evaluation = _Cycle()
+        elif len(self._step.recorder) > _LONGEST:
+            self.end_step()
+        cycle = self._evaluation or self._step
+        if len(cycle.recorder):
+            cycle.recorder.measured(self.store.device.mark())
+        cycle.recorder.begin(key, elements)
+        if self.store.fixed or not self.keep:
+            return
+        keys = cycle.recorder.keys
+        if cycle.trace is None or not self._goes_on(cycle):
+            cycle.trace = self.book.expect(keys, cycle.recorder.elements)
+            cycle.steps, cycle.kept = None, frozenset()
+            if cycle.trace is not None:
+                cycle.kept = self._choose(cycle, cycle.trace)
+                cycle.position = cycle.trace.starts[len(keys) - 1]
+                cycle.next_use = NextUse(cycle.trace.accesses, self._volatile(cycle))
+                if len(keys) == 1:
+                    self._take_plan(cycle, cycle.trace)
+
+    def _goes_on(self, cycle: _Cycle) -> bool:
+        """Whether the expected cycle has this pass next, no smaller than it is."""
+        assert cycle.trace is not None
+        index = len(cycle.recorder.keys) - 1
+        return (
+            index < len(cycle.trace.keys)
+            and cycle.trace.keys[index] == cycle.recorder.keys[index]
+            and cycle.trace.elements[index] >= cycle.recorder.elements[index]
+            and cycle.trace.starts[index] == cycle.position
+        )
+
+    def _volatile(self, cycle: _Cycle) -> frozenset[int]:
+        return self._trainable if cycle is self._step else frozenset()
+
+    def _choose(self, cycle: _Cycle, trace: Trace) -> frozenset[SpanKey]:
+        """What stays of what the forward pass saves. Decided once, from a trace in which all of it left."""
+        if trace.kept:
+            return trace.kept
+        known, kept = self._kept.get(trace.keys, (None, frozenset()))
+        if known is not trace:
+            keys = sorted(trace.spans)
+            spans = [trace.spans[key] for key in keys]
+            chosen = choose_spans(
+                trace.accesses, self._sizes, self.budget, spans, volatile=self._volatile(cycle)
+            )
+            kept = frozenset(keys[index] for index in chosen)
+            # A block's saved tensors need its inputs.
+            kept -= {
+                key
+                for key in kept
+                if key[0] == "block" and any(k[:2] == ("saved", key[1]) and k not in kept for k in keys)
+            }
+            if len(self._kept) > REMEMBERED:
+                self._kept.clear()
+            self._kept[trace.keys] = (trace, kept)
+        return kept
+
+    def _take_plan(self, cycle: _Cycle, trace: Trace) -> None:
+        """The next cycle of the plan for this trace; a new plan where things are not as the old one left them."""
+        resident, volatile = self.store.resident, self._volatile(cycle)
+        known, made, index = self._plans.get(trace.keys, (None, None, 0))
+        if made is not None and known is trace:
+            before = made.cycle(index - 1)[-1].resident - volatile
+            if before == resident:
+                self._plans[trace.keys] = (trace, made, index + 1)
+                cycle.steps, cycle.before = made.cycle(index), before
+                return
+        made = plan(
+            with_spans(trace.accesses, [trace.spans[key] for key in cycle.kept - trace.kept]),
+            self._sizes,
+            self.budget,
+            volatile=volatile,
+            resident=resident,
+            lookahead=self.lookahead,
+        )
+        if len(self._plans) > REMEMBERED:
+            self._plans.clear()
+        self._plans[trace.keys] = (trace, made, 1)
+        cycle.steps, cycle.before = made.cycle(0), resident
+
+    # Saved tensors, as `fastfold.memory.gemini.activations.Ledger` asks
+
+    def new_call(self) -> int:
+        """Number of a block's call in this step."""
+        self._step.recorder.calls += 1
+        return self._step.recorder.calls
+
+    def stays(self, key: SpanKey, size: int) -> bool:
+        """Whether something of ``size`` bytes that is saved now stays on the device."""
+        cycle = self._step
+        cycle.recorder.saved(key, size)
+        # More than was planned for may not fit; the size of a block's saved tensors is known afterwards.
+        expected = cycle.trace.spans.get(key) if cycle.trace is not None else None
+        kept = key in cycle.kept and (expected is None or size <= expected.size)
+        if kept:
+            cycle.recorder.kept.add(key)
+        return kept
+
+    def resize(self, key: SpanKey, size: int) -> None:
+        """What a block saves was measured when it was recomputed."""
+        self._step.recorder.saved(key, size)
+
+    def used(self, key: SpanKey) -> None:
+        """The backward pass needs it."""
+        self._step.recorder.used(key)
+
+    def end_pass(self) -> None:
+        """The call from outside is over."""
+        if self._evaluation is not None:
+            self._close(self._evaluation)
+            self._evaluation = None
+
+    def end_step(self) -> None:
+        """The optimizer's turn, or somebody else's who looks at the gradients or throws them away."""
+        if self._step.recorder.keys:
+            self._close(self._step)
+            self._step = _Cycle()
+
+    def _close(self, cycle: _Cycle) -> None:
+        cycle.recorder.measured(self.store.device.mark())
+        if cycle.recorder.keys and len(cycle.recorder):
+            trace = cycle.recorder.trace()
+            # One rank alone may evaluate: only what all ranks do is agreed on.
+            if self._agree is not None and cycle is self._step:
+                self._pending.append(trace)
+            else:
+                self.book.keep(trace)
+
+    def exchange(self) -> None:
+        """All ranks remember what any of them has seen, and the most memory that any has seen."""
+        self.end_step()
+        if self._agree is not None:
+            pending, self._pending = self._pending, []
+            for trace in self._agree(pending):
+                self.book.keep(trace)
+
+    def pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
+        """An operator begins: its chunks are on the device until they are released.
+
+        Args:
+            chunks: What it needs.
+            release: What operators that have ended needed.
+        """
+        for index in release:
+            self._release(index)
+        new = [index for index in dict.fromkeys(chunks) if index not in self._pins]
+        self._visit(self.pinned | set(new))
+        for index in chunks:
+            self._pins[index] = self._pins.get(index, 0) + 1
+        for index in new:
+            self.store.wait(index)
+            self.store.chunks[index].become(ChunkState.COMPUTE)
+
+    def _release(self, index: int, times: int = 1) -> None:
+        self._pins[index] -= times
+        if not self._pins[index]:
+            del self._pins[index]
+            self.store.chunks[index].idle()
+
+    def _visit(self, needed: frozenset[int]) -> None:
+        """One access: evictions, loads and prefetches."""
+        cycle = self._evaluation or self._step
+        cycle.recorder.measured(self.store.device.mark())
+        elsewhere = self.store.device.elsewhere()
+        cycle.recorder.access(needed, elsewhere)
+        if self.store.fixed:
+            return
+        resident, trace, position = self.store.resident, cycle.trace, cycle.position
+        if trace is None or position >= len(trace.accesses) or trace.accesses[position].chunks != needed:
+            cycle.trace = None
+            self.reacted += 1
+            self._move(tuple(resident - needed), tuple(needed - resident))
+            return
+        cycle.position += 1
+        # What has stayed on the device since the recording (a batch, a kept loss) leaves less room than planned.
+        other = trace.accesses[position].other + max(0, elsewhere - trace.before[position])
+        if cycle.steps is not None:
+            step = cycle.steps[position]
+            as_planned = resident == cycle.before and self._fits(step, other)
+            cycle.before = step.resident
+            if as_planned:
+                self.planned += 1
+                self._move(step.evict, step.load + step.prefetch)
+                return
+        # Something (an evaluation in between) has changed what is here: the plan's rule goes on from there.
+        assert cycle.next_use is not None
+        evict = choose_evictions(resident, needed, self.budget - other, self._sizes, cycle.next_use, position)
+        self._move(evict, tuple(needed - resident))
+
+    def _fits(self, step: Step, other: int) -> bool:
+        return sum(self._sizes[index] for index in step.resident) + other <= self.budget
+
+    def _move(self, evict: tuple[int, ...], load: tuple[int, ...]) -> None:
+        for index in evict:
+            self.store.evict(index)
+        for index in load:
+            self.store.load(index)

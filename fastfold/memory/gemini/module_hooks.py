@@ -1,0 +1,188 @@
+"""Module hooks that tell which operator runs now: forward, recomputed, and in the backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from fastfold.memory.gemini.access_trace import pass_key
+from fastfold.memory.gemini.activations import SavedTensors
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.executor import Residency
+
+
+class _Call:
+    """One call of a module: the chunks it needs, and when it began and ended."""
+
+    def __init__(self, module: nn.Module, chunks: tuple[int, ...], enter: int) -> None:
+        self.module, self.chunks, self.enter, self.exit = module, chunks, enter, 1 << 60
+
+
+class ModuleHooks:
+    """Hooks on every module of a model that has parameters; each call brings its chunks and releases them.
+
+    Args:
+        model: The model.
+        store: Its chunks.
+        residency: Decides what comes and goes.
+        saved: Looks after saved tensors; None to leave them to autograd.
+    """
+
+    def __init__(
+        self, model: nn.Module, store: ChunkStore, residency: Residency, saved: SavedTensors | None
+    ) -> None:
+        self.model, self.store, self.residency, self.saved = model, store, residency, saved
+        self._clock = count()
+        self._stack: list[_Call] = []
+        self._backward: dict[int, list[_Call]] = {}
+        self._moving = False
+        self._watching: ExitStack | None = None
+        self._uses: dict[nn.Module, tuple[int, ...]] = {}
+        self._handles: list[RemovableHandle] = []
+        for name, module in model.named_modules():
+            own = [store.chunk_of(p) for p in module.parameters(recurse=False)]
+            self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
+            if own or module is model:
+                self._handles += [
+                    module.register_forward_pre_hook(self._entering(name), with_kwargs=True),
+                    module.register_forward_hook(self._leave, always_call=True),
+                ]
+        for chunk in store.chunks:
+            for slot in chunk.slots:
+                if chunk.trainable:
+                    take = slot.parameter.register_post_accumulate_grad_hook(store.take_gradient)
+                    self._handles.append(take)
+
+    def remove(self) -> None:
+        """Takes the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    # Forward
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
+            if not self._stack and torch._C._current_graph_task_id() == -1:
+                self._backward.clear()
+                self.residency.begin_pass(*pass_key(name, module, args, kwargs))
+                self._watching = ExitStack()
+                self._watching.enter_context(_Watch(self))
+                if self.saved is not None and torch.is_grad_enabled():
+                    self._watching.enter_context(self.saved.hooks())
+            call = _Call(module, self._uses[module], next(self._clock))
+            try:
+                self._pin(call.chunks)
+            except BaseException:
+                self._stop_watching()
+                raise
+            self._stack.append(call)
+
+        return enter
+
+    def _stop_watching(self) -> None:
+        if not self._stack and self._watching is not None:
+            watching, self._watching = self._watching, None
+            watching.close()
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._stack or self._stack[-1].module is not module:
+            return  # It raised before it was entered.
+        call = self._stack.pop()
+        call.exit = next(self._clock)
+        self._stop_watching()
+        if call.chunks:
+            self._pin((), release=call.chunks)
+            if torch.is_grad_enabled():
+                self._announce(call, output)
+        if not self._stack and torch._C._current_graph_task_id() == -1:
+            self.residency.end_pass()
+
+    def _pin(self, chunks: tuple[int, ...], release: tuple[int, ...] = ()) -> None:
+        self._moving = True
+        try:
+            self.residency.pin(chunks, release)
+        finally:
+            self._moving = False
+
+    def use(self, parameter: nn.Parameter) -> None:
+        """A function takes a parameter as an argument; from now on the innermost module called needs it.
+
+        Modules that use their children's parameters themselves are found in this way.
+        """
+        chunk = self.store.chunk_of(parameter)
+        if chunk is None or self._moving or not self._stack or chunk.index in self.residency.pinned:
+            return
+        call = self._stack[-1]
+        self._uses[call.module] = (*self._uses[call.module], chunk.index)
+        self._pin((chunk.index,))
+        call.chunks = (*call.chunks, chunk.index)
+
+    # Backward
+
+    def _announce(self, call: _Call, output: Any) -> None:
+        """The backward pass of a call begins at the nodes that made its outputs."""
+        for leaf in _tensors(output):
+            for tensor in (leaf, leaf._base if leaf._is_view() else None):
+                if tensor is not None and tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(lambda gradients: self._before_backward(call))
+
+    def _before_backward(self, call: _Call) -> None:
+        """Nodes run in the reverse order of the forward pass: calls that began after this one ended are done."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._backward:
+            self._backward[task] = []
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._end_backward(task))
+        running = self._backward[task]
+        if call in running:
+            return
+        done = [c for c in running if c.enter > call.exit]
+        self._backward[task] = [*(c for c in running if c.enter <= call.exit), call]
+        self._pin(call.chunks, release=tuple(i for c in done for i in c.chunks))
+
+    def _end_backward(self, task: int) -> None:
+        running = self._backward.pop(task, [])
+        self._pin((), release=tuple(i for c in running for i in c.chunks))
+
+
+# What asks about a tensor without reading it.
+_METADATA = {
+    *(
+        getattr(Tensor, n).__get__
+        for n in ("shape", "dtype", "device", "layout", "requires_grad", "grad", "ndim")
+    ),
+    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point),
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
+}
+
+
+class _Watch(TorchFunctionMode):
+    """Sees parameters that functions take as arguments."""
+
+    def __init__(self, hooks: ModuleHooks) -> None:
+        super().__init__()
+        self._hooks = hooks
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _METADATA:
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, nn.Parameter):
+                    self._hooks.use(leaf)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """All tensors in a module's output: in containers, dataclasses and plain objects' attributes."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
+            yield from _tensors(list(vars(leaf).values()))

@@ -1,0 +1,1 @@
+"""Which chunk stays where and when, within a budget."""

@@ -1,0 +1,163 @@
+"""What surrounds the blocks, on shards: embedding, recycling, structure module, heads."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
+from fastfold.evoformer.execution import LazyRows
+from fastfold.evoformer.heads import DistogramHead
+from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, OnCycle
+from fastfold.evoformer.primitives import Linear
+from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike
+from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
+from fastfold.protein.rigid import Rigid
+
+
+class AxialInvariantPointAttention(InvariantPointAttention):
+    """Updates of this rank's residues, from its rows of the pair, gathered."""
+
+    shards: AxialShards
+
+    def forward(
+        self,
+        single: Tensor,
+        pair: Tensor | LazyRows,
+        frames: Rigid,
+        mask: Tensor,
+        rows: slice = slice(None),
+    ) -> Tensor:
+        """Update ``[*, N, c_s]`` from a shard ``pair [*, n, N, c_z]``; everything else is whole."""
+        residues = single.shape[-2]
+        update = super().forward(single, pair, frames, mask, self.shards.own(residues))
+        return self.shards.gather(update, -2, residues)
+
+
+class AxialDistogramHead(DistogramHead):
+    """Logits of this rank's rows; what is mirrored at the diagonal comes from the other ranks."""
+
+    shards: AxialShards
+    has_columns = False
+
+    def transposed(self, half: Tensor) -> Tensor:
+        """Rows ``[*, n, N, bins]`` of the transposed tensor, from its rows."""
+        columns = self.shards.switch(half, cut=-2, join=-3, length=half.shape[-2])
+        return columns.transpose(-2, -3)
+
+
+class AxialAlphaFold(AlphaFold):
+    """The network on shards: sequences of the MSAs and rows of the pair, everything of one axis whole.
+
+    Every rank is given the same features and, for dropout, the same state of its random number generator. The
+    result is that of the single network, with these exceptions. ``representations`` holds this rank's rows of
+    ``msa`` and ``pair``. When gradients are recorded, so do the logits of the heads for pairs and the masked MSA, with
+    ``rows`` beside them, by which the losses join their errors. Logits that are computed when they are asked for
+    have to be asked for on all ranks alike.
+    """
+
+    shards: AxialShards
+
+    def forward(
+        self,
+        features: FeatureSource,
+        num_recycles: int | None = None,
+        *,
+        num_ensemble: int = 1,
+        on_cycle: OnCycle | None = None,
+    ) -> dict[str, Any]:
+        """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
+        result = super().forward(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
+        group = self.shards.group
+        for name in ("distogram", "predicted_aligned_error", "masked_msa"):
+            if name not in result:
+                continue
+            logits = result[name]["logits"]
+            if name == "masked_msa":
+                # The shards of the MSA's own rows follow from those of a longer axis, with the templates' rows.
+                sizes = exchange_sizes(logits.shape[-3], group, logits.device)
+            else:
+                sizes = self.shards.sizes(logits.shape[-2])
+            rows = Rows(group, sizes)
+            if torch.is_grad_enabled():
+                result[name] = result[name] | {"rows": rows}
+            elif isinstance(logits, LazyRows):
+                result[name] = result[name] | {"logits": self._whole_rows(logits)}
+            else:
+                result[name] = result[name] | {"logits": rows.join(logits, -3)}
+        return result
+
+    def _whole_rows(self, logits: LazyRows) -> LazyRows:
+        """All rows ``[*, N, N, bins]`` from this rank's, computed and joined when they are asked for."""
+        residues = logits.shape[-2]
+        sizes = self.shards.sizes(residues)
+        starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+
+        def rows(index: slice) -> Tensor:
+            """Every rank's part of a block of rows, joined."""
+            within = [
+                slice(min(max(index.start - start, 0), size), min(max(index.stop - start, 0), size))
+                for start, size in zip(starts, sizes, strict=True)
+            ]
+            group = self.shards.group
+            part = logits.rows(within[group.rank])
+            return gather(part, -3, group, [each.stop - each.start for each in within])
+
+        return LazyRows(
+            torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), self.policy
+        )
+
+    def _own_rows(self, residues: int) -> slice:
+        return self.shards.own(residues)
+
+    def _own_sequences(self, sequences: int, templates: int) -> tuple[slice, slice]:
+        """This rank's rows of the MSA and of the templates, which are cut together, the templates last."""
+        own = self.shards.own(sequences + templates)
+        return (
+            slice(min(own.start, sequences), min(own.stop, sequences)),
+            slice(max(own.start - sequences, 0), max(own.stop - sequences, 0)),
+        )
+
+    def _embed_inputs(self, features: Features, previous: Features) -> tuple[Tensor, Tensor]:
+        """This rank's sequences of the MSA and rows of the pair."""
+        sequences, residues = features["msa_feat"].shape[-3:-1]
+        templates = 0
+        if self.template_torsion_embedder is not None:
+            templates = features["template_aatype"].shape[-2]
+        self._check_alike(sequences, residues, features["extra_msa"].shape[-2])
+        own, _ = self._own_sequences(sequences, templates)
+        features["msa_feat"] = features["msa_feat"][..., own, :, :]
+        first_row = self._own_rows(residues).start
+        msa, pair = self.input_embedder(features, previous, first_sequence=own.start, first_row=first_row)
+        return msa, pair
+
+    def _template_rows(self, embedder: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
+        rows, mask = super()._template_rows(embedder, features)
+        _, own = self._own_sequences(features["msa_mask"].shape[-2], mask.shape[-2])
+        return rows[..., own, :, :], mask
+
+    def _embed_extra_msa(self, embedder: Linear, features: Features) -> Tensor:
+        for key in EXTRA_MSA_FEATURES:
+            features[key] = self.shards.take(features[key], -2)
+        return super()._embed_extra_msa(embedder, features)
+
+    def _check_alike(self, sequences: int, residues: int, extra: int) -> None:
+        device = self.single_projection.weight.device
+        numbers = {"number of residues": residues, "number of sequences": sequences}
+        numbers |= {"number of extra sequences": extra}
+        if self.training and self.shards.group.backend != "fake":  # ranks that exist draw alike
+            on_gpu = device.type == "cuda"
+            state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+            numbers |= {"random number generator's state": zlib.crc32(state.numpy().tobytes())}
+        check_alike(numbers, self.shards.group, device)
+
+    def _first_row(self, msa: Tensor) -> Tensor:
+        """First row ``[*, N, c_m]`` of the MSA, which rank 0 has, on every rank."""
+        if msa.shape[-3] == 0:
+            # Any tensor of the shape will do, but it has to hang on the graph as on the other ranks.
+            msa = torch.cat([msa, msa.new_zeros(*msa.shape[:-3], 1, *msa.shape[-2:])], dim=-3)
+        return broadcast(msa[..., :1, :, :], 0, self.shards.group).squeeze(-3)

@@ -1,0 +1,234 @@
+"""Steps of the Evoformer on a grid of ranks: the pair in blocks of residues, the MSA cut along one axis.
+
+Transitions and the MSA's column attention run unchanged. Each class here is a form of the layer that it derives from,
+with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn whole,
+alike on every rank, and each takes its part, so that they are those of a single process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.attention import Attention
+from fastfold.evoformer.execution import columns
+from fastfold.evoformer.msa_attention import MSARowAttention
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.primitives import LayerNorm, SharedDropout
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.parallel.alphafold.regather import recomputed
+from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
+from fastfold.parallel.axial.grid import Grid
+from fastfold.parallel.axial.grid_matmul import contract, contract_columns
+from fastfold.parallel.comm.collectives import gather
+from fastfold.parallel.sequence_parallel.attention import ring_attention
+
+ATTENTIONS = ("auto", "ring", "switch")
+
+
+@dataclass(frozen=True)
+class GridLayout:
+    """Where blocks lie and how they are worked with.
+
+    Attributes:
+        grid: The ranks.
+        contraction: How triangles are summed; see :func:`fastfold.parallel.axial.grid_matmul.contract`.
+        attention: ``ring`` (keys and values go round a row or column of ranks, the bias is fetched block by block),
+            ``switch`` (a row of ranks cuts its rows once more and has them whole, the bias is gathered), or ``auto``
+            for the one that sends less.
+    """
+
+    grid: Grid
+    contraction: str = "auto"
+    attention: str = "auto"
+
+    def rings(self, shape: tuple[int, int, int], heads: int, *, turned: bool) -> bool:
+        """Whether attention within the rows of ``[A, L, c]`` (of the transposed, if ``turned``) goes round a ring.
+
+        Args:
+            shape: Of the whole tensor.
+            heads: Heads of the bias.
+            turned: Whether rows are those of the transposed tensor.
+        """
+        if self.attention != "auto":
+            return self.attention == "ring"
+        sent = attention_elements(shape, heads, self.grid.turned if turned else self.grid)
+        return sent["ring"] < sent["switch"]
+
+
+def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> dict[str, float]:
+    """Elements that a rank sends in both passes of attention within the rows of ``[A, L, c]``, by the way it is done.
+
+    That of a rank that keeps nothing of its block of the bias when it is turned, as those on a diagonal do.
+
+    Args:
+        shape: Of the whole tensor, cut over the grid's rows and columns.
+        heads: Heads of the bias.
+        grid: The ranks.
+    """
+    rows, length, channels = shape
+    ranks, others = grid.whole.size, grid.columns - 1
+    block = rows * length * channels / ranks
+    bias = heads * length * length
+    # The bias is turned, and fetched and its gradient summed down the columns; block by block it is fetched twice.
+    fetched = bias / grid.columns * (grid.rows - 1) / grid.rows
+    turned = 2 * bias / ranks + (3 if grid.rows == grid.columns else 2) * fetched
+    masks = others * rows * length / ranks
+    return {
+        # Keys and values forward, and again backward, where their gradients go one step further.
+        "ring": (6 * others + 2 * (others > 0)) * block + turned + masks,
+        "switch": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
+    }
+
+
+def _factors(dropout: SharedDropout, block: Tensor, lengths: tuple[int, int], grid: Grid) -> Tensor | None:
+    """This rank's part of the dropout factors for the whole of ``block [*, rows, columns, c]``."""
+    whole = block.new_empty(()).expand(*block.shape[:-3], *lengths, block.shape[-1])
+    factors = dropout(whole)
+    if factors is None:
+        return None
+    shared_rows = dropout.shared_dim == -3
+    own = grid.own_columns(lengths[1]) if shared_rows else grid.own_rows(lengths[0])
+    return factors.narrow(-2 if shared_rows else -3, own.start, own.stop - own.start)
+
+
+def _ring(
+    norm: LayerNorm,
+    attention: Attention,
+    block: Tensor,
+    mask: Tensor,
+    bias: Tensor,
+    dropout: Tensor | None,
+    grid: Grid,
+) -> Tensor:
+    """``block + dropout * attention(norm(block))`` within rows that are cut over the grid's columns.
+
+    Args:
+        norm: Layer norm of the branch.
+        attention: Its attention.
+        block: ``[*, rows, columns, c]``.
+        mask: ``[*, A, L]``, whole.
+        bias: This rank's block ``[*, H, rows, columns]`` of ``[*, H, L, L]``.
+        dropout: Factors for the block, or None.
+        grid: The ranks.
+    """
+    length = mask.shape[-1]
+    split = (attention.heads, -1)
+    x = norm(block)
+    q, k, v = (layer(x).unflatten(-1, split) for layer in (attention.query, attention.key, attention.value))
+    square = grid.rows == grid.columns
+    # Queries cut as this tensor's columns are, keys down the column of ranks.
+    bias = grid.turn(bias, (length, length), (-2, -1))
+    if not square:
+        bias = gather(bias, -1, grid.column, grid.row_sizes(length))
+    mixed = ring_attention(
+        q,
+        k,
+        v,
+        bias,
+        grid.take(mask, (-2, -1)),
+        group=grid.row,
+        sizes=grid.column_sizes(length),
+        bias_group=grid.column if square else None,
+    ).flatten(-2)
+    if attention.gate is not None:
+        mixed = mixed * torch.sigmoid(attention.gate(x))
+    update = attention.output(mixed)
+    return block + (update if dropout is None else update * dropout)
+
+
+class GridMSARowAttention(MSARowAttention):
+    """Attention of this rank's sequences; the pair lies in blocks, and the bias is gathered."""
+
+    layout: GridLayout
+
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Updated ``msa [*, s, N, c_m]`` from a block of the pair and ``msa_mask [*, s, N]``.
+
+        ``bias`` is that of the block if it was computed before.
+        """
+        own = self.bias(pair) if bias is None else bias
+        whole = self.layout.grid.gather(own, (msa.shape[-2],) * 2, (-2, -1))
+        return super().forward(msa, pair, msa_mask, whole)
+
+
+class GridTriangleAttention(TriangleAttention):
+    """Attention within rows (starting node) or columns (ending node) of the pair, which are cut."""
+
+    layout: GridLayout
+
+    def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Updated block of the pair under the whole ``pair_mask [*, N, N]``; ``bias`` is that of the block."""
+        length = pair_mask.shape[-1]
+        lengths = (length, length)
+        turned = not self.starting
+        grid = self.layout.grid.turned if turned else self.layout.grid
+        bias = self.bias(pair) if bias is None else bias
+        # From here on rows: of the transposed tensor around ending nodes.
+        rows = pair.transpose(-3, -2) if turned else pair
+        if self.layout.rings((*lengths, pair.shape[-1]), self.attention.heads, turned=turned):
+            factors = _factors(self.dropout, pair, lengths, self.layout.grid)
+            if turned:
+                factors, pair_mask, bias = columns(factors), pair_mask.mT, bias.mT
+            updated = _ring(self.norm, self.attention, rows, pair_mask, bias, factors, grid)
+            return updated.transpose(-3, -2) if turned else updated
+        moved = grid.to_rows_async(rows, length)
+        whole = self.layout.grid.gather(bias, lengths, (-2, -1))
+        own = grid.row_part(length)
+        if turned:
+            updated = super().forward(moved.wait().transpose(-3, -2), pair_mask[..., own], whole)
+            updated = updated.transpose(-3, -2)
+        else:
+            updated = super().forward(moved.wait(), pair_mask[..., own, :], whole)
+        updated = grid.from_rows(updated, rows.shape[-3], length)
+        return updated.transpose(-3, -2) if turned else updated
+
+
+class GridOuterProductMean(OuterProductMean):
+    """Update of this rank's block of the pair, from all sequences of its rows' and its columns' residues.
+
+    Both projections are gathered along the residues: O(S N c / √P).
+    """
+
+    layout: GridLayout
+
+    def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
+        """Updated block ``pair [*, rows, columns, c_z]``.
+
+        Args:
+            msa: ``[*, S, n, c_m]``, this rank's residues.
+            pair: The block.
+            msa_mask: ``[*, S, N]``, whole.
+        """
+        grid, length = self.layout.grid, msa_mask.shape[-1]
+        left, right = recomputed(self.sides, msa)
+        # The right side, of which more is on other ranks, travels first.
+        moving = grid.turned.rows_of_shards_async(right, -2, length)
+        left = grid.rows_of_shards_async(left, -2, length).wait()
+        left_mask = msa_mask[..., grid.own_rows(length)]
+        right_mask = msa_mask[..., grid.own_columns(length)]
+        if torch.is_grad_enabled():
+            return self.recorded(left, moving.wait(), pair, left_mask, right_mask)
+        updates = self.rows([moving.wait()], right_mask)
+        return self.in_blocks(updates, lambda rows: left[..., rows, :], pair, left_mask)
+
+
+class GridTriangleMultiplication(ShardedTriangleMultiplication):
+    """Triangle multiplication whose factors and product lie in blocks."""
+
+    layout: GridLayout
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated block of the pair under the whole ``pair_mask [*, N, N]``."""
+        grid, length = self.layout.grid, pair_mask.shape[-1]
+
+        def multiply(left: Tensor, right: Tensor) -> Tensor:
+            if self.outgoing:
+                return contract(left, right, length, grid, self.layout.contraction)
+            # The official program contracts left[k, j] with right[k, i].
+            return contract_columns(right, left, length, grid, self.layout.contraction)
+
+        product = self.product(pair, grid.take(pair_mask, (-2, -1)), multiply, grid.whole.size)
+        return self.updated(pair, product, _factors(self.dropout, pair, (length, length), grid))

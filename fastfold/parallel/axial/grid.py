@@ -1,0 +1,202 @@
+"""A grid of ranks for tensors ``[*, A, B, c]``: rows cut over the grid's rows, columns over its columns.
+
+:class:`Grid` holds the rule of the cut (any lengths, any rectangle of ranks, without padding) and the ways between
+layouts; ``grid_product.py`` multiplies matrices that lie in blocks. A grid seen from the side (:attr:`Grid.turned`)
+is that of the transposed tensor, so whatever works along rows works along columns.
+
+Gradients are exact adjoints: what the ranks hold after ``backward`` is the gradient of the sum of all ranks' losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_ops import Box
+from fastfold.parallel.comm.collectives import all_to_all_async, gather_async
+from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
+from fastfold.parallel.comm.redistribute import redistribute_async
+from fastfold.parallel.mesh import ParallelMesh
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Ranks in rows and columns.
+
+    Attributes:
+        row: The ranks of this rank's row, one for each column.
+        column: The ranks of its column.
+        whole: All of them, row by row (column by column of a grid that is turned).
+        is_turned: Whether rows and columns have changed places.
+    """
+
+    row: Group
+    column: Group
+    whole: Group
+    is_turned: bool = False
+
+    @classmethod
+    def of(cls, mesh: ParallelMesh) -> Grid:
+        """The grid of a mesh whose plan has ``dap_mode="grid"``.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        return cls(mesh.group("dap_row"), mesh.group("dap_column"), mesh.group("dap"))
+
+    @property
+    def turned(self) -> Grid:
+        """The same ranks as the grid of transposed tensors."""
+        return Grid(self.column, self.row, self.whole, not self.is_turned)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of ranks."""
+        return self.column.size
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of ranks."""
+        return self.row.size
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Row and column of a rank of ``whole``."""
+        if self.is_turned:
+            column, row = divmod(rank, self.rows)
+            return row, column
+        return divmod(rank, self.columns)
+
+    def row_sizes(self, length: int) -> list[int]:
+        """Lengths of the parts of an axis that is cut over the grid's rows."""
+        return shard_sizes(length, self.rows)
+
+    def column_sizes(self, length: int) -> list[int]:
+        """Lengths of the parts of an axis that is cut over the grid's columns."""
+        return shard_sizes(length, self.columns)
+
+    def own_rows(self, length: int) -> slice:
+        """This rank's part of an axis that is cut over the grid's rows."""
+        return self.column.shard(length)
+
+    def own_columns(self, length: int) -> slice:
+        """This rank's part of an axis that is cut over the grid's columns."""
+        return self.row.shard(length)
+
+    def take(self, x: Tensor, dims: tuple[int, int] = (-3, -2)) -> Tensor:
+        """This rank's block of a tensor that every rank has; a view.
+
+        Args:
+            x: The whole tensor.
+            dims: The dimensions that are cut over the grid's rows and over its columns.
+        """
+        for dim, own in zip(
+            dims, (self.own_rows(x.shape[dims[0]]), self.own_columns(x.shape[dims[1]])), strict=True
+        ):
+            x = x.narrow(dim, own.start, own.stop - own.start)
+        return x
+
+    def gather(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Tensor:
+        """All blocks joined, on every rank: undoes :meth:`take`. The gradient is reduce-scattered.
+
+        Args:
+            x: This rank's block.
+            lengths: Of the whole tensor in these dimensions.
+            dims: As in :meth:`take`.
+        """
+        return self.gather_async(x, lengths, dims).wait()
+
+    def gather_async(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Handle:
+        """Start :meth:`gather`: along the row, which is waited for, and down the column."""
+        x = gather_async(x, dims[1], self.row, self.column_sizes(lengths[1])).wait()
+        return gather_async(x, dims[0], self.column, self.row_sizes(lengths[0]))
+
+    def boxes(self, lengths: tuple[int, int]) -> list[Box]:
+        """The block of each rank of ``whole``: its part of the rows and of the columns."""
+        rows, columns = shard_slices(lengths[0], self.rows), shard_slices(lengths[1], self.columns)
+        places = (self.place(rank) for rank in range(self.whole.size))
+        return [(rows[row], columns[column]) for row, column in places]
+
+    def turn_async(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int]) -> Handle:
+        """Start :meth:`turn`."""
+        target = [(rows, columns) for columns, rows in self.boxes((lengths[1], lengths[0]))]
+        return redistribute_async(x, dims, self.boxes(lengths), target, self.whole)
+
+    def turn(self, x: Tensor, lengths: tuple[int, int], dims: tuple[int, int] = (-3, -2)) -> Tensor:
+        """Cut the first dimension over the grid's columns and the second over its rows, instead of the other way.
+
+        The tensor is not transposed: on a square grid, ranks opposite each other exchange their blocks.
+
+        Args:
+            x: This rank's block.
+            lengths: Of the whole tensor in these dimensions.
+            dims: As in :meth:`take`.
+        """
+        return self.turn_async(x, lengths, dims).wait()
+
+    def to_channels(self, x: Tensor, lengths: tuple[int, int]) -> Tensor:
+        """Blocks ``[*, c, A, B]`` to whole matrices of this rank's share of the channels."""
+        return self._channels(x, lengths, x.shape[-3], back=False)
+
+    def from_channels(self, x: Tensor, lengths: tuple[int, int], channels: int) -> Tensor:
+        """Whole matrices of this rank's share of the ``channels`` to blocks ``[*, c, A, B]``."""
+        return self._channels(x, lengths, channels, back=True)
+
+    def _channels(self, x: Tensor, lengths: tuple[int, int], channels: int, *, back: bool) -> Tensor:
+        everything = slice(0, channels)
+        blocks: list[Box] = [(everything, *box) for box in self.boxes(lengths)]
+        matrices: list[Box] = [
+            (part, slice(0, lengths[0]), slice(0, lengths[1]))
+            for part in shard_slices(channels, self.whole.size)
+        ]
+        source, target = (matrices, blocks) if back else (blocks, matrices)
+        return redistribute_async(x, (-3, -2, -1), source, target, self.whole).wait()
+
+    def to_rows_async(self, x: Tensor, columns: int) -> Handle:
+        """Start joining the columns of ``[*, A, B, c]`` and cutting this grid row's rows over its ranks instead.
+
+        Args:
+            x: This rank's block.
+            columns: Length of the whole axis of the columns.
+        """
+        return all_to_all_async(x, -3, -2, self.row, concat_sizes=self.column_sizes(columns))
+
+    def from_rows(self, x: Tensor, own_rows: int, columns: int) -> Tensor:
+        """Undo :meth:`to_rows_async`, for a block of ``own_rows`` rows."""
+        parts = shard_sizes(own_rows, self.row.size)
+        return all_to_all_async(
+            x, -2, -3, self.row, split_sizes=self.column_sizes(columns), concat_sizes=parts
+        ).wait()
+
+    def row_part(self, length: int) -> slice:
+        """Which of all rows, an axis of ``length``, this rank has after :meth:`to_rows_async`."""
+        return self.row_parts(length)[self.whole.rank]
+
+    def row_parts(self, length: int) -> list[slice]:
+        """Which of all rows each rank of ``whole`` has after :meth:`to_rows_async`; together all of them once."""
+        found = []
+        blocks = shard_slices(length, self.rows)
+        for row, column in (self.place(rank) for rank in range(self.whole.size)):
+            block = blocks[row]
+            part = shard_slices(block.stop - block.start, self.columns)[column]
+            found.append(slice(block.start + part.start, block.start + part.stop))
+        return found
+
+    def rows_of_shards_async(self, x: Tensor, dim: int, length: int) -> Handle:
+        """Start giving every rank its row's part of an axis, of which ``x`` is a shard over all ranks.
+
+        Args:
+            x: Cut along ``dim`` into consecutive shards over ``whole``.
+            dim: Counted from the end.
+            length: Of the whole axis.
+        """
+        shards: list[Box] = [(part,) for part in self.whole_slices(length)]
+        parts: list[Box] = [(part,) for part in self.row_parts(length)]
+        moved = redistribute_async(x, (dim,), shards, parts, self.whole).wait()
+        own = self.own_rows(length)
+        return gather_async(moved, dim, self.row, shard_sizes(own.stop - own.start, self.columns))
+
+    def whole_slices(self, length: int) -> list[slice]:
+        """The shards of an axis that is cut over all ranks."""
+        return shard_slices(length, self.whole.size)

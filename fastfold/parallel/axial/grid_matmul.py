@@ -1,0 +1,182 @@
+"""Products of matrices, one for each channel, that lie in blocks on a grid of ranks.
+
+Two ways to the same result. SUMMA broadcasts panels of the right matrices down the columns and sums panels of the
+product along the rows: each rank sends O(N² c / √P). Or the blocks are switched to whole matrices of some of the
+channels, which are multiplied without communication, and the product is switched back: O(N² c / P), as long as there
+are as many channels as ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.axial.grid import Grid
+from fastfold.parallel.comm.groups import shard_sizes
+from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
+
+CONTRACTIONS = ("auto", "summa", "channels")
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A piece of an axis that lies in one row of ranks where the right matrices have it, and in one column where the
+    product does.
+
+    Attributes:
+        size: Its length.
+        row: Row of ranks.
+        row_start: Where it begins in their part.
+        column: Column of ranks.
+        column_start: Where it begins in their part.
+    """
+
+    size: int
+    row: int
+    row_start: int
+    column: int
+    column_start: int
+
+
+def _panels(length: int, grid: Grid) -> list[_Panel]:
+    """The common refinement of an axis cut over the grid's rows and over its columns."""
+    rows = [0, *accumulate(grid.row_sizes(length))]
+    columns = [0, *accumulate(grid.column_sizes(length))]
+    edges = sorted({*rows, *columns})
+    found = []
+    for start, stop in pairwise(edges):
+        # The last part that begins here: those before it are empty.
+        row = max(r for r in range(grid.rows) if rows[r] <= start)
+        column = max(c for c in range(grid.columns) if columns[c] <= start)
+        found.append(_Panel(stop - start, row, start - rows[row], column, start - columns[column]))
+    return found
+
+
+class _Summa(Function):
+    """``left rightᵀ`` of every channel; blocks ``[*, c, rows, columns]`` in the dtype of the operands."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, length: int, grid: Grid) -> Tensor:
+        ctx.save_for_backward(left, right)
+        ctx.panels, ctx.grid = _panels(length, grid), grid
+        columns = grid.column_sizes(length)[grid.row.rank]
+        arriving = _rights(right, ctx.panels, grid)
+        found = sums((left @ panel.mT for panel in arriving), _columns_of(ctx.panels), grid.row)
+        return torch.cat(found, -1) if found else left.new_zeros(*left.shape[:-1], columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        left, right = ctx.saved_tensors
+        grid: Grid = ctx.grid
+        # Half precision would round after every panel.
+        grad_left = torch.zeros_like(left, dtype=torch.promote_types(left.dtype, torch.float32))
+
+        def terms() -> Iterator[Tensor]:
+            pieces = zip(
+                _gradients(gradient, ctx.panels, grid), _rights(right, ctx.panels, grid), strict=True
+            )
+            for of_product, panel in pieces:
+                grad_left.add_(of_product @ panel)
+                yield of_product.mT @ left
+
+        found = sums(terms(), [panel.row for panel in ctx.panels], grid.column)
+        grad_right = torch.cat(found, -2) if found else torch.zeros_like(right)
+        return grad_left.to(left.dtype), grad_right, None, None
+
+
+def _columns_of(panels: Sequence[_Panel]) -> list[int]:
+    return [panel.column for panel in panels]
+
+
+def _rights(right: Tensor, panels: Sequence[_Panel], grid: Grid) -> Iterator[Tensor]:
+    """Panels of the right matrices' rows, down the columns of ranks: ``[*, c, size, k]``."""
+
+    def piece(number: int) -> Tensor:
+        panel = panels[number]
+        if panel.row == grid.column.rank:
+            return right.narrow(-2, panel.row_start, panel.size)
+        return absent(right, *right.shape[:-2], panel.size, right.shape[-1])
+
+    return broadcasts(piece, [panel.row for panel in panels], grid.column)
+
+
+def _gradients(gradient: Tensor, panels: Sequence[_Panel], grid: Grid) -> Iterator[Tensor]:
+    """Panels of the product's columns, along the rows of ranks: ``[*, c, rows, size]``."""
+
+    def piece(number: int) -> Tensor:
+        panel = panels[number]
+        if panel.column == grid.row.rank:
+            return gradient.narrow(-1, panel.column_start, panel.size)
+        return absent(gradient, *gradient.shape[:-1], panel.size)
+
+    return broadcasts(piece, _columns_of(panels), grid.row)
+
+
+def elements_sent(length: int, channels: int, grid: Grid) -> dict[str, float]:
+    """Elements that a rank sends in both passes of one contraction of square matrices, by the way it is done.
+
+    The mean over the ranks for ``summa``; for ``channels`` a rank with the most of them.
+    """
+    area, ranks = length * length * channels, grid.whole.size
+    along, down = (grid.columns - 1) / grid.columns, (grid.rows - 1) / grid.rows
+    # Sum of the product and broadcast of its gradient along rows; broadcasts and sum of the right side down columns.
+    summa = 2 * along * area / grid.rows + 3 * down * area / grid.columns
+    own = length * length * shard_sizes(channels, ranks)[0]
+    # Two factors and the gradient of the product to channels; product and gradients of the factors back to blocks.
+    return {"summa": summa, "channels": 3 * (area - own) / ranks + 3 * own * (ranks - 1) / ranks}
+
+
+def choose_contraction(way: str, length: int, channels: int, grid: Grid) -> str:
+    """The way to contract; ``auto`` takes the one that sends less, unless there are fewer channels than ranks.
+
+    Raises:
+        ConfigError: There is no such way.
+    """
+    if way not in CONTRACTIONS:
+        raise ConfigError(f"contraction is one of {', '.join(CONTRACTIONS)}, got {way!r}")
+    if way != "auto":
+        return way
+    sent = elements_sent(length, channels, grid)
+    return "channels" if channels >= grid.whole.size and sent["channels"] < sent["summa"] else "summa"
+
+
+def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
+    """``out[i, j] = Σ_k left[i, k] right[j, k]`` for every channel (outgoing edges of triangles).
+
+    For incoming edges, ``Σ_k left[k, i] right[k, j]``, see :func:`contract_columns`.
+
+    Args:
+        left: This rank's block ``[*, c, rows, columns]`` of matrices N x N.
+        right: Likewise.
+        length: N.
+        grid: The ranks.
+        way: ``summa``, ``channels``, or ``auto`` (:func:`choose_contraction`).
+
+    Returns:
+        This rank's block of the product. Nothing but local blocks (``summa``), or as much in the channels' layout, is
+        kept for the backward pass.
+
+    Raises:
+        ConfigError: There is no such way.
+    """
+    if choose_contraction(way, length, left.shape[-3], grid) == "channels":
+        lengths = (length, length)
+        product = grid.to_channels(left, lengths) @ grid.to_channels(right, lengths).mT
+        return grid.from_channels(product, lengths, left.shape[-3])
+    result: Tensor = _Summa.apply(left, right, length, grid)
+    return result
+
+
+def contract_columns(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
+    """``out[i, j] = Σ_k left[k, i] right[k, j]`` for every channel (incoming edges); see :func:`contract`."""
+    # The transposed product, on the transposed grid, is one along rows.
+    return contract(right.mT, left.mT, length, grid.turned, way).mT

@@ -1,0 +1,246 @@
+"""Products of matrices, one for each channel, whose contracted axis is cut over the ranks of a group.
+
+Two ways to the same result. Either every rank multiplies what it has and the terms of the sum are reduce-scattered:
+a rank sends O(N² c), however many there are. Or the factors are switched to whole matrices of some of the channels,
+which are multiplied without communication, and the product is switched back: O(N² c / P), as long as there are as many
+channels as ranks.
+
+Both go by blocks of channels, the communication of one beside the products of another, so that no rank ever holds
+more than two blocks of anything whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import Pending, landed
+from fastfold.parallel.comm.groups import Group, shard_slices
+
+CONTRACTIONS = ("auto", "terms", "channels")
+
+# Fewest elements of a block of products.
+_BLOCK = 2**18
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the contracted axis and the result lie.
+
+    Attributes:
+        group: The ranks.
+        contracted: Lengths of their shards of the contracted axis.
+        dim: The axis of the result that is cut, counted from the front.
+        sizes: Lengths of its shards.
+    """
+
+    group: Group
+    contracted: Sequence[int]
+    dim: int
+    sizes: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Channels that are worked with at a time.
+
+    Slices of them rather than their numbers, which would have to be sent to a GPU.
+
+    Attributes:
+        parts: Consecutive channels; of ``channels`` those that each rank multiplies, in order.
+    """
+
+    parts: Sequence[slice]
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many channels each part has."""
+        return [part.stop - part.start for part in self.parts]
+
+    def of(self, x: Tensor) -> Tensor:
+        """These channels of ``[*, c, rows, columns]``."""
+        if sum(self.sizes) == x.shape[-3]:
+            return x
+        found = [x[..., part, :, :] for part in self.parts]
+        return found[0] if len(found) == 1 else torch.cat(found, -3)
+
+    def put(self, x: Tensor, values: Tensor) -> None:
+        """Write these channels."""
+        torch._foreach_copy_([x[..., part, :, :] for part in self.parts], values.split(self.sizes, -3))
+
+
+def _term_blocks(channels: int, step: int) -> list[_Block]:
+    return [_Block([slice(start, min(channels, start + step))]) for start in range(0, channels, step)]
+
+
+def _channel_blocks(channels: int, ranks: int, step: int) -> list[_Block]:
+    """At most ``step`` channels of each rank at a time; those of a rank are consecutive."""
+    own = shard_slices(channels, ranks)
+    return [
+        _Block([slice(min(x.start + first, x.stop), min(x.start + first + step, x.stop)) for x in own])
+        for first in range(0, own[0].stop, step)
+    ]
+
+
+class _Terms(Function):
+    """Products are sent while the next are computed; backward, gradients are fetched while products are made."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, cut: Cut, step: int) -> Tensor:
+        ctx.save_for_backward(left, right)
+        ctx.cut, ctx.blocks = cut, _term_blocks(left.shape[-3], step)
+        out = _empty_result(left, right, cut)
+
+        def terms() -> Iterator[list[Pending]]:
+            for block in ctx.blocks:
+                product = block.of(left) @ block.of(right).mT
+                yield [async_ops.start_reduce_scatter(product, cut.dim, cut.group, cut.sizes)]
+                del product
+
+        for block, (part,) in zip(ctx.blocks, landed(terms()), strict=True):
+            block.put(out, part)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, right = ctx.saved_tensors
+        cut: Cut = ctx.cut
+        grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
+        started = ([async_ops.start_gather(b.of(grad), cut.dim, cut.group, cut.sizes)] for b in ctx.blocks)
+        for block, (whole,) in zip(ctx.blocks, landed(started), strict=True):
+            block.put(grad_left, whole @ block.of(right))
+            block.put(grad_right, whole.mT @ block.of(left))
+        return grad_left, grad_right, None, None
+
+
+class _Channels(Function):
+    """Keeps whole factors of this rank's channels: as much as its shards of all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor, cut: Cut, step: int) -> Tensor:
+        ctx.cut, ctx.shapes = cut, (left.shape, right.shape)
+        ctx.blocks = _channel_blocks(left.shape[-3], cut.group.size, step)
+        out = _empty_result(left, right, cut)
+        keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
+        factors = (
+            [_to_channels(b.of(x), left.dim() - 1, cut.contracted, b, cut.group) for x in (left, right)]
+            for b in ctx.blocks
+        )
+
+        def products() -> Iterator[list[Pending]]:
+            for block, both in zip(ctx.blocks, landed(factors), strict=True):
+                if keeps:
+                    kept.extend(both)
+                product = both[0] @ both[1].mT
+                del both
+                yield [_from_channels(product, cut.dim, cut.sizes, block, cut.group)]
+
+        for block, (part,) in zip(ctx.blocks, landed(products()), strict=True):
+            block.put(out, part)
+        ctx.save_for_backward(*kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        cut, kept, last = ctx.cut, ctx.saved_tensors, grad.dim() - 1
+        grads = [grad.new_empty(shape) for shape in ctx.shapes]
+        arriving = ([_to_channels(b.of(grad), cut.dim, cut.sizes, b, cut.group)] for b in ctx.blocks)
+
+        def gradients() -> Iterator[list[Pending]]:
+            blocks = zip(ctx.blocks, landed(arriving), kept[::2], kept[1::2], strict=True)
+            for block, (whole,), left, right in blocks:
+                both = whole @ right, whole.mT @ left
+                yield [_from_channels(x, last, cut.contracted, block, cut.group) for x in both]
+
+        for block, parts in zip(ctx.blocks, landed(gradients()), strict=True):
+            for of_all, part in zip(grads, parts, strict=True):
+                block.put(of_all, part)
+        return *grads, None, None
+
+
+def _empty_result(left: Tensor, right: Tensor, cut: Cut) -> Tensor:
+    shape = [*left.shape[:-1], right.shape[-2]]
+    shape[cut.dim] = cut.sizes[cut.group.rank]
+    return left.new_empty(shape)
+
+
+def _to_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> Pending:
+    """Start switching shards along ``dim`` of a block's channels to whole matrices of this rank's channels."""
+    return async_ops.start_all_to_all(x, x.dim() - 3, dim, group, block.sizes, sizes)
+
+
+def _from_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> Pending:
+    """Start undoing :func:`_to_channels`."""
+    return async_ops.start_all_to_all(x, dim, x.dim() - 3, group, sizes, block.sizes)
+
+
+def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:
+    """The way to contract; ``auto`` takes the one that sends less, unless there are fewer channels than ranks.
+
+    Args:
+        way: One of :data:`CONTRACTIONS`.
+        a: Rows of the left matrices.
+        b: Rows of the right ones.
+        k: Length of the contracted axis.
+        channels: Number of matrices.
+        ranks: Number of ranks.
+
+    Raises:
+        ValueError: There is no such way.
+    """
+    if way not in CONTRACTIONS:
+        raise ValueError(f"contraction is one of {', '.join(CONTRACTIONS)}, got {way!r}")
+    if way != "auto":
+        return way
+    # Of (P - 1) / P times the channels: the terms of the result, or factors and result divided by the ranks.
+    less = (a + b) * k + a * b < ranks * a * b
+    return "channels" if less and ranks <= channels else "terms"
+
+
+def contract(
+    left: Tensor, right: Tensor, cut: Cut, *, way: str = "auto", block_elements: int | None = None
+) -> Tensor:
+    """Products ``left rightᵀ`` of every channel, summed over the ranks' shards of the contracted axis.
+
+    The backward pass sends as much as the forward pass. Between them this rank's shards of the factors are kept
+    (``terms``), or as much in the channels' layout.
+
+    Args:
+        left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty).
+        right: ``[*, c, B, k]`` likewise.
+        cut: How the contracted axis and the result lie.
+        way: ``terms``, ``channels``, or ``auto`` (:func:`choose_contraction`).
+        block_elements: Elements of the products that a rank has at a time; by default so few that memory falls as the
+            ranks grow.
+
+    Returns:
+        This rank's shard of ``[*, c, A, B]``.
+
+    Raises:
+        ValueError: There is no such way, or the result has no such axis.
+    """
+    if cut.dim not in (left.dim() - 2, left.dim() - 1):
+        raise ValueError(f"the result is cut along one of its last two axes, not {cut.dim}")
+    group, channels = cut.group, left.shape[-3]
+    if group.size == 1:
+        return left @ right.mT
+    a, b = left.shape[-2], right.shape[-2]
+    way = choose_contraction(way, a, b, sum(cut.contracted), channels, group.size)
+    per_channel = max(1, left.shape[:-3].numel() * a * b)
+    if block_elements is None:
+        # A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much
+        # more that blocks may be as large as the share: the fewer, the fewer kernels and messages.
+        parts = max(4, group.size) if torch.is_grad_enabled() else max(16, 4 * group.size)
+        block_elements = max(_BLOCK, channels * per_channel // parts)
+    step = max(1, min(channels, block_elements // per_channel))
+    result: Tensor = (_Channels if way == "channels" else _Terms).apply(left, right, cut, step)
+    return result

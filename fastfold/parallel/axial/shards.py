@@ -1,0 +1,184 @@
+"""Dynamic axial parallelism: tensors cut along one axis, switched to another axis between operations.
+
+An operation along one axis of ``[A, B, c]`` (attention within rows, say) needs that axis whole and can be cut along
+the other. :class:`AxialShards` holds the rule of the cut (any length over any number of ranks, without padding), the
+switch and the gathers; ``axial_product.py`` multiplies matrices whose contracted axis is cut.
+
+Gradients are exact adjoints throughout: what the ranks hold after ``backward`` is the gradient of the sum of all
+ranks' losses. Where every rank computes one and the same loss, a parameter's gradient is therefore the **mean** over
+the ranks (:func:`mean_gradients`, or the mean that DDP and FSDP take over data parallel ranks and these together).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.axial.matmul import Cut, contract
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_ops import landed
+from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
+from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
+from fastfold.parallel.data_parallel.buckets import Buckets
+
+# A switch in place: blocks of channels at most, and fewest elements of one.
+_BLOCKS, _BLOCK = 4, 2**18
+
+
+@dataclass(frozen=True)
+class AxialShards:
+    """How axes are cut over a group: consecutive shards, the first ones one longer; a shard may be empty.
+
+    Attributes:
+        group: The ranks.
+    """
+
+    group: Group
+
+    def sizes(self, length: int) -> list[int]:
+        """Lengths of all ranks' shards of an axis of ``length``."""
+        return shard_sizes(length, self.group.size)
+
+    def own(self, length: int) -> slice:
+        """This rank's shard of an axis of ``length``."""
+        return self.group.shard(length)
+
+    def take(self, x: Tensor, dim: int) -> Tensor:
+        """This rank's shard, along ``dim``, of a tensor that every rank has; a view."""
+        own = self.own(x.shape[dim])
+        return x.narrow(dim, own.start, own.stop - own.start)
+
+    def gather_async(self, x: Tensor, dim: int, length: int) -> Handle:
+        """Start joining the shards of an axis of ``length``: ``dim`` of ``x`` becomes whole on every rank."""
+        return gather_async(x, dim, self.group, self.sizes(length))
+
+    def gather(self, x: Tensor, dim: int, length: int) -> Tensor:
+        """The shards of an axis of ``length`` joined: ``dim`` of ``x`` becomes whole on every rank."""
+        return self.gather_async(x, dim, length).wait()
+
+    def switch_async(self, x: Tensor, *, cut: int, join: int, length: int) -> Handle:
+        """Start cutting the dimension ``cut`` instead of ``join``, whose whole length is ``length``."""
+        return all_to_all_async(x, cut, join, self.group, concat_sizes=self.sizes(length))
+
+    def switch(self, x: Tensor, *, cut: int, join: int, length: int) -> Tensor:
+        """``x``, a shard along ``join`` of an axis of ``length``, as a shard along ``cut`` of the same tensor."""
+        return self.switch_async(x, cut=cut, join=join, length=length).wait()
+
+    def switch_into(self, x: Tensor, home: Tensor, *, cut: int, join: int, length: int) -> Tensor:
+        """:meth:`switch`, without gradients, over the memory of ``home`` if the result fits there.
+
+        By blocks of channels, so that little exists beside the two.
+
+        Args:
+            x: ``[*, A, B, c]``, a shard along ``join``.
+            home: A contiguous tensor whose content is not needed any more; may be ``x``.
+            cut: Dimension to cut, -3 or -2.
+            join: The other one.
+            length: Whole length of ``join``.
+        """
+        sizes, joined = self.sizes(x.shape[cut]), self.sizes(length)
+        shape = list(x.shape)
+        shape[cut], shape[join] = sizes[self.group.rank], length
+        fits = home.is_contiguous() and home.shape[-1] == x.shape[-1] and math.prod(shape) <= home.numel()
+        out = home.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
+        # Whatever its rows and columns, a channel of all of them lies where it lay: a block overwrites nothing else.
+        blocks = shard_slices(x.shape[-1], max(1, min(_BLOCKS, x.numel() // _BLOCK)))
+        dims = cut % x.dim(), join % x.dim()
+        started = (
+            [async_ops.start_all_to_all(x[..., block], *dims, self.group, sizes, joined)] for block in blocks
+        )
+        for block, (part,) in zip(blocks, landed(started), strict=True):
+            out[..., block] = part
+        return out
+
+    def contract(
+        self,
+        left: Tensor,
+        right: Tensor,
+        dim: int,
+        length: int,
+        *,
+        way: str = "auto",
+        block_elements: int | None = None,
+    ) -> Tensor:
+        """:func:`fastfold.parallel.axial.matmul.contract` over this group, both axes cut by this rule.
+
+        Args:
+            left: ``[*, c, A, k]``, this rank's part of an axis of ``length``.
+            right: ``[*, c, B, k]`` likewise.
+            dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
+            length: Of the contracted axis.
+            way: How; see there.
+            block_elements: See there.
+        """
+        whole = left.shape[-2] if dim == -2 else right.shape[-2]
+        cut = Cut(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole))
+        return contract(left, right, cut, way=way, block_elements=block_elements)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """This rank's consecutive rows of something, and the others.
+
+    Attributes:
+        group: The ranks.
+        sizes: How many rows each has.
+    """
+
+    group: Group
+    sizes: Sequence[int]
+
+    @property
+    def own(self) -> slice:
+        """The rows that are here."""
+        start = sum(self.sizes[: self.group.rank])
+        return slice(start, start + self.sizes[self.group.rank])
+
+    def join(self, x: Tensor, dim: int = -2) -> Tensor:
+        """All rows of a tensor of which ``x`` holds these along ``dim``."""
+        return gather(x, dim, self.group, self.sizes)
+
+
+def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) -> None:
+    """Refuse ranks that were given different things, before a collective hangs or their results mix.
+
+    Args:
+        numbers: Names of what has to be the same on all ranks, and this rank's numbers.
+        group: The ranks.
+        device: Where the group communicates.
+
+    Raises:
+        ConfigError: Something differs; every rank raises.
+    """
+    if group.size == 1 or group.backend == "fake":
+        return
+    own = torch.tensor([list(numbers.values())], dtype=torch.int64, device=device)
+    found = async_ops.start_gather(own, 0, group, [1] * group.size).wait()
+    for name, column in zip(numbers, found.unbind(1), strict=True):
+        if bool((column != column[0]).any()):
+            raise ConfigError(
+                f"the ranks of one {group.name} group work on one thing, but their {name} differs: {column.tolist()}"
+            )
+
+
+def mean_gradients(parameters: Iterable[Tensor], group: Group) -> None:
+    """Replace each ``grad`` by its mean over the ranks, in buckets; for ranks that computed the same loss together.
+
+    Args:
+        parameters: The same on every rank, in the same order; those without a gradient are left out.
+        group: The ranks.
+    """
+    if group.size == 1:
+        return
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    buckets = Buckets(found)
+    started = [(bucket, async_ops.start_all_reduce(buckets.join(bucket, found), group)) for bucket in buckets]
+    for bucket, pending in started:
+        for number, total in buckets.split(bucket, pending.wait().div_(group.size)).items():
+            found[number].copy_(total)

@@ -1,0 +1,1 @@
+"""Groups of ranks, and what they send each other: differentiable, asynchronous, counted."""

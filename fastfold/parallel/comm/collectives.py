@@ -1,0 +1,290 @@
+"""Differentiable collectives over a group of ranks, with uneven shards and with overlap.
+
+Every collective has an asynchronous form, ``<name>_async``, which returns a
+:class:`~fastfold.parallel.comm.async_handle.Handle`: the communication runs between the call and its ``wait``, beside
+whatever is computed in between, and likewise in the backward pass.
+
+The gradient is that of the sum of all ranks' losses, unless a function says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_ops import Pending, ready
+from fastfold.parallel.comm.groups import Group, shard_sizes
+
+
+def _axis(x: Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(f"a tensor of shape {tuple(x.shape)} has no dimension {dim}")
+    return dim % x.dim()
+
+
+def _shards(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> list[int]:
+    """Lengths of all ranks' shards, of which x is this rank's."""
+    found = [x.shape[dim]] * group.size if sizes is None else list(sizes)
+    if len(found) != group.size or found[group.rank] != x.shape[dim]:
+        raise ValueError(
+            f"shards of lengths {found} over {group}: this rank's has {x.shape[dim]} in dimension {dim}"
+        )
+    return found
+
+
+def _parts(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None) -> list[int]:
+    """Lengths of the shards into which x is cut for the ranks."""
+    found = shard_sizes(x.shape[dim], group.size) if sizes is None else list(sizes)
+    if len(found) != group.size or sum(found) != x.shape[dim]:
+        raise ValueError(
+            f"shards of lengths {found} over {group}: they have to add up to the {x.shape[dim]} of dimension {dim}"
+        )
+    return found
+
+
+def _own(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Tensor:
+    return x.narrow(dim, sum(sizes[: group.rank]), sizes[group.rank])
+
+
+def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu") -> list[int]:
+    """Every rank's ``length``, for shards that no rule cuts (batches of different sizes).
+
+    On torch's fake process group, where no other rank is, all count as this one.
+    """
+    if group.size == 1 or group.backend == "fake":
+        return [length] * group.size
+    own = torch.tensor([length], dtype=torch.int64, device=device)
+    return [int(n) for n in async_ops.start_gather(own, 0, group, [1] * group.size).wait().tolist()]
+
+
+def gather_async(
+    x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None, *, same_after: bool = False
+) -> Handle:
+    """Start :func:`gather`."""
+    dim = _axis(x, dim)
+    lengths = _shards(x, dim, group, sizes)
+
+    def backward(gradient: Tensor) -> Pending:
+        if same_after:
+            return ready(_own(gradient, dim, group, lengths).contiguous())
+        return async_ops.start_reduce_scatter(gradient, dim, group, lengths)
+
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(x, lambda t: async_ops.start_gather(t, dim, group, lengths), backward)
+
+
+def gather(
+    x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None, *, same_after: bool = False
+) -> Tensor:
+    """Join the shards of all ranks along ``dim``; the gradient is reduce-scattered.
+
+    Args:
+        x: This rank's shard ``[..., sizes[rank], ...]``.
+        dim: The sharded dimension.
+        group: The ranks.
+        sizes: Lengths of the shards; None if all are as long as this one (see :func:`exchange_sizes`).
+        same_after: What follows is computed identically on every rank, whose loss is one and the same: then each
+            rank takes its shard of its own gradient, without communication.
+
+    Returns:
+        ``[..., sum(sizes), ...]``, the same on every rank.
+    """
+    return gather_async(x, dim, group, sizes, same_after=same_after).wait()
+
+
+def scatter_async(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Handle:
+    """Start :func:`scatter` (of which only the gradient communicates)."""
+    dim = _axis(x, dim)
+    lengths = _parts(x, dim, group, sizes)
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(
+        x,
+        lambda t: ready(_own(t, dim, group, lengths).contiguous()),
+        lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
+    )
+
+
+def scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
+    """Keep this rank's shard of a tensor that every rank has; the gradient is gathered.
+
+    The gathered gradient is the whole one on every rank, as what was computed identically before needs.
+
+    Args:
+        x: The same ``[..., L, ...]`` on every rank.
+        dim: The dimension to shard.
+        group: The ranks.
+        sizes: Lengths of the shards; :func:`shard_sizes` of L if None.
+
+    Returns:
+        ``[..., sizes[rank], ...]``
+    """
+    return scatter_async(x, dim, group, sizes).wait()
+
+
+def reduce_scatter_async(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Handle:
+    """Start :func:`reduce_scatter`."""
+    dim = _axis(x, dim)
+    lengths = _parts(x, dim, group, sizes)
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(
+        x,
+        lambda t: async_ops.start_reduce_scatter(t, dim, group, lengths),
+        lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
+    )
+
+
+def reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None = None) -> Tensor:
+    """Sum over the ranks, of which each keeps a shard along ``dim``; the gradient is gathered.
+
+    Args:
+        x: ``[..., L, ...]``, this rank's term.
+        dim: The dimension to shard.
+        group: The ranks.
+        sizes: Lengths of the shards; :func:`shard_sizes` of L if None.
+
+    Returns:
+        ``[..., sizes[rank], ...]``
+    """
+    return reduce_scatter_async(x, dim, group, sizes).wait()
+
+
+def all_to_all_async(
+    x: Tensor,
+    split_dim: int,
+    concat_dim: int,
+    group: Group,
+    *,
+    split_sizes: Sequence[int] | None = None,
+    concat_sizes: Sequence[int] | None = None,
+) -> Handle:
+    """Start :func:`all_to_all`."""
+    split_dim, concat_dim = _axis(x, split_dim), _axis(x, concat_dim)
+    if split_dim == concat_dim:
+        raise ValueError(f"all_to_all switches between two dimensions, got {split_dim} twice")
+    cut = _parts(x, split_dim, group, split_sizes)
+    joined = _shards(x, concat_dim, group, concat_sizes)
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(
+        x,
+        lambda t: async_ops.start_all_to_all(t, split_dim, concat_dim, group, cut, joined),
+        lambda gradient: async_ops.start_all_to_all(gradient, concat_dim, split_dim, group, joined, cut),
+    )
+
+
+def all_to_all(
+    x: Tensor,
+    split_dim: int,
+    concat_dim: int,
+    group: Group,
+    *,
+    split_sizes: Sequence[int] | None = None,
+    concat_sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Switch the sharded dimension from ``concat_dim`` to ``split_dim``; the gradient is switched back.
+
+    Args:
+        x: Whole along ``split_dim``, a shard of length ``concat_sizes[rank]`` along ``concat_dim``.
+        split_dim: The dimension that is sharded afterwards.
+        concat_dim: The dimension that is whole afterwards.
+        group: The ranks.
+        split_sizes: Lengths of the new shards; :func:`shard_sizes` if None.
+        concat_sizes: Lengths of the present shards; None if all are as long as this one.
+
+    Returns:
+        A shard of length ``split_sizes[rank]`` along ``split_dim``, whole along ``concat_dim``.
+    """
+    return all_to_all_async(
+        x, split_dim, concat_dim, group, split_sizes=split_sizes, concat_sizes=concat_sizes
+    ).wait()
+
+
+def all_reduce_async(x: Tensor, group: Group) -> Handle:
+    """Start :func:`all_reduce`."""
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(x, lambda t: async_ops.start_all_reduce(t, group), ready)
+
+
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Sum over the ranks; the gradient passes unchanged (Megatron's *g*).
+
+    Right where what follows is computed identically on every rank, whose loss is one and the same. Where ranks go
+    on differently, compose: ``all_reduce_gradient(all_reduce(x, group), group)``.
+    """
+    return all_reduce_async(x, group).wait()
+
+
+def all_reduce_gradient_async(x: Tensor, group: Group) -> Handle:
+    """Start :func:`all_reduce_gradient` (of which only the gradient communicates)."""
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(x, ready, lambda gradient: async_ops.start_all_reduce(gradient, group))
+
+
+def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
+    """The tensor itself, the same on every rank; the gradient is summed over the ranks (Megatron's *f*)."""
+    return all_reduce_gradient_async(x, group).wait()
+
+
+def broadcast_async(x: Tensor, source: int, group: Group) -> Handle:
+    """Start :func:`broadcast`."""
+    if group.size == 1:
+        return Handle(x, ready, ready)
+    return Handle(
+        x,
+        lambda t: async_ops.start_broadcast(t, source, group),
+        lambda gradient: async_ops.start_reduce(gradient, source, group),
+    )
+
+
+def broadcast(x: Tensor, source: int, group: Group) -> Tensor:
+    """The tensor of one rank on every rank; the gradients are summed on that rank, zero on the others.
+
+    Args:
+        x: The tensor; on the other ranks one of its shape and dtype, whose values do not matter.
+        source: Number of the rank within the group.
+        group: The ranks.
+    """
+    return broadcast_async(x, source, group).wait()
+
+
+def ring_shift_async(
+    x: Tensor, group: Group, offset: int = 1, *, dim: int = 0, sizes: Sequence[int] | None = None
+) -> Handle:
+    """Start :func:`ring_shift`."""
+    dim = _axis(x, dim)
+    lengths = _shards(x, dim, group, sizes)
+    if offset % group.size == 0:
+        return Handle(x, ready, ready)
+    moved = [lengths[(rank - offset) % group.size] for rank in range(group.size)]
+    return Handle(
+        x,
+        lambda t: async_ops.start_shift(t, offset, group, dim, lengths),
+        lambda gradient: async_ops.start_shift(gradient, -offset, group, dim, moved),
+    )
+
+
+def ring_shift(
+    x: Tensor, group: Group, offset: int = 1, *, dim: int = 0, sizes: Sequence[int] | None = None
+) -> Tensor:
+    """Send to the rank ``offset`` further round the ring, receive from the one ``offset`` before.
+
+    Args:
+        x: What this rank sends.
+        group: The ring.
+        offset: How far; negative goes the other way.
+        dim: The dimension in which the ranks' tensors may differ in length.
+        sizes: Lengths along ``dim`` of what each rank sends; None if all are as long as this one.
+
+    Returns:
+        What rank ``rank - offset`` sent.
+    """
+    return ring_shift_async(x, group, offset, dim=dim, sizes=sizes).wait()

@@ -1,0 +1,47 @@
+"""Moving a tensor that lies in boxes on the ranks of a group to another layout of boxes, differentiably."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_ops import Box, ready
+from fastfold.parallel.comm.groups import Group
+
+
+def redistribute_async(
+    x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
+) -> Handle:
+    """Start :func:`redistribute`."""
+    axes = [dim % x.dim() for dim in dims]
+    held = [part.stop - part.start for part in source[group.rank]]
+    if len(source) != group.size or len(target) != group.size or held != [x.shape[dim] for dim in axes]:
+        raise ValueError(f"boxes {source[group.rank]} of {group} in dimensions {axes} of {tuple(x.shape)}")
+    if list(source) == list(target):
+        return Handle(x, ready, ready)
+    return Handle(
+        x,
+        lambda t: async_ops.start_redistribute(t, axes, source, target, group),
+        lambda gradient: async_ops.start_redistribute(gradient, axes, target, source, group),
+    )
+
+
+def redistribute(
+    x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
+) -> Tensor:
+    """Move a tensor of which each rank holds a box to another layout of boxes; the gradient is moved back.
+
+    Args:
+        x: This rank's box.
+        dims: The dimensions that are cut.
+        source: For each rank the part of each of these dimensions that it holds. Together they hold everything once.
+        target: For each rank the part that it gets; together everything once.
+        group: The ranks.
+
+    Returns:
+        This rank's box of the target.
+    """
+    return redistribute_async(x, dims, source, target, group).wait()

@@ -1,0 +1,130 @@
+"""ZeRO stage 3 by PyTorch's FSDP2: parameters lie in shards too, and are gathered block by block when they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
+from fastfold.parallel.mesh import ParallelMesh
+
+Units = Callable[[nn.Module], Sequence[nn.Module]]
+
+
+def listed_modules(module: nn.Module) -> list[nn.Module]:
+    """The members of every ``nn.ModuleList`` in a module: the blocks of most networks."""
+    return [
+        block
+        for part in module.modules()
+        if isinstance(part, nn.ModuleList)
+        for block in part
+        if any(True for _ in block.parameters())
+    ]
+
+
+class FullySharded:
+    """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
+
+    FSDP2 sums gradients over all ranks that hold the same parameters while the backward pass runs, so what a
+    sample's gradient is over ranks with other samples is not known. The module's parameters become DTensors.
+
+    Args:
+        module: Sharded in place.
+        mesh: The ranks.
+        cuts: By name the groups over which tensor parallel layers cut a parameter.
+        units: The parts of the module that are gathered one at a time; what is in none is gathered with the module.
+    """
+
+    stage = 3
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mesh: ParallelMesh,
+        cuts: Mapping[str, Sequence[Group]],
+        units: Units = listed_modules,
+    ) -> None:
+        self.mesh = mesh
+        self._group = mesh.group("replicas")
+        if self._group.process_group is not None:
+            ranks = DeviceMesh.from_group(self._group.process_group, mesh.device_type)
+            for unit in units(module):
+                if not isinstance(unit, FSDPModule):
+                    fully_shard(unit, mesh=ranks)
+            fully_shard(module, mesh=ranks)
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    # Gradients are summed here, as everywhere; who wants a mean scales the loss.
+                    part.set_gradient_divide_factor(1.0)
+                    part.set_force_sum_reduction_for_comms(True)
+        self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.names = list(self.parameters)
+        self._norms = ShardNorms(
+            {name: [*cuts.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
+        )
+
+    @property
+    def optimised(self) -> dict[str, nn.Parameter]:
+        """This rank's shards, as DTensors."""
+        return self.parameters
+
+    @property
+    def norms(self) -> ShardNorms:
+        """Adds up norms of the shards."""
+        return self._norms
+
+    def publish(self) -> None:
+        """Nothing: parameters are gathered when they are used."""
+
+    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather DTensors (a collective)."""
+        return {name: whole(x) for name, x in values.items()}
+
+    def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's shards, as DTensors."""
+        found: dict[str, Tensor] = {}
+        for name, x in values.items():
+            like = self.parameters[name]
+            if isinstance(like, DTensor):
+                x = distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
+            found[name] = x
+        return found
+
+    def take_sample(self) -> list[Tensor]:
+        """This rank's shards of the gradient, already summed over all ranks; ``grad`` is None afterwards."""
+        found = []
+        for parameter in self.parameters.values():
+            gradient, parameter.grad = parameter.grad, None
+            found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
+        return found
+
+    def zeros(self) -> list[Tensor]:
+        """What :meth:`take_sample` gives for a gradient of zeros."""
+        return [torch.zeros_like(local(parameter)) for parameter in self.parameters.values()]
+
+    def gradient_square(self) -> Tensor:
+        """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
+        return self._norms.total({name: p.grad for name, p in self.parameters.items()})
+
+    def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
+        """Squared norm of the gradient of all parameters (a collective)."""
+        return self._norms.total(dict(zip(self.names, buffers, strict=True)))
+
+    def finish(self, buffers: Sequence[Tensor]) -> None:
+        """Put the gradient back into ``grad``."""
+        for parameter, gradient in zip(self.parameters.values(), buffers, strict=True):
+            if isinstance(parameter, DTensor):
+                gradient = DTensor.from_local(
+                    gradient,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            parameter.grad = gradient

@@ -1,0 +1,121 @@
+"""An optimizer of any plan: steps on this rank's share, and a state that reads and writes as a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.data_parallel.fsdp import FullySharded
+from fastfold.parallel.data_parallel.full_state import PlainState
+from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
+from fastfold.parallel.data_parallel.zero import Replicated
+
+State = dict[str, dict[str, Tensor]]
+
+
+class ParallelOptimizer:
+    """Made by :meth:`fastfold.parallel.Parallel.optimizer`.
+
+    Attributes:
+        inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
+    """
+
+    def __init__(self, inner: Optimizer, stage: Replicated | FullySharded, plain: PlainState) -> None:
+        self.inner = inner
+        self._stage, self._plain = stage, plain
+        if isinstance(inner, LayerwiseOptimizer):
+            inner.norms = stage.norms
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the inner optimizer."""
+        return self.inner.param_groups
+
+    def step(self) -> None:
+        """Update all parameters on all ranks (a collective where states are sharded)."""
+        self.inner.step()
+        self._stage.publish()
+
+    def zero_grad(self) -> None:
+        """Forget the gradients, of the parameters and of this rank's share of them."""
+        self.inner.zero_grad(set_to_none=True)
+        for parameter in self._stage.parameters.values():
+            parameter.grad = None
+
+    def initialise(self) -> None:
+        """Make the state before the first step, so that checkpoints always hold the same tensors.
+
+        Raises:
+            ConfigError: The optimizer's first state is not known.
+        """
+        initialise_state(self.inner)
+
+    def state_dict(self) -> State:
+        """The state of every parameter that trains, by the plain model's names and the state's keys (a collective).
+
+        Tensors are those that an optimizer of the plain model on one process would have.
+        """
+        found: State = {}
+        keys = self._keys()
+        for key in keys:
+            values = self._values(key)
+            if not self._is_scalar(key):
+                values = self._plain.plain(self._stage.whole(values))
+                for name, x in values.items():
+                    found.setdefault(name, {})[key] = x
+        for key in (key for key in keys if self._is_scalar(key)):
+            values = self._values(key)
+            for name, x in self._plain.plain_scalars(values).items():
+                if name in found or len(keys) == 1:
+                    found.setdefault(name, {})[key] = x
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take the state that :meth:`state_dict` gave under any plan (a collective).
+
+        Raises:
+            ConfigError: Parameters or keys are missing, or have other shapes.
+        """
+        if not state:
+            return
+        self.initialise()
+        for key in self._keys():
+            wanted = self._values(key)
+            # Another rank may hold what has the key.
+            everywhere = len(wanted) == len(self._stage.optimised)
+            missing = [n for n, of_one in state.items() if key not in of_one and (everywhere or n in wanted)]
+            if missing:
+                raise ConfigError(
+                    f"the optimizer's state has no {key} of {missing[0]}; was it another optimizer?"
+                )
+            values = {name: of_one[key] for name, of_one in state.items() if key in of_one}
+            if self._is_scalar(key):
+                own = self._plain.own_scalars(values, list(wanted))
+            else:
+                own = self._stage.part(self._plain.own(values))
+            for name, kept in wanted.items():
+                if name not in own or own[name].shape != kept.shape:
+                    shape = tuple(own[name].shape) if name in own else "missing"
+                    raise ConfigError(f"{key} of {name} is {shape}, this model needs {tuple(kept.shape)}")
+                with torch.no_grad():
+                    kept.copy_(own[name])
+
+    def _keys(self) -> list[str]:
+        found: dict[str, None] = {}
+        for parameter in self._stage.optimised.values():
+            found |= dict.fromkeys(key for key, x in self.inner.state[parameter].items() if x is not None)
+        return list(found)
+
+    def _is_scalar(self, key: str) -> bool:
+        """Whether a state's key is one number for each parameter (a count of steps)."""
+        return all(x.dim() == 0 for x in self._values(key).values())
+
+    def _values(self, key: str) -> dict[str, Tensor]:
+        """A key of the state by name, of the parameters that have it."""
+        states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
+        return {name: x for name, x in states.items() if x is not None}

@@ -1,0 +1,75 @@
+"""Norms of whole parameters of which every rank holds a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.groups import Group
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that PyTorch shards, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that PyTorch shards (a collective), or the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+class ShardNorms:
+    """Squared norms of tensors that lie in parts on the ranks of groups; what ranks hold alike counts once.
+
+    Args:
+        groups: For the optimizer's parameters, by name, the groups over which each is cut.
+        pipeline: The group whose ranks hold different parameters of one model, for :meth:`total`.
+    """
+
+    def __init__(self, groups: Mapping[str, Sequence[Group]], pipeline: Group | None = None) -> None:
+        self._pipeline = pipeline
+        self._cut = {name: [group for group in cut if group.size > 1] for name, cut in groups.items()}
+        found = {group.name: group for cut in self._cut.values() for group in cut}
+        # Every rank takes the groups in the same order.
+        self._groups = [found[name] for name in sorted(found)]
+
+    def squares(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Squared norm of each whole tensor, ``[n]`` float64, the same on all ranks that share it.
+
+        One sum over each group, for all tensors together: a collective.
+
+        Args:
+            tensors: This rank's parts, by the parameters' names; every rank gives the same names in the same order.
+        """
+        if not tensors:
+            return torch.zeros(0, dtype=torch.float64)
+        parts = [local(tensor) for tensor in tensors.values()]
+        wide = torch.promote_types(parts[0].dtype, torch.float32)
+        norms = torch._foreach_norm([part if part.dtype == wide else part.to(wide) for part in parts])
+        # Squares of float32 norms end at 1e38.
+        squares = torch.stack(list(norms)).double().square()
+        for group in self._groups:
+            cut = [any(one is group for one in self._cut.get(name, ())) for name in tensors]
+            if any(cut):
+                mask = torch.tensor(cut, device=squares.device)
+                total = async_ops.start_all_reduce(torch.where(mask, squares, 0), group).wait()
+                squares = torch.where(mask, total, squares)
+        return squares
+
+    def total(self, tensors: Mapping[str, Tensor | None]) -> Tensor:
+        """Squared norm of everything, over all stages of a pipeline: a collective.
+
+        Args:
+            tensors: As :meth:`squares` takes them; those that are None are left out.
+
+        Returns:
+            A scalar of float64, the same on all ranks of the model.
+        """
+        square = self.squares({name: x for name, x in tensors.items() if x is not None}).sum()
+        if self._pipeline is None or self._pipeline.size == 1:
+            return square
+        return async_ops.start_all_reduce(square, self._pipeline).wait()

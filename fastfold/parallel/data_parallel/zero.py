@@ -1,0 +1,243 @@
+"""What the ranks that hold the same parameters share: nothing, optimizer states, or gradients too (ZeRO 0 to 2).
+
+Gradients are those of the sum of all ranks' losses. They are added up in two hops: over the ranks that work on one
+sample (``sp``, ``dap``), which gives the sample's gradient, and over those that have other samples (``dp``). Between
+the two a caller may clip each sample's gradient, or add up several.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
+from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
+from fastfold.parallel.mesh import ParallelMesh
+
+# Of the groups of one sample the innermost first, as gradients are added up.
+SAMPLE_GROUPS = ("dap", "sp")
+DATA_GROUPS = ("dp",)
+
+
+class Replicated:
+    """Stage 0: every rank holds everything.
+
+    Args:
+        parameters: Those that train, by name: this rank's blocks where tensor parallel layers cut them.
+        mesh: The ranks.
+        cuts: By name the groups over which tensor parallel layers cut a parameter.
+        elements: Elements of a bucket that is communicated at once.
+    """
+
+    stage = 0
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        mesh: ParallelMesh,
+        cuts: Mapping[str, Sequence[Group]],
+        elements: int = BUCKET_ELEMENTS,
+    ) -> None:
+        self.parameters = dict(parameters)
+        self.names, self.mesh, self.cuts = list(parameters), mesh, cuts
+        self.sample = Sharding([mesh.group(name) for name in SAMPLE_GROUPS])
+        self.data = Sharding([mesh.group(name) for name in DATA_GROUPS])
+        self.every = Sharding([*self.sample.groups, *self.data.groups])
+        self._values = list(parameters.values())
+        self.buckets = Buckets(self._values, self.every.ranks, elements)
+        self._norms = ShardNorms(cuts, mesh.group("pp"))
+
+    # ---- what the optimizer sees -----------------------------------------------------------------------
+
+    @property
+    def optimised(self) -> dict[str, nn.Parameter]:
+        """What this rank's optimizer updates, by name."""
+        return self.parameters
+
+    @property
+    def norms(self) -> ShardNorms:
+        """Adds up norms of tensors that lie like :attr:`optimised`."""
+        return self._norms
+
+    def publish(self) -> None:
+        """After the optimizer's step: give every rank all parameters."""
+
+    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors in the shapes of this rank's parameters, of ones that lie like :attr:`optimised` (a collective)."""
+        return dict(values)
+
+    def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors that lie like :attr:`optimised`, of ones in the shapes of this rank's parameters."""
+        return dict(values)
+
+    def gradient_square(self) -> Tensor:
+        """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
+        return self.norms.total({name: p.grad for name, p in self.optimised.items()})
+
+    # ---- gradients -------------------------------------------------------------------------------------
+
+    def take_sample(self) -> list[Tensor]:
+        """The gradient that the parameters hold, summed over the ranks that worked on the sample (a collective).
+
+        The parameters' ``grad`` is None afterwards.
+
+        Returns:
+            Buffers that may be scaled and added to those of another sample.
+        """
+        found = []
+        for bucket in self.buckets:
+            flat = self.buckets.join(bucket, [p.grad for p in self._values])
+            for number in bucket.numbers:
+                self._values[number].grad = None
+            found.append(self._within_sample(flat))
+        return found
+
+    def zeros(self) -> list[Tensor]:
+        """What :meth:`take_sample` gives for a gradient of zeros."""
+        return [
+            self._values[bucket.numbers[0]].new_zeros(self._length_of_sample(bucket))
+            for bucket in self.buckets
+        ]
+
+    def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
+        """Squared norm of a sample's gradient, all of its parameters; a collective where they are sharded."""
+        return self._norms.total(self._by_name(buffers))
+
+    def finish(self, buffers: Sequence[Tensor]) -> None:
+        """Sum over the ranks with other samples, into the ``grad`` of what the optimizer updates (a collective)."""
+        for bucket, flat in zip(self.buckets, buffers, strict=True):
+            total = self.data.all_reduce(flat)
+            for number, gradient in self.buckets.split(bucket, total).items():
+                self._values[number].grad = gradient
+
+    def _within_sample(self, flat: Tensor) -> Tensor:
+        return self.sample.all_reduce(flat)
+
+    def _length_of_sample(self, bucket: Bucket) -> int:
+        return bucket.length
+
+    def _by_name(self, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Buffers of a sample as one tensor for each parameter."""
+        found: dict[int, Tensor] = {}
+        for bucket, flat in zip(self.buckets, buffers, strict=True):
+            found |= self.buckets.split(bucket, flat)
+        return {name: found[number] for number, name in enumerate(self.names)}
+
+
+class ShardedStates(Replicated):
+    """Stage 1: each rank's optimizer updates its shard of the parameters, and the ranks then exchange them.
+
+    What the optimizer updates are flat pieces of the parameters, which share their memory.
+    """
+
+    stage = 1
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        mesh: ParallelMesh,
+        cuts: Mapping[str, Sequence[Group]],
+        elements: int = BUCKET_ELEMENTS,
+    ) -> None:
+        for parameter in parameters.values():
+            parameter.data = parameter.data.contiguous()
+        super().__init__(parameters, mesh, cuts, elements)
+        self._pieces: dict[str, nn.Parameter] = {}
+        self._spans = [self.buckets.spans(bucket, self.every.own(bucket.length)) for bucket in self.buckets]
+        for spans in self._spans:
+            for number, (of_parameter, _) in spans.items():
+                piece = self._values[number].data.view(-1)[of_parameter]
+                self._pieces[self.names[number]] = nn.Parameter(piece)
+        self._pieces = {name: self._pieces[name] for name in self.names}
+        self._piece_norms = ShardNorms(
+            {name: [*cuts.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
+        )
+
+    @property
+    def optimised(self) -> dict[str, nn.Parameter]:
+        """This rank's pieces ``[n]``, some of them empty."""
+        return self._pieces
+
+    @property
+    def norms(self) -> ShardNorms:
+        """Adds up norms of pieces."""
+        return self._piece_norms
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Gather the pieces of all ranks into the parameters."""
+        for bucket in self.buckets:
+            for number, values in self._gathered(bucket, self._pieces).items():
+                self._values[number].copy_(values)
+
+    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gather pieces; those of all parameters have to be given."""
+        found: dict[int, Tensor] = {}
+        for bucket in self.buckets:
+            found |= self._gathered(bucket, values)
+        return {name: found[number] for number, name in enumerate(self.names)}
+
+    def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's pieces."""
+        number_of = {name: number for number, name in enumerate(self.names)}
+        spans = dict(itertools.chain.from_iterable(spans.items() for spans in self._spans))
+        return {name: x.reshape(-1)[spans[number_of[name]][0]] for name, x in values.items()}
+
+    def _gathered(self, bucket: Bucket, pieces: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        own = [pieces[self.names[number]].detach() for number in bucket.numbers]
+        shard = torch.cat([*own, own[0].new_zeros(bucket.length // self.every.ranks - sum(map(len, own)))])
+        return self.buckets.split(bucket, self.every.gather(shard))
+
+    def finish(self, buffers: Sequence[Tensor]) -> None:
+        """As stage 0; the pieces get their part of the gradient, which the parameters hold whole."""
+        super().finish(buffers)
+        for name, piece in self.part(
+            {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        ).items():
+            self._pieces[name].grad = piece
+
+
+class ShardedGradients(ShardedStates):
+    """Stage 2: gradients are reduce-scattered too; after :meth:`finish` no rank holds more than its shard."""
+
+    stage = 2
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        mesh: ParallelMesh,
+        cuts: Mapping[str, Sequence[Group]],
+        elements: int = BUCKET_ELEMENTS,
+    ) -> None:
+        super().__init__(parameters, mesh, cuts, elements)
+        self._sample_norms = ShardNorms(
+            {name: [*cuts.get(name, ()), *self.sample.groups] for name in self.names}, mesh.group("pp")
+        )
+
+    def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
+        """As stage 0, of a sample's gradient that lies in shards over the ranks of the sample."""
+        return self._sample_norms.total(self._by_name(buffers))
+
+    def finish(self, buffers: Sequence[Tensor]) -> None:
+        """Reduce-scatter over the ranks with other samples, into the ``grad`` of the pieces."""
+        for flat, spans in zip(buffers, self._spans, strict=True):
+            shard = self.data.reduce_scatter(flat)
+            for number, (_, inside) in spans.items():
+                self._pieces[self.names[number]].grad = shard[inside]
+
+    def _within_sample(self, flat: Tensor) -> Tensor:
+        return self.sample.reduce_scatter(flat)
+
+    def _length_of_sample(self, bucket: Bucket) -> int:
+        return bucket.length // self.sample.ranks
+
+    def _by_name(self, buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+        found: dict[int, Tensor] = {}
+        for bucket, flat in zip(self.buckets, buffers, strict=True):
+            spans = self.buckets.spans(bucket, self.sample.own(bucket.length))
+            found |= {number: flat[inside] for number, (_, inside) in spans.items()}
+        return {name: found[number] for number, name in enumerate(self.names)}

@@ -1,0 +1,1 @@
+"""Which plan is the fastest: work and messages of the program, counted, and their cost on a machine."""

@@ -1,0 +1,130 @@
+"""Time of messages: which links they pass, and what the replicas exchange of their gradients and parameters.
+
+A collective takes as long as its bytes on the slowest link that they pass, and its latency for each doubling of the
+group. Rings pass a machine's border on as many network ports as the group has GPUs in that machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch import nn
+
+from fastfold.parallel.comm import collectives
+from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
+from fastfold.parallel.mesh import axes, groups
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.hardware import Rates
+from fastfold.parallel.planner.workload import Workload
+
+
+@cache
+def _on_one_machine(plan: ParallelPlan, group: str, per_machine: int) -> int:
+    """How many ranks of the first group of this name are on the first machine."""
+    sizes = axes(plan)
+    strides, stride = {}, 1
+    for name in reversed(sizes):
+        strides[name], stride = stride, stride * sizes[name]
+    steps = [range(0, sizes[name] * strides[name], strides[name]) for name in groups(plan)[group]]
+    return sum(sum(place) < per_machine for place in itertools.product(*steps))
+
+
+def exchange_seconds(entry: Communication, plan: ParallelPlan, rates: Rates) -> float:
+    """Time of one collective.
+
+    Args:
+        entry: As a log of a mesh holds it; bytes are those that a rank sends.
+        plan: The whole plan, which says where the group's ranks are.
+        rates: The links.
+    """
+    here = _on_one_machine(plan, entry.group, rates.sheet.per_machine)
+    if here == entry.size:
+        busy = entry.sent / rates.link
+    elif entry.op == "all_to_all":
+        away = (entry.size - here) / (entry.size - 1)
+        busy = max(entry.sent * away / rates.network, entry.sent * (1 - away) / rates.link)
+    elif entry.op == "shift":
+        busy = entry.sent / rates.network
+    else:
+        busy = entry.sent / min(rates.link, here * rates.network)
+    rounds = 1 if entry.op in ("all_to_all", "shift") else math.ceil(math.log2(entry.size))
+    return busy + rounds * rates.assumptions.latency_seconds
+
+
+def exchanges_seconds(entries: Iterable[Communication], plan: ParallelPlan, rates: Rates) -> float:
+    """Time of collectives that follow one another; see :func:`exchange_seconds`."""
+    return sum(exchange_seconds(entry, plan, rates) for entry in entries)
+
+
+@dataclass(frozen=True)
+class _Exchanged:
+    """What a rank sends for its gradients and shards."""
+
+    every_sample: tuple[Communication, ...]
+    every_step: tuple[Communication, ...]
+
+
+@cache
+def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
+    """Run the real exchanges of a ZeRO stage on parameters without data.
+
+    Bytes are proportional to the number of parameters, so one number of them stands for all.
+
+    Args:
+        zero: The stage.
+        layout: Without a pipeline.
+
+    Returns:
+        What rank 0 sends, and the number of parameters.
+    """
+    elements = 1024 * layout.replicas
+    with counting_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
+        if zero == 3:
+            group = mesh.group("replicas")
+            with torch.no_grad():
+                collectives.gather(torch.empty(1024), 0, group)
+                collectives.reduce_scatter(torch.empty(elements), 0, group)
+            return _Exchanged(tuple(log.entries), ()), elements
+        parameters = {"all": nn.Parameter(torch.empty(elements))}
+        kind = (Replicated, ShardedStates, ShardedGradients)[zero]
+        gradients = kind(parameters, mesh, {})
+        found = gradients.take_sample()
+        of_sample = tuple(log.entries)
+        gradients.finish(found)
+        gradients.publish()
+        return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
+
+
+def synchronisation_seconds(
+    workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int, count: int
+) -> float:
+    """Time of the exchanges of gradients and of ZeRO's shards in one step.
+
+    Args:
+        workload: What is trained.
+        plan: How it is split.
+        rates: The links.
+        parameters: Of this rank, before ZeRO.
+        count: Samples of this rank.
+    """
+    if plan.replicas == 1:
+        return 0.0
+    found, traced = _exchanged(plan.zero, replace(plan, pp=1, zero=0))
+    of_sample, of_step = (
+        [
+            exchange_seconds(replace(entry, sent=entry.sent * parameters / traced), plan, rates)
+            for entry in entries
+        ]
+        for entries in (found.every_sample, found.every_step)
+    )
+    if plan.zero == 3:
+        # The parameters are gathered for every pass, the gradients reduce-scattered once.
+        of_sample[0] *= workload.passes + 2
+    return count * sum(of_sample) + sum(of_step)

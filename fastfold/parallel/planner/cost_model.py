@@ -1,0 +1,230 @@
+"""Time and memory of one training step under a plan, from a trace and the rates of the hardware.
+
+- An operator takes as long as its matrix products or its memory traffic, whichever is more, and no less than the
+  launches of its kernels.
+- A collective takes as long as :mod:`fastfold.parallel.planner.communication_cost` says.
+- A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
+- Gradients are summed, and ZeRO's shards exchanged, with nothing beside them: the traced collectives inside the
+  model may run beside computation by ``Assumptions.hidden_share``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.communication_cost import (
+    exchange_seconds,
+    exchanges_seconds,
+    synchronisation_seconds,
+)
+from fastfold.parallel.planner.hardware import Rates
+from fastfold.parallel.planner.trace import Part, Trace
+from fastfold.parallel.planner.workload import Workload
+
+_PARAMETER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One step under one plan.
+
+    Attributes:
+        plan: The plan.
+        checkpointing: Whether the blocks' activations are computed again in the backward pass.
+        compute: Seconds of computation in the slowest stage.
+        communication: Seconds in which the collectives inside the model are waited for.
+        waiting: Seconds in which a pipeline stage has nothing to do.
+        synchronisation: Seconds for gradients and ZeRO's shards.
+        memory: Bytes per GPU by what they hold.
+        flops: Floating-point operations of this step on all GPUs together, recomputation included.
+    """
+
+    plan: ParallelPlan
+    checkpointing: bool
+    compute: float
+    communication: float
+    waiting: float
+    synchronisation: float
+    memory: Mapping[str, float]
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        """Time of the step."""
+        return self.compute + self.communication + self.waiting + self.synchronisation
+
+    @property
+    def total_memory(self) -> float:
+        """Bytes per GPU."""
+        return sum(self.memory.values())
+
+    @property
+    def communication_share(self) -> float:
+        """Share of the time in which a GPU waits for messages."""
+        return (self.communication + self.synchronisation) / self.seconds
+
+
+def compute_seconds(part: Part, rates: Rates) -> float:
+    """Time of a part's operators, one after another."""
+    launch = rates.assumptions.launch_seconds
+    return sum(
+        number
+        * max(
+            operation.flops / rates.matrix[operation.dtype],
+            operation.traffic / rates.bandwidth,
+            operation.launches * launch,
+        )
+        for operation, number in part.operations.items()
+    )
+
+
+def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) -> float:
+    """No split of a sample over so many ranks can be faster than this for ``count`` samples, one after another.
+
+    At best every operator's work is split evenly, and its kernels still have to be launched.
+
+    Args:
+        workload: What is trained; traced on one rank.
+        ranks: Over how many ranks the work on one sample is spread, pipeline stages included.
+        count: Samples one after another.
+        rates: On what.
+    """
+    launch, total = rates.assumptions.launch_seconds, 0.0
+    for name, region in workload.trace(ParallelPlan()).regions.items():
+        for part, times in ((region.forward, workload.passes + 1), (region.backward, 1)):
+            for operation, number in part.operations.items():
+                work = max(
+                    operation.flops / rates.matrix[operation.dtype], operation.traffic / rates.bandwidth
+                )
+                each = max(work / ranks, operation.launches * launch)
+                total += workload.repeat(name).count * times * number * each
+    return count * total
+
+
+@dataclass(frozen=True)
+class _Micro:
+    """One sample on one rank: seconds of what every stage shares out, and of what only one stage does."""
+
+    compute: dict[str, float]
+    communication: dict[str, float]
+    flops: float
+
+
+def _micro(trace: Trace, workload: Workload, plan: ParallelPlan, rates: Rates, checkpointing: bool) -> _Micro:
+    compute, communication, flops = {}, {}, 0.0
+    for name, region in trace.regions.items():
+        repeat = workload.repeat(name)
+        number = repeat.count
+        again = 1 if checkpointing and repeat.layers else 0
+        forwards = workload.passes + 1 + again
+        compute[name] = number * (
+            forwards * compute_seconds(region.forward, rates) + compute_seconds(region.backward, rates)
+        )
+        shown = 1 - rates.assumptions.hidden_share
+        communication[name] = (
+            number
+            * shown
+            * (
+                forwards * exchanges_seconds(region.forward.sent, plan, rates)
+                + exchanges_seconds(region.backward.sent, plan, rates)
+            )
+        )
+        flops += number * (forwards * region.forward.flops + region.backward.flops)
+    return _Micro(compute, communication, flops)
+
+
+def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) -> float:
+    """Of blocks dealt out evenly, where what is in no stack stays together."""
+    whole = sum(parts.values())
+    if stages == 1:
+        return whole
+    rest = sum(seconds for name, seconds in parts.items() if not workload.repeat(name).layers)
+    largest = max(parts[name] / repeat.count for name, repeat in workload.stacks.items() if repeat.layers)
+    return max(rest, whole / stages, largest)
+
+
+def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpointing: bool = True) -> Cost:
+    """Time and memory of one step.
+
+    Args:
+        workload: What is trained.
+        plan: How it is split.
+        rates: On what.
+        checkpointing: Compute the blocks' activations again in the backward pass.
+    """
+    layout = replace(plan, dp=1, pp=1, zero=0)
+    trace = workload.trace(layout)
+    micro = _micro(trace, workload, plan, rates, checkpointing)
+    count = -(-workload.samples // (plan.dp * workload.rows(layout)))
+    turns = count + plan.pp - 1
+    compute = _slowest_stage(micro.compute, workload, plan.pp)
+    communication = _slowest_stage(micro.communication, workload, plan.pp)
+    if plan.pp > 1:
+        handed_on = trace.regions[next(iter(workload.stacks))].entering
+        passes = 2 + workload.passes  # forward, its gradient, and the passes without
+        hand_on = Communication("shift", "pp", plan.pp, handed_on)
+        communication += passes * exchange_seconds(hand_on, plan, rates)
+    parameters = _parameters(trace, workload, plan)
+    synchronisation = synchronisation_seconds(workload, plan, rates, parameters, count)
+    return Cost(
+        plan,
+        checkpointing,
+        count * compute + _optimizer_seconds(workload, plan, rates, parameters),
+        count * communication,
+        (turns - count) * (compute + communication),
+        synchronisation,
+        _memory(trace, workload, plan, parameters, checkpointing, count),
+        micro.flops * count * plan.dp * plan.sp * plan.dap * plan.tp,
+    )
+
+
+def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:
+    """Of the largest stage, before ZeRO."""
+    layers = rest = 0
+    for name, region in trace.regions.items():
+        repeat = workload.repeat(name)
+        if repeat.layers:
+            layers += repeat.count * region.parameters
+        else:
+            rest += region.parameters
+    return rest + -(-layers // plan.pp)
+
+
+def _optimizer_seconds(workload: Workload, plan: ParallelPlan, rates: Rates, parameters: int) -> float:
+    """Parameter, gradient and moments are read, all but the gradient written again."""
+    own = parameters / plan.replicas if plan.zero else parameters
+    sharded = 3 * _PARAMETER_BYTES + 2 * workload.sharded_bytes
+    copied = 2 * workload.copied_bytes * parameters
+    return (own * sharded + copied) / rates.bandwidth
+
+
+def _memory(
+    trace: Trace, workload: Workload, plan: ParallelPlan, parameters: int, checkpointing: bool, count: int
+) -> dict[str, float]:
+    alike, sizes = plan.replicas, _PARAMETER_BYTES * parameters
+    layers = [trace.regions[name] for name, repeat in workload.stacks.items() if repeat.layers]
+    # What one block at a time needs whole, however it is sharded.
+    block = _PARAMETER_BYTES * max((region.parameters for region in layers), default=0)
+    all_kept = sum(region.kept for region in layers)
+    one_kept = max((region.kept / max(1, region.calls) for region in layers), default=0.0)
+    in_flight, kept = min(plan.pp, count), 0.0
+    for name, repeat in workload.stacks.items():
+        region = trace.regions[name]
+        own = region.entering + (0 if checkpointing and repeat.layers else region.kept)
+        held = in_flight * repeat.count / plan.pp if repeat.layers else repeat.count
+        # The trace's peak holds one of each already.
+        kept += own * max(0.0, held - 1)
+    return {
+        "parameters": sizes / alike + block if plan.zero == 3 else sizes,
+        # What a sample's backward pass writes, and the sum over samples.
+        "gradients": sizes / alike + block if plan.zero == 3 else sizes,
+        "summed gradients": sizes
+        / (plan.sp * plan.dap if plan.zero == 2 else alike if plan.zero == 3 else 1),
+        "optimizer": workload.sharded_bytes * parameters / (alike if plan.zero else 1),
+        "averages": workload.copied_bytes * parameters,
+        "activations": kept,
+        "working": trace.peak - (all_kept - one_kept if checkpointing else 0.0),
+    }

@@ -1,0 +1,103 @@
+"""What one training step computes, sends and keeps, recorded from one run on tensors without data.
+
+The module really runs, forward and backward, on fake tensors (shapes and dtypes alone) and on PyTorch's fake process
+group (collectives of any number of ranks that send nothing): a block on 512 ranks at 2,048 residues is traced on
+a laptop in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.trace import Listened, Recorder, Trace
+
+
+@contextmanager
+def counting_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
+    """The mesh of a plan on as many fake ranks as it needs, in this process alone; its collectives send nothing.
+
+    Args:
+        plan: The plan.
+        rank: Which rank this process plays.
+
+    Raises:
+        ConfigError: This process is one of a real run already.
+    """
+    if dist.is_initialized():
+        raise ConfigError("plans are counted before the processes of a run have joined each other")
+    if plan.ranks == 1:
+        yield ParallelMesh(plan)
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=plan.ranks, store=FakeStore())
+    try:
+        yield ParallelMesh(plan)
+    finally:
+        dist.destroy_process_group()
+
+
+def make_fake(module: nn.Module, mode: FakeTensorMode) -> None:
+    """Replace parameters and buffers by tensors without data, in place; what is shared stays shared."""
+    made: dict[int, Any] = {}
+
+    def fake(x: Tensor) -> Any:
+        if id(x) not in made:
+            bare = mode.from_tensor(x.detach())
+            made[id(x)] = (
+                nn.Parameter(bare, requires_grad=x.requires_grad) if isinstance(x, nn.Parameter) else bare
+            )
+        return made[id(x)]
+
+    for child in module.modules():
+        for table in (child._parameters, child._buffers):
+            for name, x in table.items():
+                if x is not None:
+                    table[name] = fake(x)
+
+
+def trace(
+    build: Callable[[ParallelMesh], nn.Module],
+    loss: Callable[[nn.Module], Tensor],
+    mesh: ParallelMesh,
+    *,
+    regions: Sequence[str] = (),
+    small: bool = False,
+) -> Trace:
+    """Record one forward and backward pass.
+
+    Args:
+        build: Makes this rank's module.
+        loss: Runs the module on inputs that it makes itself (they become fake tensors) and gives a scalar.
+        mesh: The ranks that the module communicates with, from :func:`counting_mesh`.
+        regions: Names of submodules (as in ``named_modules``) to record apart, none inside another.
+        small: The module is small enough to be made with real parameters, and has to be because it looks at their
+            values while it is made.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with nullcontext() if small else mode:
+        module = build(mesh)
+    with mode:
+        if small:
+            make_fake(module, mode)
+        recorder = Recorder(module)
+        handles = [hook for name in regions for hook in recorder.watch(name, module.get_submodule(name))]
+        try:
+            with mesh.record() as log:
+                log.entries = Listened(recorder.communicated)
+                with recorder, torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x):
+                    loss(module).backward()
+        finally:
+            for handle in handles:
+                handle.remove()
+    return recorder.result()

@@ -1,0 +1,272 @@
+"""Sees every operator of a forward and backward pass, and sorts what they compute, send and keep by regions."""
+
+from __future__ import annotations
+
+import bisect
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.planner.operator_cost import OPERATOR_COSTS, OperatorCost
+
+
+class Operation(NamedTuple):
+    """One call of an operator.
+
+    Attributes:
+        name: The operator's name.
+        dtype: Of its largest floating input, ``bfloat16`` or ``float32``.
+        flops: Floating-point operations of its matrix products.
+        traffic: Bytes that it reads and writes.
+        launches: Kernels that it starts.
+    """
+
+    name: str
+    dtype: str
+    flops: float
+    traffic: float
+    launches: int
+
+
+@dataclass
+class Part:
+    """What one rank does in one direction of one region.
+
+    Attributes:
+        operations: How often it calls what.
+        sent: Its collectives, in order.
+    """
+
+    operations: Counter[Operation] = field(default_factory=Counter)
+    sent: list[Communication] = field(default_factory=list)
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of all matrix products."""
+        return sum(operation.flops * number for operation, number in self.operations.items())
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes that this rank sends."""
+        return sum(entry.sent for entry in self.sent)
+
+
+@dataclass
+class Region:
+    """One submodule, or what is in none of the named ones.
+
+    Attributes:
+        forward: Its forward pass.
+        backward: Its backward pass.
+        entering: Bytes of the tensors that it is given: all that activation checkpointing keeps of it.
+        kept: Bytes that it keeps for its backward pass otherwise; parameters and what it was given not counted.
+        parameters: Number of its parameters on this rank.
+        calls: How often it was called.
+    """
+
+    forward: Part = field(default_factory=Part)
+    backward: Part = field(default_factory=Part)
+    entering: int = 0
+    kept: int = 0
+    parameters: int = 0
+    calls: int = 0
+
+
+@dataclass
+class Trace:
+    """One training step of one rank.
+
+    Attributes:
+        regions: By the names that were asked for; ``""`` is all the rest.
+        peak: Most bytes that exist at a time beside the parameters.
+    """
+
+    regions: dict[str, Region]
+    peak: float
+
+
+class Listened(list[Communication]):
+    """Entries of a log that somebody hears of as they are made."""
+
+    def __init__(self, listener: Callable[[Communication], None]) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def append(self, entry: Communication) -> None:
+        super().append(entry)
+        self._listener(entry)
+
+
+def _own_bytes(x: Tensor) -> int:
+    """Bytes that a tensor's elements take in memory: of an expanded one those that are there."""
+    return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every operator, forward and backward, and knows in which region it runs.
+
+    In the backward pass that is the region in which the node was made whose gradient is being computed: nodes are
+    numbered in the order in which they are made.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._regions: dict[str, Region] = {"": Region()}
+        self._inside = ""
+        self._first_nodes: list[int] = []
+        self._names: list[str] = []
+        self._parameters = {p.untyped_storage()._cdata for p in module.parameters()}
+        self._module = module
+        self._known: dict[str, set[int]] = {"": set()}
+        self._alive = 0
+        self._peak = 0.0
+        self._seen: dict[int, weakref.ref[Any]] = {}
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Count the memory of these no more than that of parameters: of a model's inputs, say."""
+        self._parameters |= {x.untyped_storage()._cdata for x in tensors}
+
+    def watch(self, name: str, module: nn.Module) -> list[Any]:
+        """Record a submodule apart."""
+        self._regions[name] = Region(parameters=sum(p.numel() for p in module.parameters()))
+
+        def enter(_: nn.Module, arguments: Any, named: Any) -> None:
+            self._mark(name)
+            given = {
+                x.untyped_storage()._cdata: x for x in tree_iter((arguments, named)) if isinstance(x, Tensor)
+            }
+            self._known[name] = set(given)
+            self._regions[name].calls += 1
+            self._regions[name].entering += sum(_own_bytes(x) for x in given.values())
+
+        def leave(*_: Any) -> None:
+            self._mark("")
+
+        return [
+            module.register_forward_pre_hook(enter, with_kwargs=True),
+            module.register_forward_hook(leave),
+        ]
+
+    def _mark(self, name: str) -> None:
+        self._inside = name
+        self._first_nodes.append(torch.autograd._get_sequence_nr())
+        self._names.append(name)
+
+    def _where(self) -> tuple[Region, bool]:
+        """The region that runs now, and whether backward."""
+        if torch._C._current_graph_task_id() == -1:
+            return self._regions[self._inside], False
+        node = torch._C._current_autograd_node()
+        # Accumulation of a parameter's gradient has no number of its own.
+        number = node._sequence_nr() if node is not None else 0
+        found = bisect.bisect_right(self._first_nodes, number) - 1
+        name = self._names[found] if found >= 0 and number < 2**63 else ""
+        return self._regions[name], True
+
+    def _part(self) -> Part:
+        region, backward = self._where()
+        return region.backward if backward else region.forward
+
+    def communicated(self, entry: Communication) -> None:
+        """A collective was started."""
+        self._part().sent.append(entry)
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Autograd keeps a tensor for the backward pass."""
+        storage = x.untyped_storage()
+        known = self._known[self._inside]
+        if storage._cdata not in self._parameters and storage._cdata not in known:
+            known.add(storage._cdata)
+            self._regions[self._inside].kept += storage.nbytes()
+        return x
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if func.is_view or func.namespace in ("c10d", "prim"):
+            self._born(out, 0.0)
+            return out
+        cost = _cost(func, args, kwargs, out)
+        inputs = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
+        outputs = [x for x in tree_iter(out) if isinstance(x, Tensor)]
+        floating = [x for x in (*inputs, *outputs) if x.is_floating_point()]
+        largest = max(floating, key=lambda x: x.numel(), default=None)
+        dtype = "bfloat16" if largest is not None and largest.element_size() == 2 else "float32"
+        traffic = cost.traffic + sum(_own_bytes(x) for x in (*inputs, *outputs))
+        if cost.launches:
+            operation = Operation(str(func._schema.name), dtype, cost.flops, traffic, cost.launches)
+            self._part().operations[operation] += 1
+        self._born(out, cost.workspace)
+        return out
+
+    def _born(self, out: Any, workspace: float) -> None:
+        """Count new memory until it is freed."""
+        for x in tree_iter(out):
+            if not isinstance(x, Tensor):
+                continue
+            storage = x.untyped_storage()
+            key = storage._cdata
+            if key in self._parameters or key in self._seen:
+                continue
+            size = storage.nbytes()
+            self._alive += size
+            self._seen[key] = weakref.ref(storage, self._dies(key, size))
+        self._peak = max(self._peak, self._alive + workspace)
+
+    def _dies(self, key: int, size: int) -> Callable[[Any], None]:
+        def died(_: Any) -> None:
+            self._alive -= size
+            self._seen.pop(key, None)
+
+        return died
+
+    def result(self) -> Trace:
+        """What was recorded."""
+        every = sum(p.numel() for p in self._module.parameters())
+        rest = self._regions[""]
+        rest.parameters = every - sum(r.parameters for name, r in self._regions.items() if name)
+        return Trace(self._regions, self._peak)
+
+
+_FREE = OperatorCost(0.0, launches=0)
+_WITHOUT_WORK = {
+    "aten::_unsafe_view",
+    "aten::empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty",
+    "aten::lift_fresh",
+}
+
+
+def _cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> OperatorCost:
+    name = func._schema.name
+    if name in _WITHOUT_WORK:
+        return _FREE
+    namespace, _, short = name.partition("::")
+    if namespace == "fastfold":
+        names = [argument.name for argument in func._schema.arguments]
+        return OPERATOR_COSTS[short](dict(zip(names, args, strict=False)) | kwargs)
+    if short.startswith("_scaled_dot_product_flash_attention_for_cpu"):
+        return OperatorCost(_cpu_attention(short, args))
+    formula = flop_registry.get(func.overloadpacket)
+    return OperatorCost(float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0)
+
+
+def _cpu_attention(name: str, args: tuple[Any, ...]) -> float:
+    """PyTorch counts its attention for GPUs only."""
+    if name.endswith("backward"):
+        grad, q, k, v = (x.shape for x in args[:4])
+        return float(sdpa_backward_flop_count(grad, q, k, v))
+    return float(sdpa_flop_count(*(x.shape for x in args[:3])))

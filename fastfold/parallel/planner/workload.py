@@ -1,0 +1,146 @@
+"""A training step to be planned: a model, its inputs, and how it may be split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import counting_mesh, trace
+from fastfold.parallel.planner.trace import Trace
+
+Layouts = Callable[[int], Iterator[ParallelPlan]]
+"""Plans that split one sample over so many ranks, by ``sp``, ``dap`` and ``tp`` alone."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """How often the real model has what the traced one has once.
+
+    Attributes:
+        count: How often.
+        layers: Whether these are layers with parameters of their own, which activation checkpointing computes again
+            and which pipeline stages share out; else one layer that is used so often.
+    """
+
+    count: int
+    layers: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one step trains on, and with what.
+
+    Attributes:
+        name: Shown in tables.
+        build: Gives this rank's model with one block in each of ``stacks``, on parameters without data.
+        loss: Runs that model forward on made-up inputs (of one sample, or of ``rows``) and gives a scalar.
+        samples: Samples of a step, over all ranks.
+        stacks: Names of modules (as in ``named_modules`` of what ``build`` gives) that the real model has more
+            often; the first is the one whose result the pipeline's stages hand on.
+        layouts: See :data:`Layouts`.
+        rows: How many samples ``loss`` runs at once under a layout: one, unless ranks of the layout split them.
+        stages: Most pipeline stages; 1 where the model cannot be cut.
+        zero: ZeRO stages that may be used.
+        passes: Forward passes without gradients before the one with (recycling), in the mean.
+        sharded_bytes: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8).
+        copied_bytes: Bytes per parameter that every replica keeps beside the parameter and its gradient (averages).
+        small: See :func:`fastfold.parallel.planner.fake_run.trace`.
+        description: What a reader has to know of the inputs.
+        settings: Further Hydra overrides that give this workload.
+    """
+
+    name: str
+    build: Callable[[ParallelMesh], nn.Module]
+    loss: Callable[[nn.Module], Tensor]
+    samples: int
+    stacks: Mapping[str, Repeat]
+    layouts: Layouts
+    rows: Callable[[ParallelPlan], int] = lambda _: 1
+    stages: int = 1
+    zero: Sequence[int] = (0, 1, 2, 3)
+    passes: float = 0.0
+    sharded_bytes: int = 8
+    copied_bytes: int = 0
+    small: bool = False
+    description: str = ""
+    settings: Sequence[str] = ()
+    _traces: dict[ParallelPlan, Trace] = field(default_factory=dict, repr=False, compare=False)
+
+    def repeat(self, region: str) -> Repeat:
+        """How often the real model has a region of the trace."""
+        return self.stacks.get(region, Repeat(1, layers=False))
+
+    @property
+    def traced(self) -> Mapping[ParallelPlan, Trace]:
+        """What was recorded until now."""
+        return self._traces
+
+    def trace(self, layout: ParallelPlan) -> Trace:
+        """A micro-batch on rank 0 of a layout (which has the longest shards); recorded once."""
+        if layout not in self._traces:
+            with counting_mesh(layout) as mesh:
+                self._traces[layout] = trace(
+                    self.build, self.loss, mesh, regions=tuple(self.stacks), small=self.small
+                )
+        return self._traces[layout]
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, the smallest first."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def standard_layouts(
+    *, dap: int = 1, sp: int = 1, tp: int = 1, tp_modes: Sequence[str] = ("1d",), grid: bool = False
+) -> Layouts:
+    """Every way to split one sample over n ranks.
+
+    Args:
+        dap: Most ranks of a DAP group.
+        sp: Most ranks of a sequence parallel group.
+        tp: Most ranks of a tensor parallel group.
+        tp_modes: Modes to try.
+        grid: Whether the pair tensor may lie on a grid (as square as the number of ranks lets it be).
+    """
+
+    def layouts(ranks: int) -> Iterator[ParallelPlan]:
+        for d in divisors(ranks):
+            for s in divisors(ranks // d):
+                t = ranks // d // s
+                if d > dap or s > sp or t > tp:
+                    continue
+                for dap_choice in _dap_choices(d, grid):
+                    for tp_choice in _tp_choices(t, tp_modes):
+                        yield ParallelPlan(sp=s, **dap_choice, **tp_choice)
+
+    return layouts
+
+
+def _dap_choices(ranks: int, grid: bool) -> Iterator[dict[str, Any]]:
+    yield {"dap": ranks}
+    if grid and ranks > 1:
+        rows = max(n for n in divisors(ranks) if n * n <= ranks)
+        # A square one needs no number of rows; one row or column is no grid.
+        if rows * rows == ranks:
+            yield {"dap": ranks, "dap_mode": "grid"}
+        elif rows > 1:
+            yield {"dap": ranks, "dap_mode": "grid", "dap_rows": rows}
+
+
+def _tp_choices(ranks: int, modes: Sequence[str]) -> Iterator[dict[str, Any]]:
+    if ranks == 1:
+        yield {}
+        return
+    for mode in modes:
+        depths = divisors(ranks)[1:] if mode == "2.5d" else [1]
+        for depth in depths:
+            square, rest = divmod(ranks, depth)
+            side = round((ranks if mode == "3d" else square) ** (1 / (3 if mode == "3d" else 2)))
+            fits = {"1d": True, "2d": side**2 == ranks, "2.5d": not rest and side > 1 and side**2 == square}
+            if fits.get(mode, side**3 == ranks):
+                yield {"tp": ranks, "tp_mode": mode} | ({"tp_depth": depth} if mode == "2.5d" else {})

@@ -1,0 +1,177 @@
+"""Sequence parallelism: attention over a sequence of which every rank has a part.
+
+Two forms of the same function: :func:`ring_attention` sends keys and values round a ring, :func:`ulysses_attention`
+switches from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring
+goes with any number of heads and never holds scores against all keys; the switch sends less when there are many ranks.
+:class:`SequenceParallel` puts either into a module that was written for one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from fastfold import kernels
+from fastfold.errors import ConfigError, InputError
+from fastfold.kernels.common.layout import batched
+from fastfold.parallel.comm.collectives import all_to_all, gather
+from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.sequence_parallel.ring_attention import Ring, RingAttention
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    group: Group,
+    sizes: Sequence[int] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    bias_group: Group | None = None,
+) -> Tensor:
+    """Attention whose keys are sharded over a ring of ranks; see :func:`fastfold.kernels.attention`.
+
+    The next shard is under way while one is computed, and no more than two are held. A rank sends (P - 1) / P of all
+    keys and values forward and three times that and a shard more backward.
+
+    Args:
+        q: Own queries ``[*, R, Nq, H, D]``.
+        k: Own keys ``[*, R, sizes[rank], H, D]``.
+        v: Own values, like ``k``.
+        bias: Added to the scaled scores: ``[*, H, Nq, N]`` for all keys, or with a ``bias_group`` ``[*, H, Nq,
+            sizes[bias_group.rank]]``.
+        mask: Own keys to use (not 0) and to leave out (0), ``[*, R, sizes[rank]]``; in a row whose keys are all masked
+            every key gets the same weight.
+        group: The ring.
+        sizes: Number of keys of each rank; None if all have as many as this one.
+        causal: A query sees its own position and those before. Queries are then sharded as keys are.
+        scale: Factor of the scores, by default ``D ** -0.5``.
+        bias_group: As many ranks as the ring has, with the same queries, of which number k holds the bias for the keys
+            of shard k: the bias is sharded both ways, and fetched for one shard at a time.
+
+    Returns:
+        ``[*, R, Nq, H, D]`` in the dtype of ``q``, computed in float32 or better. Gradients are those of the sum of all
+        ranks' losses; that of a bias is complete on the rank that holds it if only this rank (or, with a
+        ``bias_group``, only that group) has these queries in these rows.
+
+    Raises:
+        InputError: Shapes do not belong together.
+        ConfigError: Ring and ``bias_group`` are of different sizes.
+    """
+    found = [k.shape[-3]] * group.size if sizes is None else list(sizes)
+    if bias_group is not None and bias_group.size != group.size:
+        raise ConfigError(
+            f"a bias over {bias_group.size} ranks does not go with a ring of {group.size}: there has to be a rank "
+            "for each shard of the keys"
+        )
+    columns = sum(found) if bias_group is None else found[bias_group.rank]
+    _check(q, k, v, bias, mask, found[group.rank], columns)
+    if len(found) != group.size or (causal and q.shape[-3] != k.shape[-3]):
+        raise InputError(f"ring_attention: {q.shape[-3]} queries and shards of {found} keys over {group}")
+    masked = None if mask is None else batched(gather(mask.detach(), -1, group, found), 2) == 0
+    ring = Ring(
+        group,
+        found,
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        sum(found[: group.rank]) if causal else None,
+        bias_group,
+    )
+    kv = torch.stack((batched(k), batched(v)))
+    bias = None if bias is None else batched(bias, 3)
+    out: Tensor = RingAttention.apply(batched(q), kv, bias, masked, ring)
+    return out.reshape(q.shape)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, keys: int, columns: int
+) -> None:
+    if q.dim() < 4:
+        raise InputError(f"sequence parallel attention: q is {list(q.shape)}; give [*, R, Nq, H, D]")
+    *lead, rows, queries, heads, width = q.shape
+    for name, x, shape in (
+        ("k", k, [*lead, rows, keys, heads, width]),
+        ("v", v, [*lead, rows, keys, heads, width]),
+        ("bias", bias, [*lead, heads, queries, columns]),
+        ("mask", mask, [*lead, rows, keys]),
+    ):
+        if x is not None and list(x.shape) != shape:
+            raise InputError(
+                f"sequence parallel attention: {name} is {list(x.shape)} where q is {list(q.shape)}; give {shape}"
+            )
+
+
+def ulysses_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    group: Group,
+    sizes: Sequence[int] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention over a sharded sequence by switching to whole sequences of some heads, and back.
+
+    A rank sends (P - 1) / P of its own queries, keys, values and results, each way. Heads that the ranks do not divide
+    are shared out unevenly.
+
+    Args:
+        q: Own queries ``[*, R, sizes[rank], H, D]``.
+        k: Own keys, like ``q``.
+        v: Own values, like ``q``.
+        bias: Of own queries, ``[*, H, sizes[rank], N]``, added to the scaled scores.
+        mask: As in :func:`ring_attention`, ``[*, R, sizes[rank]]``.
+        group: The ranks.
+        sizes: Length of each rank's part; None if all are as long as this one.
+        causal: A query sees its own position and those before.
+        scale: Factor of the scores, by default ``D ** -0.5``.
+
+    Returns:
+        ``[*, R, sizes[rank], H, D]`` in the dtype of ``q``.
+
+    Raises:
+        InputError: Shapes do not belong together.
+        ConfigError: There are fewer heads than ranks.
+    """
+    heads = q.shape[-2]
+    if heads < group.size:
+        raise ConfigError(
+            f"ulysses attention needs at least one head for each rank, got {heads} heads over {group.size} ranks"
+        )
+    parts = [q.shape[-3]] * group.size if sizes is None else list(sizes)
+    _check(q, k, v, bias, mask, q.shape[-3], sum(parts))
+    own_heads = shard_sizes(heads, group.size)
+    joint = all_to_all(torch.stack((q, k, v)), -2, -3, group, split_sizes=own_heads, concat_sizes=parts)
+    if bias is not None:
+        bias = all_to_all(bias, -3, -2, group, split_sizes=own_heads, concat_sizes=parts)
+    if mask is not None:
+        mask = gather(mask.detach(), -1, group, parts)
+    q, k, v = joint.unbind(0)
+    mixed = _whole_attention(q, k, v, bias, mask, causal, scale)
+    return all_to_all(mixed, -3, -2, group, split_sizes=parts, concat_sizes=own_heads)
+
+
+def _whole_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Attention of whole sequences ``[*, R, N, H, D]`` on one rank, without all scores at once."""
+    if not causal:
+        return kernels.attention(q, k, v, bias, mask, scale=scale)
+    if bias is None and mask is None:
+        q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
+        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale).transpose(-3, -2)
+    return ring_attention(q, k, v, bias, mask, group=Group(None), causal=True, scale=scale)

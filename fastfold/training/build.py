@@ -1,0 +1,75 @@
+"""The network of a run: built or loaded, with frozen parts, adapters, plan and precision put on from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastfold.evoformer.evoformer import BlockStack
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import autocast_trunk
+from fastfold.evoformer.weights.checkpoint import read_weights
+from fastfold.parallel import Parallel, parallelize
+from fastfold.training.config import TrainConfig
+from fastfold.training.distributed import World
+from fastfold.training.lora import add_lora, freeze
+from fastfold.training.offload import check_memory
+
+
+def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
+    """The network to train with its first weights, on the CPU.
+
+    Args:
+        config: The run's configuration.
+        tree: Config tree of the network.
+
+    Raises:
+        WeightsError: The weights to start from cannot be read or are of another network.
+        ConfigError: A pattern of parameters to freeze matches none.
+    """
+    torch.manual_seed(config.trainer.seed)
+    model = AlphaFold(tree, name=config.model.name)
+    if config.model.weights is not None:
+        _, state = read_weights(config.model.weights, config=tree)
+        model.load_state_dict(state)
+    if config.finetune.freeze:
+        freeze(model, config.finetune.freeze)
+    if config.finetune.lora_rank:
+        add_lora(model, rank=config.finetune.lora_rank, alpha=config.finetune.lora_alpha)
+    return model
+
+
+def build_network(config: TrainConfig, tree: Any, world: World) -> Parallel:
+    """The network to train under the run's plan, on its device and in training mode.
+
+    Args:
+        config: The run's configuration.
+        tree: Config tree of the network.
+        world: The run's processes.
+
+    Raises:
+        WeightsError: The weights to start from cannot be read or are of another network.
+        ConfigError: A pattern of parameters to freeze matches none, or the plan does not go with the network.
+    """
+    check_memory(config, world)
+    managed = config.memory.policy is not None
+    model = plain_network(config, tree)
+    # What is managed stays on the host, and comes to the device piece by piece.
+    if not managed:
+        model.to(world.device)
+    # A memory manager decides block by block, unless it leaves activations alone.
+    model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
+    # Before what wraps forward.
+    parallel = parallelize(model, world.mesh)
+    torch.set_float32_matmul_precision(config.trainer.matmul)
+    if config.trainer.precision == "bf16":
+        autocast_trunk(model, world.device.type, cache=not managed)
+    if config.trainer.compile:
+        for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
+            for block in stack.blocks:
+                assert isinstance(block, nn.Module)
+                block.compile()
+    model.train()
+    return parallel

@@ -1,0 +1,287 @@
+"""Where the numbers of a run go: JSON lines, CSV, TensorBoard, or anything else with the same three methods.
+
+Entries come in the order of their steps. A run that is resumed at a checkpoint does some steps again: what was written
+about these is cut off first, so that no curve has a step twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastfold.errors import InputError, OutputError
+from fastfold.training.logging.tensorboard import read_steps, record, scalar_event, text_event, version_event
+from fastfold.utils.atomic_files import write_atomic
+
+AnyPath = str | os.PathLike[str]
+_RESERVED = ("step", "time", "event")
+
+
+class Logger(Protocol):
+    """A place for numbers; write your own to send them elsewhere.
+
+    A method that cannot do its work raises :class:`~fastfold.errors.OutputError`; the run goes on.
+    """
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers after a step, by name; a slash groups names, as in ``valid/lddt_ca``."""
+
+    def event(self, step: int, text: str) -> None:
+        """Something that happened, for a person."""
+
+    def resume_from(self, step: int) -> None:
+        """Forget all entries at or after a step: it is the first that will be done again; 1 for a new run."""
+
+    def close(self) -> None:
+        """Finish writing."""
+
+
+class JsonLinesLogger:
+    """One JSON object per line: ``step``, ``time`` (seconds since 1970), and the numbers or ``event``.
+
+    Numbers that are not finite are null, which JSON has and NaN is not. Every line is handed to the system at once: a
+    killed run loses none.
+
+    Args:
+        path: The file; continued where it exists.
+    """
+
+    def __init__(self, path: AnyPath) -> None:
+        self._path = Path(path)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See :class:`Logger`."""
+        _check_names(values)
+        numbers = {key: float(x) if math.isfinite(x) else None for key, x in values.items()}
+        self._append({"step": step, "time": round(time.time(), 3)} | numbers)
+
+    def event(self, step: int, text: str) -> None:
+        """See :class:`Logger`."""
+        self._append({"step": step, "time": round(time.time(), 3), "event": text})
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        _append(self._path, json.dumps(entry, ensure_ascii=False).encode() + b"\n")
+
+    def resume_from(self, step: int) -> None:
+        """See :class:`Logger`."""
+        data = _contents(self._path)
+        kept = 0
+        for line in data.splitlines(keepends=True):
+            entry = _entry(line)
+            if entry is None or entry["step"] >= step:
+                break
+            kept += len(line)
+        _cut(self._path, kept, len(data))
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+def read_json_lines(path: AnyPath) -> list[dict[str, Any]]:
+    """Entries of :class:`JsonLinesLogger`; a last line that is not whole is left out.
+
+    Raises:
+        InputError: The file cannot be read, or another line is none of the logger's.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", path=path) from error
+    entries = []
+    for number, line in enumerate(lines, 1):
+        entry = _entry(line)
+        if entry is not None:
+            entries.append(entry)
+        elif number < len(lines) or line.endswith(b"\n"):
+            raise InputError("is no entry of a training run; delete the line", path=path, line=number)
+    return entries
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """The entry in a line, or None if it is none or not whole."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    sound = isinstance(entry, dict) and type(entry.get("step")) is int and line.endswith(b"\n")
+    return entry if sound else None
+
+
+class CsvLogger:
+    """A table of the numbers, one row per entry, for spreadsheets; events are left out.
+
+    A number with a new name adds a column: the file is then written anew with a longer header, at once.
+
+    Args:
+        path: The file; continued where it exists.
+    """
+
+    def __init__(self, path: AnyPath) -> None:
+        self._path = Path(path)
+        self._columns = self._rows()[0]
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See :class:`Logger`."""
+        _check_names(values)
+        new = [key for key in ("step", *values) if key not in self._columns]
+        if new or not self._path.exists():
+            columns, rows = self._rows()
+            columns = columns + [key for key in ("step", *values) if key not in columns]
+            padded = [row + [""] * (len(columns) - len(row)) for row in rows]
+            write_atomic(self._path, _csv([columns, *padded]))
+            self._columns = columns
+        row = [
+            str(step) if c == "step" else repr(float(values[c])) if c in values else "" for c in self._columns
+        ]
+        _append(self._path, _csv([row]).encode())
+
+    def event(self, step: int, text: str) -> None:
+        """Has no place in a table."""
+
+    def resume_from(self, step: int) -> None:
+        """See :class:`Logger`."""
+        columns, rows = self._rows()
+        kept = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
+        if self._path.exists():
+            write_atomic(self._path, _csv([columns, *kept]) if kept else "")
+        self._columns = columns if kept else []
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+    def _rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows of the file; a last row that is not whole is left out."""
+        text = _contents(self._path).decode("utf-8", errors="replace")
+        table = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
+        return (table[0], [row for row in table[1:] if row]) if table else ([], [])
+
+
+class TensorBoardLogger:
+    """TensorBoard's event files, one per session of the run; look at them with ``tensorboard --logdir DIRECTORY``.
+
+    Args:
+        directory: Where they lie; made when there is something to write.
+    """
+
+    def __init__(self, directory: AnyPath) -> None:
+        self._directory = Path(directory)
+        # TensorBoard reads the files of a folder in the order of their names.
+        self._path = self._directory / f"events.out.tfevents.{time.time_ns():020}"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See :class:`Logger`."""
+        _check_names(values)
+        self._append(scalar_event(time.time(), step, values))
+
+    def event(self, step: int, text: str) -> None:
+        """See :class:`Logger`."""
+        self._append(text_event(time.time(), step, "events", text))
+
+    def _append(self, event: bytes) -> None:
+        if not self._path.exists():
+            _append(self._path, record(version_event(time.time())))
+        _append(self._path, record(event))
+
+    def resume_from(self, step: int) -> None:
+        """See :class:`Logger`."""
+        for path in sorted(self._directory.glob("events.out.tfevents.*")):
+            data = _contents(path)
+            kept = next(offset for offset, found in read_steps(data) if found < 0 or found >= step)
+            _cut(path, kept, len(data))
+
+    def close(self) -> None:
+        """Nothing is left to write."""
+
+
+class LoggerGroup:
+    """Several loggers as one. One that cannot write does not stop the others, nor the run.
+
+    Args:
+        loggers: What to tell everything.
+        report: Called with one sentence when a logger begins to fail.
+    """
+
+    def __init__(self, loggers: Sequence[Logger], report: Callable[[str], None]) -> None:
+        self._loggers, self._report = list(loggers), report
+        self._failing: set[int] = set()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See :class:`Logger`."""
+        self._each(lambda logger: logger.log(step, values))
+
+    def event(self, step: int, text: str) -> None:
+        """See :class:`Logger`."""
+        self._each(lambda logger: logger.event(step, text))
+
+    def resume_from(self, step: int) -> None:
+        """See :class:`Logger`."""
+        self._each(lambda logger: logger.resume_from(step))
+
+    def close(self) -> None:
+        """See :class:`Logger`."""
+        self._each(lambda logger: logger.close())
+
+    def _each(self, action: Callable[[Logger], None]) -> None:
+        for i, logger in enumerate(self._loggers):
+            try:
+                action(logger)
+                self._failing.discard(i)
+            except OutputError as error:
+                if i not in self._failing:
+                    self._report(f"numbers are lost until this is remedied: {error}")
+                self._failing.add(i)
+
+
+def _check_names(values: Mapping[str, float]) -> None:
+    for name in _RESERVED:
+        if name in values:
+            raise ValueError(f"no number can be named {name!r}")
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _contents(path: Path) -> bytes:
+    """A file's contents; none if there is no file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise _failure(path, error) from error
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Add to a file, which then ends in all of the data or in none of them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab", buffering=0) as file:
+            before = file.tell()
+            if file.write(data) != len(data):
+                file.truncate(before)
+                raise OSError(None, "the disk is full")
+    except OSError as error:
+        raise _failure(path, error) from error
+
+
+def _cut(path: Path, size: int, current: int) -> None:
+    try:
+        if size < current:
+            os.truncate(path, size)
+    except OSError as error:
+        raise _failure(path, error) from error
+
+
+def _failure(path: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write {str(path)!r}: {error.strerror}; free some space or make it writable")

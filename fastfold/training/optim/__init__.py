@@ -1,0 +1,1 @@
+"""What happens to gradients and parameters in a step: accumulation, optimizer, learning rate, moving average."""

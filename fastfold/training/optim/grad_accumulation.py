@@ -1,0 +1,60 @@
+"""Gradients of one optimisation step: clipped sample by sample, added up over samples and processes."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fastfold.parallel.data_parallel.fsdp import FullySharded
+from fastfold.parallel.data_parallel.zero import Replicated
+
+
+class SampleGradients:
+    """Adds up the gradients of a step's samples, each clipped on its own (supplement, section 1.11.3).
+
+    Args:
+        gradients: How the plan adds up gradients, and what of them it keeps on this rank.
+        clip: Largest norm of one sample's gradient; longer ones are scaled down to it.
+    """
+
+    def __init__(self, gradients: Replicated | FullySharded, clip: float) -> None:
+        self._gradients = gradients
+        self._clip = clip
+        self._totals: list[Tensor] | None = None
+
+    def add_sample(self) -> float:
+        """Take the parameters' ``grad`` as one sample's, and leave None in its place.
+
+        A collective of the ranks that work on this sample.
+
+        Returns:
+            The sample's gradient norm before clipping; not finite if an element is not, and then nothing is
+            added.
+        """
+        sample = self._gradients.take_sample()
+        norm = self._gradients.squared_norm(sample).sqrt()
+        if bool(norm.isfinite()):
+            factor = (self._clip / norm.clamp(min=1e-12)).clamp(max=1.0)
+            scaled = [x.mul_(factor.to(x.dtype)) for x in sample]
+            if self._totals is None:
+                self._totals = scaled
+            else:
+                for total, x in zip(self._totals, scaled, strict=True):
+                    total.add_(x)
+        return float(norm)
+
+    def finish(self, samples: int) -> float:
+        """Put the mean over ``samples`` samples of all ranks into ``grad``, and start over (a collective).
+
+        Returns:
+            The norm of that mean.
+        """
+        totals = self._totals if self._totals is not None else self._gradients.zeros()
+        self._totals = None
+        self._gradients.finish([total.div_(samples) for total in totals])
+        return float(self._gradients.gradient_square().sqrt())
+
+    def discard(self) -> None:
+        """Forget what was added."""
+        self._totals = None
+        for parameter in self._gradients.parameters.values():
+            parameter.grad = None

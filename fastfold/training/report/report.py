@@ -1,0 +1,254 @@
+"""The report of a run: its numbers and curves as one page of Markdown, made from what the run has written so far.
+
+Read are ``metrics.jsonl`` (:class:`~fastfold.training.logging.loggers.JsonLinesLogger`), ``validation.jsonl`` (one
+validation per line, with the scores of each chain and of its residues), ``quarantine.tsv`` and ``config.yaml``; each
+may be missing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.errors import InputError
+from fastfold.training.logging.loggers import read_json_lines
+from fastfold.training.report.calibration import calibrate, calibration_png
+from fastfold.training.report.curves import Curve, curves_png
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+
+_PARTS = (
+    "structure_module",
+    "fape",
+    "sidechain_fape",
+    "distogram",
+    "masked_msa",
+    "predicted_lddt",
+    "predicted_aligned_error",
+    "experimentally_resolved",
+)
+_LISTED = 20  # quarantined samples and worst chains that are named
+
+# File, heading, vertical axis, whether it is logarithmic, and the numbers drawn with their names in the legend.
+_FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
+    ("loss.png", "Loss", "loss of a step", True, {"loss": "loss"}),
+    ("parts.png", "Parts of the loss", "unweighted loss", True, {name: name for name in _PARTS}),
+    (
+        "lddt.png",
+        "lDDT-CA and TM-score",
+        "score, 0 to 1",
+        False,
+        {
+            "lddt_ca": "lDDT-CA in training",
+            "valid_lddt_ca": "lDDT-CA in validation",
+            "valid_tm_score": "TM-score in validation",
+            "valid_plddt": "predicted lDDT in validation",
+        },
+    ),
+    (
+        "gradient.png",
+        "Gradient norm",
+        "norm",
+        True,
+        {"gradient_norm": "of a sample, before clipping", "mean_gradient_norm": "of a step, after clipping"},
+    ),
+    ("lr.png", "Learning rate", "learning rate", False, {"lr": "lr"}),
+)
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> Path:
+    """Write ``report/report.md`` and its pictures into a run's folder; a report that is there is replaced.
+
+    The page comes last, and each file at once: a report never refers to a picture that is not there.
+
+    Args:
+        run_dir: The run's folder; the run may still be going on.
+
+    Returns:
+        The page.
+
+    Raises:
+        InputError: The folder is not that of a run, or a file in it is damaged.
+        OutputError: The report cannot be written.
+    """
+    run_dir = Path(run_dir)
+    known = [
+        name for name in ("config.yaml", "metrics.jsonl", "validation.jsonl") if (run_dir / name).is_file()
+    ]
+    if not known:
+        raise InputError(
+            "is not the folder of a training run: it has neither config.yaml nor metrics.jsonl", path=run_dir
+        )
+    metrics = read_json_lines(run_dir / "metrics.jsonl") if "metrics.jsonl" in known else []
+    validations = read_json_lines(run_dir / "validation.jsonl") if "validation.jsonl" in known else []
+    quarantined = _quarantined(run_dir / "quarantine.tsv")
+    folder = prepare_output_directory(run_dir / "report")
+    validation = _validation(
+        validations, run_dir, folder
+    )  # first: a damaged file is refused before work is done
+    text = [f"# Training run {_plain(run_dir.resolve().name)}", ""]
+    text += _summary(metrics, quarantined)
+    for file, heading, ylabel, logarithmic, names in _FIGURES:
+        curves = {label: curve(metrics, name) for name, label in names.items()}
+        curves = {label: points for label, points in curves.items() if len(points[0])}
+        if curves:
+            write_atomic(folder / file, curves_png(curves, ylabel=ylabel, logarithmic=logarithmic))
+            text += [f"## {heading}", "", f"![{heading}]({file})", ""]
+        else:
+            (folder / file).unlink(missing_ok=True)
+    text += validation
+    text += _troubles(metrics, quarantined)
+    if "config.yaml" in known:
+        config = (run_dir / "config.yaml").read_text(encoding="utf-8", errors="replace")
+        text += ["## Configuration", "", *(f"    {line}" for line in config.splitlines()), ""]
+    page = folder / "report.md"
+    write_atomic(page, "\n".join(text))
+    return page
+
+
+def curve(metrics: Iterable[Mapping[str, Any]], name: str) -> Curve:
+    """Steps and values of one number, entries without it or without a finite value left out."""
+    points = [(entry["step"], entry[name]) for entry in metrics if isinstance(entry.get(name), (int, float))]
+    steps, values = (
+        np.asarray([p[0] for p in points], np.int64),
+        np.asarray([p[1] for p in points], np.float64),
+    )
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
+
+
+def _summary(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
+    """The table at the top."""
+
+    def last(name: str) -> float | None:
+        values = curve(metrics, name)[1]
+        return float(values[-1]) if len(values) else None
+
+    steps, valid = curve(metrics, "valid_lddt_ca")
+    rows: list[tuple[str, str | None]] = [
+        ("Steps", f"{metrics[-1]['step']:,}" if metrics else None),
+        ("Samples seen", _number(last("samples"), ",.0f")),
+        ("Hours of training", _number(last("seconds"), ".2f", 1 / 3600)),
+        ("Residues per second", _rate(metrics)),
+        ("Time spent waiting for the loader", _waiting(metrics)),
+        ("Loss at the end", _number(last("loss"), ".4g")),
+        ("Learning rate at the end", _number(last("lr"), ".3g")),
+        ("lDDT-CA in validation, at the end", _number(last("valid_lddt_ca"), ".3f")),
+        (
+            "lDDT-CA in validation, best",
+            f"{valid.max():.3f} at step {steps[valid.argmax()]:,}" if len(valid) else None,
+        ),
+        ("TM-score in validation, at the end", _number(last("valid_tm_score"), ".3f")),
+        ("Skipped steps", _number(last("skipped"), ",.0f")),
+        ("Quarantined samples", f"{len(quarantined):,}"),
+    ]
+    if not metrics:
+        rows.insert(0, ("Numbers", "none: nothing was logged, or `logger.jsonl` was off"))
+    return [*_table(("", ""), [row for row in rows if row[1] is not None]), ""]
+
+
+def _number(value: float | None, form: str, factor: float = 1.0) -> str | None:
+    return None if value is None else format(value * factor, form)
+
+
+def _seconds_per_step(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    steps, seconds = curve(metrics, "seconds")
+    if len(steps) == 0 or steps[-1] == 0:
+        return None
+    return float(seconds[-1] / steps[-1])
+
+
+def _rate(metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    per_step, residues = _seconds_per_step(metrics), curve(metrics, "residues")[1]
+    return f"{residues.mean() / per_step:,.0f}" if per_step and len(residues) else None
+
+
+def _waiting(metrics: Sequence[Mapping[str, Any]]) -> str | None:
+    per_step, waited = _seconds_per_step(metrics), curve(metrics, "waited_s")[1]
+    return f"{waited.mean() / per_step:.2%}" if per_step and len(waited) else None
+
+
+def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder: Path) -> list[str]:
+    """The last validation: its chains, and whether the network knew how good it was."""
+    if not validations:
+        (folder / "calibration.png").unlink(missing_ok=True)
+        return []
+    try:
+        last = validations[-1]
+        chains = sorted(last["chains"], key=lambda chain: chain["lddt_ca"])
+        predicted, true = (np.concatenate([c[key] for c in chains]) for key in ("predicted", "true"))
+        calibration = calibrate(predicted, true)
+        scores = {name: np.array([c[key] for c in chains]) for name, key in _SCORES.items()}
+        worst = [
+            (_plain(str(c["id"])), str(c["residues"]), *(f"{c[key]:.3f}" for key in _SCORES.values()))
+            for c in chains[:_LISTED]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the last validation is damaged ({error}); delete its line",
+            path=run_dir / "validation.jsonl",
+            line=len(validations),
+        ) from error
+    title = f"validation at step {last['step']}"
+    write_atomic(folder / "calibration.png", calibration_png(calibration, title=title))
+    spread = [
+        (name, *(f"{f(x):.3f}" for f in (np.mean, np.median, np.min, np.max))) for name, x in scores.items()
+    ]
+    return [
+        f"## Validation at step {last['step']:,}",
+        "",
+        f"{len(chains)} chains, with the averaged weights.",
+        "",
+        *_table(("", "mean", "median", "least", "most"), spread),
+        "",
+        "![Calibration](calibration.png)",
+        "",
+        f"Predicted against true lDDT-CA of {calibration.residues:,} residues: correlation {calibration.pearson:.3f}, "
+        f"mean absolute calibration error {calibration.error:.3f}, bias {calibration.bias:+.3f} (above 0: the network "
+        "promises too much).",
+        "",
+        f"The {len(worst)} chains with the lowest lDDT-CA:",
+        "",
+        *_table(("chain", "residues", *_SCORES), worst),
+        "",
+    ]
+
+
+_SCORES = {"lDDT-CA": "lddt_ca", "TM-score": "tm_score", "predicted lDDT": "plddt"}
+
+
+def _troubles(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:
+    """What happened, and which samples could not be used."""
+    events = [(f"{e['step']:,}", _plain(str(e["event"]))) for e in metrics if "event" in e]
+    text = []
+    if events:
+        text += ["## Events", "", *_table(("step", "what happened"), events), ""]
+    if quarantined:
+        named = [(_plain(name), _plain(reason)) for name, reason in quarantined[:_LISTED]]
+        more = len(quarantined) - len(named)
+        text += ["## Quarantined samples", "", *_table(("sample", "reason"), named), ""]
+        text += [f"{more:,} more are listed in `quarantine.tsv`.", ""] if more else []
+    return text
+
+
+def _quarantined(path: Path) -> list[tuple[str, str]]:
+    """Names and reasons, tab between them."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return [(name, reason) for name, _, reason in (line.partition("\t") for line in lines if line)]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> list[str]:
+    lines = [" | ".join(header), " | ".join("---" for _ in header)]
+    lines += [" | ".join(str(cell) for cell in row) for row in rows]
+    return [f"| {line} |" for line in lines]
+
+
+def _plain(text: str) -> str:
+    """Text from a file as one line that Markdown leaves alone: names of samples are other people's."""
+    text = " ".join(text.split())
+    return "".join(f"\\{c}" if c in "\\`*_[]<>|#!&~$" else c for c in text)

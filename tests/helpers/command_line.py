@@ -1,0 +1,131 @@
+"""Small networks, inputs and a command line for the tests of ``fastfold infer``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fastfold.cli import main
+from tests.conftest import REPOSITORY
+
+ORACLES = REPOSITORY / "tests" / "oracles"
+QUICK = ("--num-recycles", "0", "--no-plots")
+"""Settings for tests that do not look at recycling or pictures."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended: exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """``fastfold infer`` on small networks, in one temporary folder."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self._capsys = capsys
+
+    def fasta(self, records: Mapping[str, str] | str | bytes, name: str = "input.fasta") -> Path:
+        """A FASTA file of records or of any content."""
+        path = self.folder / name
+        if isinstance(records, Mapping):
+            records = "".join(f">{key}\n{sequence}\n" for key, sequence in records.items())
+        path.write_bytes(records.encode() if isinstance(records, str) else records)
+        return path
+
+    def weights(self, name: str = "model_1_ptm", *, noise: float = 0.0) -> Path:
+        """A small network under an official name, its parameters changed by relative ``noise``."""
+        path = self.folder / f"params_{name}.npz"
+        kind = "synthetic_multimer" if "multimer" in name else "synthetic_monomer"
+        source = ORACLES / kind / "params.npz"
+        if not noise:
+            shutil.copyfile(source, path)
+            return path
+        rng = np.random.default_rng(0)
+        with np.load(source) as archive:
+            changed = {key: archive[key] for key in archive.files}
+        for key, value in changed.items():
+            changed[key] = (value * (1 + noise * rng.standard_normal(value.shape))).astype(value.dtype)
+        np.savez(path, **changed)
+        return path
+
+    def run(self, *arguments: str | Path) -> Outcome:
+        """Run a command in this process, on one thread: small networks are fastest so, whatever else runs."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self._capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse
+            code = stop.code if isinstance(stop.code, int) else 1
+        finally:
+            torch.set_num_threads(threads)
+        printed = self._capsys.readouterr()
+        return Outcome(code, printed.out, printed.err)
+
+    def infer(
+        self,
+        *arguments: str | Path,
+        weights: Sequence[Path] | None = None,
+        settings: Sequence[str] = QUICK,
+    ) -> Outcome:
+        """``fastfold infer`` into :attr:`out`, by the monomer network unless told otherwise."""
+        chosen = [self.weights()] if weights is None else weights
+        flags = [text for path in chosen for text in ("--weights", path)]
+        return self.run("infer", *settings, *flags, "--out", self.out, *arguments)
+
+    def start(self, *arguments: str | Path, **popen: Any) -> subprocess.Popen[str]:
+        """A command in a process of its own; with pipes unless told otherwise."""
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | popen
+        options["env"] = os.environ | {"OMP_NUM_THREADS": "1"} | (popen.get("env") or {})
+        command = [sys.executable, "-m", "fastfold", *map(str, arguments)]
+        return subprocess.Popen(command, cwd=REPOSITORY, **options)
+
+    def names(self) -> list[str]:
+        """All files of the output folder, hidden ones too; empty if there is no folder."""
+        return sorted(path.name for path in self.out.iterdir()) if self.out.exists() else []
+
+    def contents(self) -> dict[str, bytes]:
+        """All files of the output folder with their contents."""
+        return {path.name: path.read_bytes() for path in self.out.iterdir()}
+
+    def load(self, name: str) -> Any:
+        """A JSON file of the output folder."""
+        return json.loads((self.out / name).read_text())
+
+    def scores(self, target: str, rank: int = 1) -> dict[str, Any]:
+        """Scores of a target's prediction of some rank."""
+        (path,) = self.out.glob(f"{target}_rank_{rank:03d}_*_scores.json")
+        return json.loads(path.read_text())
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """A command line in a folder of its own."""
+    return CommandLine(tmp_path, capsys)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes to add to; none outlives its test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,69 @@
+"""``fastfold infer --reference``: predictions are compared with experimental structures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.cli import main
+from fastfold.errors import InputError
+from fastfold.inference.output.evaluate import compare_target, find_reference, structure_to_protein
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.read import read_structure
+from tests.helpers.command_line import CommandLine
+
+SEQUENCE = "MKTAYIAKQRGWLPEDNSVT"
+
+
+def _fold(cli: CommandLine, *options: str) -> int:
+    fasta = cli.fasta(f">one\n{SEQUENCE}\n")
+    weights = str(cli.weights("model_1_ptm"))
+    fixed = ["--device", "cpu", "--num-recycles", "0", "--no-plots"]
+    return main(["infer", str(fasta), "--out", str(cli.out), "--weights", weights, *fixed, *options])
+
+
+def test_a_prediction_agrees_with_itself(
+    cli: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert _fold(cli) == 0
+    structure = next(cli.out.glob("one_rank_001_*.pdb"))
+    folder = tmp_path / "references"
+    folder.mkdir()
+    (folder / "one.pdb").write_bytes(structure.read_bytes())
+    assert _fold(cli, "--reference", str(folder)) == 0  # finished before, compared all the same
+    printed = capsys.readouterr()
+    assert "TM-score 1.000, lDDT-CA 1.000" in printed.out + printed.err
+    scores = json.loads((cli.out / "one_reference.json").read_text())
+    found = scores[structure.stem]
+    assert (found["tm_score"], found["lddt_ca"], found["gdt_ts"]) == (1.0, 1.0, 1.0)
+    assert len(found["lddt_ca_per_residue"]) == len(SEQUENCE)
+
+
+def test_a_distorted_reference_with_missing_residues_scores_less(cli: CommandLine, tmp_path: Path):
+    assert _fold(cli) == 0
+    protein = structure_to_protein(read_structure(next(cli.out.glob("one_rank_001_*.cif"))))
+    rng = np.random.default_rng(0)
+    protein.atom_positions[:] += rng.normal(size=protein.atom_positions.shape) * 2
+    protein.atom_mask[:3] = 0
+    (tmp_path / "true.pdb").write_text(to_pdb(protein))
+    scores = next(iter(compare_target(cli.out, "one", tmp_path / "true.pdb").values()))
+    assert 0.05 < scores.tm_score < 0.95
+    assert scores.aligned_residues == len(SEQUENCE) - 3
+
+
+def test_a_target_without_a_structure_is_told_and_goes_on(
+    cli: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert _fold(cli, "--reference", str(tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "no structure of this name" in printed.out + printed.err
+
+
+def test_a_reference_that_does_not_exist_is_refused_before_anything_is_folded(cli: CommandLine):
+    assert _fold(cli, "--reference", "nowhere") == 1
+    assert not list(cli.out.glob("one_*"))
+    with pytest.raises(InputError, match="nowhere"):
+        find_reference(Path("nowhere"), "one")

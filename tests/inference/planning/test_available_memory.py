@@ -1,0 +1,161 @@
+"""The estimate of a fold's memory: sensible everywhere, right where it is measured, and what it is used for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastfold.errors import InputError
+from fastfold.evoformer.config import model_config
+from fastfold.inference.planning import available_memory
+from fastfold.inference.planning.available_memory import available_bytes, check_fits
+from fastfold.inference.planning.planner import Planner
+from fastfold.utils.units import GIB
+from tests.conftest import REPOSITORY
+
+CPU = torch.device("cpu")
+PRESETS = ("model_1", "model_2_ptm", "model_3", "model_5_ptm", "model_1_multimer_v2", "model_4_multimer_v3")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_more_residues_rows_and_bytes_need_more(preset: str):
+    config = model_config(preset)
+
+    def estimate(residues: int = 500, element_size: int = 4, rows: int | None = 1000) -> int:
+        return Planner(config, element_size).smallest(residues, rows=rows)
+
+    assert estimate(501) > estimate(500)
+    assert estimate(rows=1001) > estimate(rows=1000)
+    assert estimate(rows=1) < estimate(rows=None)
+    assert 1.2 < estimate() / estimate(element_size=2) < 2
+    # Long targets: the pair tensors decide, and they grow with the square of the length.
+    assert estimate(40_000, rows=1) / estimate(20_000, rows=1) == pytest.approx(4, rel=0.02)
+
+
+@pytest.mark.parametrize("rows", [1, 500, None])
+@pytest.mark.parametrize("budget", [GIB, 24 * GIB, 140 * GIB])
+def test_the_longest_that_fits_fits_and_one_residue_more_does_not(budget: int, rows: int | None):
+    planner = Planner(model_config("model_1_ptm"), 4)
+    longest = planner.longest(budget, rows=rows)
+    assert planner.smallest(longest, rows=rows) <= budget < planner.smallest(longest + 1, rows=rows)
+
+
+def test_nothing_fits_into_nothing():
+    assert Planner(model_config("model_1"), 4).longest(0) == 0
+
+
+def test_what_fits_passes_silently():
+    check_fits(model_config("model_1_ptm"), 10, CPU, element_size=4, name="T1", alignment_rows=1)
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 16 * GIB)
+    config = model_config("model_1_ptm")
+    with pytest.raises(InputError) as caught:
+        check_fits(config, 5000, CPU, element_size=4, name="T1")
+    planner = Planner(config, 4)
+    needed, fits = planner.smallest(5000) / GIB, planner.longest(16 * GIB)
+    assert str(caught.value).startswith(
+        f"record 'T1': 5,000 residues would need about {needed:,.0f} GiB of memory; cpu has 16.0 GiB free, enough "
+        f"for about {fits:,} residues"
+    )
+    assert "bf16" not in str(caught.value)
+
+
+def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatch):
+    config = model_config("model_1_ptm")
+    monkeypatch.setattr(available_memory, "available_bytes", lambda _: Planner(config, 2).smallest(2000) + 1)
+    with pytest.raises(InputError, match="use --precision bf16, or take a device"):
+        check_fits(config, 2000, CPU, element_size=4, name="T1")
+    check_fits(config, 2000, CPU, element_size=2, name="T1")
+
+
+def test_free_memory_is_what_the_machine_has():
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < available_bytes(CPU) <= total
+
+
+def test_memory_that_pytorch_keeps_of_an_earlier_target_is_free_for_the_next(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 * GIB)
+    assert available_bytes(torch.device("cuda")) == 72 * GIB
+
+
+class TestControlGroups:
+    """Limits that batch systems and containers set."""
+
+    @pytest.fixture
+    def groups(self, tmp_path: Path) -> Path:
+        (tmp_path / "own").write_text("5:memory:/elsewhere\n0::/slurm/job_7\n")
+        (tmp_path / "slurm" / "job_7").mkdir(parents=True)
+        return tmp_path
+
+    @staticmethod
+    def limit(folder: Path, most: str, used: int, files: int) -> None:
+        (folder / "memory.max").write_text(f"{most}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon {used - files}\nfile {files + 9}\nshmem 9\n")
+
+    def left(self, groups: Path) -> list[int]:
+        return available_memory._group_memory(groups / "own", groups)
+
+    def test_every_group_on_the_way_up_counts_and_file_pages_are_free(self, groups: Path):
+        self.limit(groups / "slurm" / "job_7", str(8 * GIB), 3 * GIB, GIB)
+        self.limit(groups / "slurm", str(7 * GIB), 4 * GIB, 2 * GIB)
+        assert self.left(groups) == [6 * GIB, 5 * GIB]
+
+    def test_no_limit_is_none(self, groups: Path):
+        self.limit(groups / "slurm" / "job_7", "max", GIB, 0)
+        assert self.left(groups) == []
+
+    @pytest.mark.parametrize("own", ["", "garbage", "5:memory:/x\n"])
+    def test_what_cannot_be_read_limits_nothing(self, groups: Path, own: str):
+        (groups / "own").write_text(own)
+        assert self.left(groups) == []
+        assert available_memory._group_memory(groups / "none", groups) == []
+
+    def test_the_smallest_limit_decides(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(available_memory, "_group_memory", lambda: [5, 7])
+        assert available_bytes(CPU) == 5
+        monkeypatch.setattr(available_memory, "_group_memory", lambda: [-1])
+        assert available_bytes(CPU) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc for the peak of resident memory")
+@pytest.mark.parametrize("plan", ["fastest", "smallest"])
+@pytest.mark.parametrize(
+    ("preset", "residues", "precision", "rows"),
+    [
+        ("model_1_ptm", 128, "fp32", 6000),
+        ("model_1_ptm", 256, "fp32", 6000),
+        ("model_1_ptm", 384, "fp32", 6000),
+        ("model_1_ptm", 256, "bf16", 6000),
+        ("model_1_ptm", 256, "fp32", 1),
+        ("model_1_multimer_v3", 256, "fp32", 3000),
+    ],
+)
+def test_a_plan_is_never_under_what_is_measured_and_never_far_over(preset, residues, precision, rows, plan):
+    """Where it fails, the network's memory has changed: fit the constants of ``operator_memory`` again."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.inference.planning.measure_fold",
+        preset,
+        str(residues),
+        precision,
+        str(rows),
+    ]
+    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(
+        [*command, plan], cwd=REPOSITORY, env=environment, check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout)
+    assert 1.0 <= found["planned"] / found["measured"] <= 1.5

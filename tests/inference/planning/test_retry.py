@@ -1,0 +1,292 @@
+"""A memory budget is all a person sets: what follows from it holds, is printed, and is halved when memory ends."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import InputError
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.execution import set_policy
+from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.inference import folding
+from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
+from fastfold.inference.planning.retry import fold_within
+from fastfold.inference.planning.time_model import Costs, measure_costs
+from fastfold.memory import BudgetError, SimulatedDevice
+from fastfold.utils.units import GIB
+from tests.helpers.command_line import CommandLine
+
+CONFIG = model_config("model_1")
+PLANNER = Planner(CONFIG, 4)
+SEQUENCE = "MKTAYIAKQR"
+ERRORS: list[Exception] = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+]
+
+
+@pytest.mark.parametrize("preset", ["model_1", "model_3_ptm", "model_1_multimer_v3"])
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_the_smallest_budget_works_and_one_byte_less_does_not(preset: str, element_size: int) -> None:
+    planner = Planner(model_config(preset), element_size)
+    smallest = planner.smallest(700, rows=100)
+    assert planner.plan(700, smallest, rows=100).peak <= smallest
+    with pytest.raises(BudgetError) as caught:
+        planner.plan(700, smallest - 1, rows=100)
+    assert caught.value.smallest == smallest
+
+
+def test_less_memory_means_smaller_blocks_and_more_time_and_never_a_peak_over_the_budget() -> None:
+    smallest = PLANNER.smallest(1024, rows=64)
+    plans = [PLANNER.plan(1024, budget, rows=64) for budget in (20 * GIB, smallest * 5 // 4, smallest)]
+    assert [plan.slow_down == 1.0 for plan in plans] == [True, False, False]
+    assert plans[0].policy is FOLDING_POLICY
+    assert plans[1].slow_down <= plans[2].slow_down
+    assert not plans[2].policy.hold_templates
+    for plan, budget in zip(plans, (20 * GIB, smallest * 5 // 4, smallest), strict=True):
+        assert plan.peak <= budget
+
+
+def test_a_thousand_residues_take_two_and_a_half_pair_tensors() -> None:
+    """The whole network, templates included, with 32 rows of an alignment."""
+    unit = 1024**2 * 128 * 4
+    assert PLANNER.plan(1024, int(2.5 * unit), rows=32).peak <= 2.5 * unit
+
+
+def test_ten_thousand_residues_in_bfloat16() -> None:
+    """Under 60 GB on a device alone and under 40 GB with the host, of which one pair tensor is used."""
+    for limit, host in ((60, 0), (40, 100 * GIB)):
+        planner = Planner(CONFIG, 2, "cuda", host_memory=host)
+        plan = planner.plan(10_000, limit * 10**9, rows=32, templates=0)
+        assert plan.streams == (host > 0)
+        assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
+        # With four templates, the pair waits on the host too.
+        plan = planner.plan(10_000, limit * 10**9, rows=32)
+        assert (plan.policy.offload is not None) == (host > 0)
+        assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
+    with pytest.raises(BudgetError):
+        Planner(CONFIG, 2, "cuda").plan(10_000, 40 * 10**9, rows=32, templates=0)
+    with pytest.raises(BudgetError):
+        Planner(CONFIG, 2, "cuda", host_memory=25 * 10**9).plan(10_000, 40 * 10**9, rows=32)
+
+
+def test_ten_thousand_residues_with_a_deep_alignment() -> None:
+    """Under 40 GB with the host, with all 5,632 rows that the network takes and four templates."""
+    planner = Planner(CONFIG, 2, "cuda", host_memory=40 * 10**9, parameters=200 * 10**6)
+    assert planner.plan(10_000, 40 * 10**9).chunks.host <= 40 * 10**9
+
+
+def test_twenty_thousand_residues_fit_the_largest_gpu() -> None:
+    """Of 139 GiB, in a computer with 128 GiB: with four templates, and as a complex, nearly."""
+    for preset, longest in (("model_1_ptm", 20_000), ("model_1_multimer_v3", 19_000)):
+        planner = Planner(model_config(preset), 2, "cuda", host_memory=128 * GIB, parameters=200 * 10**6)
+        plan = planner.plan(longest, 139 * GIB, rows=64)
+        assert plan.chunks.host == longest**2 * 128 * 2
+        assert plan.templates.host is None
+        assert plan.streams
+
+
+def test_the_host_is_used_only_where_the_device_is_too_small() -> None:
+    planner = Planner(CONFIG, 2, "cuda", host_memory=100 * GIB)
+    assert not planner.plan(4000, 140 * GIB, rows=32).streams
+
+
+def _step(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A step of the trunk, and its inputs for 192 residues."""
+    c, n = CONFIG.model.embeddings_and_evoformer.evoformer, 192
+    kind: dict[str, Any] = {"dtype": torch.bfloat16}
+    pair, mask = torch.randn(n, n, 128, **kind), torch.ones(n, n, **kind)
+    if name == "outer product mean":
+        module: nn.Module = OuterProductMean(c.outer_product_mean, 256, 128, zero_init=True)
+        return module, (torch.randn(32, n, 256, **kind), pair, torch.ones(32, n, **kind))
+    if name == "triangle attention":
+        module = TriangleAttention(c.triangle_attention_ending_node, 128, zero_init=True)
+    else:
+        module = TriangleMultiplication(c.triangle_multiplication_outgoing, 128, zero_init=True)
+    return module, (pair, mask)
+
+
+@pytest.mark.parametrize("name", ["outer product mean", "triangle attention", "triangle multiplication"])
+def test_a_step_takes_what_was_predicted_of_it(name: str) -> None:
+    """On the simulated device; beside that only the buffers of the operators' own blocks, half a pair tensor here."""
+    module, inputs = _step(name)
+    # Of a GPU: there are no gaps in a heap.
+    n, planner = inputs[1].shape[-2], Planner(CONFIG, 2, "cuda")
+    plan = planner.plan(n, planner.smallest(n, rows=32) + (8 << 20), rows=32)
+    module = module.bfloat16().eval()
+    set_policy(module, plan.policy, plan.blocks)
+    device = SimulatedDevice(1 << 40)
+    for tensor in inputs:
+        device.hold(tensor)
+    before = device.used
+    with torch.inference_mode(), device.running():
+        module(*inputs)
+    taken, working = device.peak - before, plan.chunks.chosen[name].working
+    assert taken <= working + plan.unit / 2
+    assert taken >= 0.5 * working
+
+
+class _AnyBudget:
+    """A planner with a plan for every budget from 100 bytes up."""
+
+    device = "cpu"
+
+    def plan(self, residues: int, budget: int, **_: Any) -> Any:
+        return SimpleNamespace(peak=min(budget, 900))
+
+    def smallest(self, residues: int, **_: Any) -> int:
+        return 100
+
+    def longest(self, budget: int, **_: Any) -> int:
+        return budget
+
+
+def _within(run: Callable[[Any], Any], said: list[str]) -> Any:
+    return fold_within(run, _AnyBudget(), 10, 5000, name="T1", say=said.append)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_when_memory_ends_the_budget_is_halved_and_the_fold_goes_on(error: Exception) -> None:
+    peaks: list[int] = []
+    said: list[str] = []
+
+    def run(plan: Any) -> str:
+        peaks.append(plan.peak)
+        if len(peaks) < 3:
+            raise error
+        return "folded"
+
+    assert _within(run, said) == "folded"
+    assert peaks == [900, 450, 225]
+    assert len(said) == 2
+    assert "T1: out of memory with a plan of" in said[0]
+    assert "going on with a budget of" in said[0]
+
+
+def test_only_when_the_smallest_plan_fails_does_the_target_fail() -> None:
+    peaks: list[int] = []
+
+    def run(plan: Any) -> None:
+        peaks.append(plan.peak)
+        raise MemoryError
+
+    with pytest.raises(InputError, match=r"record 'T1'.*even in the smallest pieces.*about 50 residues"):
+        _within(run, [])
+    assert peaks == [900, 450, 225, 112, 100]
+
+
+def test_other_errors_are_not_taken_for_missing_memory() -> None:
+    def run(plan: FoldPlan) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        fold_within(run, PLANNER, 100, 10 * GIB, name="T1", say=lambda _: None, rows=1)
+
+
+def test_a_failed_attempt_is_freed_before_the_next() -> None:
+    alive: list[Any] = []
+
+    class Held:
+        pass
+
+    def run(plan: FoldPlan) -> int:
+        if alive:
+            return sum(reference() is not None for reference in alive)
+        big = Held()
+        alive.append(weakref.ref(big))
+        raise MemoryError
+
+    assert fold_within(run, PLANNER, 400, 10 * GIB, name="T1", say=lambda _: None, rows=1) == 0
+
+
+def test_costs_are_measured() -> None:
+    costs = measure_costs(torch.device("cpu"), torch.float32, length=16)
+    assert costs.rate > 0
+    assert costs.bandwidth > 0
+    assert costs.per_block >= 0
+    assert costs.per_pair >= 0
+    assert costs != Costs()
+
+
+def test_infer_says_what_a_budget_that_is_too_small_would_have_to_be(cli: CommandLine) -> None:
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--memory-budget", "1MiB")
+    assert done.code == 1
+    assert "a memory budget of 0.00 GiB is too small for 10 residues; the smallest that works is" in done.err
+    assert cli.infer(cli.fasta({"T1": SEQUENCE}), "--memory-budget", "lots").code == 1
+
+
+def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes of it in smaller pieces is what it would have been."""
+    records = cli.fasta({"T1": SEQUENCE})
+    assert cli.infer(records).code == 0
+    before = cli.scores("T1")
+    network, calls = folding.run_network, 0
+
+    def fails_once(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return network(*arguments, **options)
+
+    monkeypatch.setattr(folding, "run_network", fails_once)
+    for path in Path(cli.out).iterdir():
+        path.unlink()
+    done = cli.infer(records)
+    assert (done.code, calls) == (0, 2)
+    assert "T1: out of memory" in done.err
+    after = cli.scores("T1")
+    assert after["mean_plddt"] == pytest.approx(before["mean_plddt"], abs=0.01)
+
+
+def test_without_aligned_errors_nothing_of_their_size_is_ever_made(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long targets leave them out unless told otherwise; all other scores are the same."""
+    records = cli.fasta({"T1": SEQUENCE})
+    assert cli.infer(records, "--pae", "yes").code == 0
+    assert any(name.endswith("_pae.json") for name in cli.names())
+    expected = cli.scores("T1")
+
+    def never(*_: Any) -> None:
+        raise AssertionError("aligned errors of all pairs")
+
+    monkeypatch.setattr(folding, "predicted_aligned_error", never)
+    monkeypatch.setattr(folding, "LARGEST_PAE", len(SEQUENCE) - 1)
+    for options, said in (((), True), (("--pae", "no"), False)):
+        done = cli.infer(records, *options)
+        assert done.code == 0, done.err
+        assert ("aligned errors of all pairs are left out" in done.err) == said
+        assert not any(name.endswith("_pae.json") for name in cli.names())
+        assert cli.scores("T1") == expected | {"max_pae": None}
+    monkeypatch.setattr(folding, "LARGEST_PAE", len(SEQUENCE))
+    assert cli.infer(records).code == 1  # kept again, and so computed
+
+
+def test_plan_prints_peak_blocks_slow_down_and_the_longest_that_fits(cli: CommandLine) -> None:
+    flags = ("--memory-budget", "3GiB", "--precision", "fp32", "--device", "cpu")
+    done = cli.run("plan", "--residues", "500", "--msa", "32", "--extra-msa", "32", *flags)
+    assert done.code == 0, done.err
+    for words in (
+        "triangle multiplication",
+        "channels",
+        "predicted peak",
+        " U",
+        "slow-down",
+        "longest that fits",
+    ):
+        assert words in done.out
+    done = cli.run("plan", "--residues", "5000", *flags)
+    assert done.code == 1
+    assert "the smallest that works is" in done.err

@@ -1,0 +1,174 @@
+"""Several processes fold one target: the same prediction, and clear words where they are not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.cli import main
+from tests.conftest import REPOSITORY
+from tests.helpers import spawn_ranks
+from tests.helpers.command_line import QUICK, CommandLine
+
+SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQL"
+
+
+def _infer(rank: int, size: int, port: int, arguments: list[str], folder: str) -> None:
+    """One process of those that torchrun would start: the same command, and where to meet in the environment."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    with open(f"{folder}/out_{rank}", "w") as sys.stdout, open(f"{folder}/err_{rank}", "w") as sys.stderr:
+        code = main(arguments)
+    os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_two_processes_write_the_prediction_of_one(cli: CommandLine) -> None:
+    """With a file that cannot be folded beside the good one: the run goes on, the first process alone speaks."""
+    fasta = cli.fasta({"T1": SEQUENCE})
+    alone = cli.infer(fasta)
+    assert alone.code == 0, alone.err
+    bad, together = cli.fasta({"T2": "MKT1"}, "bad.fasta"), cli.folder / "together"
+    arguments = ["infer", *QUICK, "--parallel", "dap=2", "--device", "cpu", "--weights", cli.weights()]
+    arguments += ["--out", together, bad, fasta]
+    texts = [str(argument) for argument in arguments]
+    port = _free_port()
+    started = [
+        spawn_ranks._context.Process(target=_infer, args=(rank, 2, port, texts, str(cli.folder)))
+        for rank in range(2)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(500)
+        if process.is_alive():
+            process.kill()
+    errors = (cli.folder / "err_0").read_text()
+    assert [process.exitcode for process in started] == [1, 0], errors
+    assert "1 folded, 1 failed" in (cli.folder / "out_0").read_text(), errors
+    assert (cli.folder / "out_1").read_text() == ""
+    names = sorted(path.name for path in cli.out.iterdir())
+    assert sorted(path.name for path in together.iterdir()) == names
+    pdb = next(name for name in names if name.endswith(".pdb"))
+    ours, theirs = (_coordinates(folder / pdb) for folder in (together, cli.out))
+    assert ours.shape == theirs.shape
+    # Sums in another order, in float32, and three decimals in the file.
+    assert np.abs(ours - theirs).max() < 0.01
+
+
+def _coordinates(pdb: Path) -> np.ndarray:
+    atoms = [line for line in pdb.read_text().splitlines() if line.startswith("ATOM")]
+    return np.array([[float(line[start : start + 8]) for start in (30, 38, 46)] for line in atoms])
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        ("dap=4", "--parallel dap=4 needs 4 processes, but one process was started; run torchrun"),
+        ("tp=2", "--parallel tp=2: a fold is spread by dynamic axial parallelism alone"),
+        ("dap=0", "parallel.dap is a number of ranks, at least 1, got 0"),
+        ("dap", "--parallel dap: a fold is spread by dynamic axial parallelism alone"),
+    ],
+)
+def test_processes_that_are_not_there_are_asked_for(cli: CommandLine, parallel: str, message: str) -> None:
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--parallel", parallel)
+    assert done.code == 1
+    assert message in done.err
+    assert not cli.out.exists()
+
+
+FAILING = """
+import os, sys
+from fastfold.cli import main
+from fastfold.parallel.alphafold.axial_model import AxialAlphaFold
+
+which, how = int(sys.argv[1]), sys.argv[2]
+if int(os.environ["RANK"]) == which:
+    first_row, calls = AxialAlphaFold._first_row, []
+
+    def failing(self, msa):
+        calls.append(None)
+        if len(calls) < 2:
+            return first_row(self, msa)
+        print("failing now", file=sys.stderr, flush=True)
+        if how == "dies":
+            os._exit(7)
+        raise KeyError(f"the reason of rank {which}")
+
+    AxialAlphaFold._first_row = failing
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("rank", "how", "story"),
+    [
+        (1, "raises", "the reason of rank 1"),
+        pytest.param(0, "raises", "the reason of rank 0", marks=pytest.mark.slow),
+        pytest.param(1, "dies", r"exitcode\s*: 7", marks=pytest.mark.slow),
+        pytest.param(0, "dies", r"exitcode\s*: 7", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_fails_within_a_target_ends_the_run_with_its_own_error_within_a_minute(
+    cli: CommandLine, rank: int, how: str, story: str
+) -> None:
+    """Between the collectives of the second of three targets; the first stays, and the same command goes on."""
+    fasta = cli.fasta({"T1": SEQUENCE, "T2": SEQUENCE[:-1], "T3": SEQUENCE[:-2]})
+    script = cli.folder / "failing.py"
+    script.write_text(FAILING)
+    arguments = ["infer", *QUICK, "--parallel", "dap=2", "--device", "cpu", "--weights", cli.weights()]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = subprocess.Popen(
+        [*launcher, script, str(rank), how, *arguments, "--out", cli.out, fasta],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    printed, failed = [], None
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed.append(line)
+        if failed is None and "failing now" in line:
+            failed = time.monotonic()
+    said = "".join(printed)
+    assert process.wait() != 0, said
+    assert failed is not None, said
+    assert time.monotonic() - failed < 60
+    assert re.search(story, said), said
+    assert "T1_complete.json" in cli.names()
+    assert not any(name.startswith(("T2", "T3")) for name in cli.names())
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        # All processes would fold the same and write the same files.
+        ([], "--parallel dap=1 needs 1 processes, but 2 processes were started"),
+        (["--parallel", "dap=4"], "--parallel dap=4 needs 4 processes, but 2 processes were started"),
+    ],
+    ids=str,
+)
+def test_torchrun_with_another_number_of_processes_is_refused(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, parallel: list[str], message: str
+) -> None:
+    """Before the processes meet: there is nothing here for this one to meet."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}), *parallel)
+    assert done.code == 1
+    assert message in done.err
+    assert not cli.out.exists()

@@ -1,0 +1,164 @@
+"""A whole fold of sizes alone, on a device that raises beyond what the plan has: the plan is right at full size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.config import is_multimer, model_config
+from fastfold.inference import simulate as simulation
+from fastfold.inference.planning.memory_model import CUDA_BLOCK
+from fastfold.inference.planning.planner import Planner
+from fastfold.inference.simulate import simulate
+from fastfold.memory import BudgetError, DeviceFull
+from fastfold.utils.units import GIB
+
+GB = 10**9
+
+
+MONOMER, MULTIMER = "model_1_ptm", "model_1_multimer_v3"
+
+
+def _config(preset: str = MONOMER) -> Any:
+    """A network with one block in each stack: further ones use the same memory again."""
+    config = model_config(preset)
+    trunk = config.model.embeddings_and_evoformer
+    trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = 1
+    trunk.template.template_pair_stack.num_block = 1
+    return config
+
+
+def _features(n: int, clusters: int, extra: int, *, multimer: bool) -> dict[str, Tensor]:
+    s, e, t = (clusters, n), (extra, n), (4, n)
+    shapes = {
+        "seq_mask": (n,),
+        "target_feat": (n, 21 if multimer else 22),
+        "msa_feat": (*s, 49),
+        "msa_mask": s,
+        "extra_has_deletion": e,
+        "extra_deletion_value": e,
+        "extra_msa_mask": e,
+        "template_mask": t[:1],
+        "template_all_atom_positions": (*t, 37, 3),
+        f"template_all_atom_mask{'' if multimer else 's'}": (*t, 37),
+        "template_pseudo_beta": (*t, 3),
+        "template_pseudo_beta_mask": t,
+    }
+    names = ("aatype", "residue_index", *(("asym_id", "entity_id", "sym_id") if multimer else ()))
+    whole: dict[str, tuple[int, ...]] = dict.fromkeys(names, (n,))
+    whole |= {"extra_msa": e, "template_aatype": t}
+    found = {name: torch.ones(shape) for name, shape in shapes.items()}
+    return found | {name: torch.ones(shape, dtype=torch.int32) for name, shape in whole.items()}
+
+
+def _simulate(
+    n: int, budget: int, *, config: Any = None, clusters: int = 32, extra: int = 32, **options: Any
+) -> simulation.Simulated:
+    config = config or _config()
+    features = _features(n, clusters, extra, multimer=is_multimer(config))
+    return simulate(config, lambda *_: dict(features), n, budget, rows=clusters + extra, **options)
+
+
+def _small_budget(n: int, host: int, preset: str = MONOMER) -> int:
+    """Little more than the smallest that works, so that there are many blocks."""
+    planner = Planner(_config(preset), 2, "cuda", host_memory=host, parameters=15 * 10**6)
+    return planner.smallest(n, rows=64) * 21 // 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "host", "halves"), [(60, 0, 0), (40, 30, 2), (30, 100, 3)])
+def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int, halves: int) -> None:
+    """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB and 30 GB with the host."""
+    found = _simulate(10_000, limit * GB, host_memory=host * GB)
+    assert found.plan.streams == (host > 0)
+    assert found.peak <= found.planned < found.plan.peak < limit * GB
+    assert found.peak >= 0.98 * found.planned
+    # First the pair, while templates are embedded, and beside it, where the device is too small for them, products of
+    # theirs, which are half as large; after that, in the same memory, products of the pair's own size.
+    assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "host"), [(65, 0), (40, 100)])
+def test_ten_thousand_residues_with_a_deep_alignment_take_what_is_planned(limit: int, host: int) -> None:
+    """With all the rows that ``model_1_ptm`` takes; without the host, over the limit of a shallow one."""
+    found = _simulate(10_000, limit * GB, clusters=512, extra=5120, host_memory=host * GB)
+    assert 0.97 * found.planned <= found.peak <= found.planned < found.plan.peak < limit * GB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("limit", "host", "halves"), [(67, 0, 0), (42, 30, 2), (40, 40, 3)])
+def test_ten_thousand_residues_of_a_complex_take_what_is_planned(limit: int, host: int, halves: int) -> None:
+    """The multimer network, which holds the sum of all templates beside each of them."""
+    found = _simulate(10_000, limit * GB, config=_config(MULTIMER), host_memory=host * GB)
+    assert found.plan.streams == (host > 0)
+    assert 0.97 * found.planned <= found.peak <= found.planned < limit * GB
+    assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
+
+
+@pytest.mark.slow
+def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() -> None:
+    found = _simulate(20_000, 139 * GIB, host_memory=128 * GIB)
+    assert 0.98 * found.planned <= found.peak <= found.planned < 139 * GIB
+    assert found.host == found.plan.chunks.host == found.plan.unit
+
+
+@pytest.mark.parametrize("preset", [MONOMER, MULTIMER])
+@pytest.mark.parametrize("host", [0, 100])
+def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str) -> None:
+    """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
+    config, budget = _config(preset), _small_budget(1024, host * GB, preset)
+    found = _simulate(1024, budget, config=config, host_memory=host * GB)
+    assert found.plan.streams == (found.plan.policy.offload is not None) == (host > 0)
+    assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
+    assert found.host == found.plan.chunks.host == (3 * found.plan.unit // 2 if host else 0)
+
+
+@pytest.mark.parametrize("host", [0, 100])
+def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
+    """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
+    budget = _small_budget(384, host * GB)
+    once, twice = (_simulate(384, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
+    assert (twice.plan.policy.offload is not None) == (host > 0)
+    assert (once.peak, once.host) == (twice.peak, twice.host)
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_members_of_an_ensemble_take_what_is_planned(members: int) -> None:
+    """The pair of the cycle before, the sum of the members and the pair of the one that is embedded."""
+    config = _config()
+    config.data.eval.num_ensemble = members
+    found = _simulate(512, 10**12, config=config)
+    alone = _simulate(512, 10**12)
+    more = (members - 1) * found.plan.unit
+    assert more <= found.peak - alone.peak <= found.planned - alone.planned <= 1.15 * more
+
+
+@pytest.mark.slow
+def test_left_out_blocks_change_no_peak() -> None:
+    few, every = (_simulate(384, _small_budget(384, 0), every_block=every) for every in (False, True))
+    assert (few.plan.blocks["templates"] or 0) * 5 < 384**2 * 64
+    assert few.peak == every.peak
+
+
+def test_what_takes_more_than_planned_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget is hard: a plan that forgets some of what is resident is found out."""
+    plan = Planner.plan
+
+    def optimistic(*args: Any, **options: Any) -> Any:
+        found = plan(*args, **options)
+        operators = tuple(replace(o, resident=o.resident * 7 // 10) for o in found.chunks.operators)
+        return replace(found, chunks=replace(found.chunks, operators=operators))
+
+    monkeypatch.setattr(Planner, "plan", optimistic)
+    with pytest.raises(DeviceFull):
+        _simulate(1000, 3 * GB)
+
+
+def test_a_budget_without_a_plan_is_refused() -> None:
+    with pytest.raises(BudgetError):
+        _simulate(1000, GB // 2)

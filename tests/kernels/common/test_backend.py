@@ -1,0 +1,143 @@
+"""Who decides which implementation runs, and that the Triton one reaches all of a huge tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.errors import ConfigError
+from fastfold.kernels.common import backend as backends
+from fastfold.kernels.common.backend import VARIABLE, choose_backend, interpreted
+from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from fastfold.kernels.ops.softmax.op import softmax_definition
+from tests.helpers.kernel_checks import DEVICE, far_apart, relative_error
+
+needs_interpreter = pytest.mark.skipif(not interpreted(), reason="a GPU cannot read a file with holes")
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def test_auto_never_takes_the_interpreter() -> None:
+    """Tests set TRITON_INTERPRET for the whole process; models must not become slow by it."""
+    if interpreted():
+        assert choose_backend(torch.zeros(1)) == choose_backend(torch.zeros(1), "auto") == "torch"
+    else:
+        assert choose_backend(torch.zeros(1, device=DEVICE)) == "triton"
+
+
+def test_the_argument_comes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(1, device=DEVICE)
+    monkeypatch.setenv(VARIABLE, "triton")
+    assert choose_backend(x) == "triton"
+    assert choose_backend(x, "torch") == "torch"
+    monkeypatch.setenv(VARIABLE, "torch")
+    assert choose_backend(x) == "torch"
+    assert choose_backend(x, "triton") == "triton"
+    monkeypatch.setenv(VARIABLE, "")
+    assert choose_backend(x, "auto") == choose_backend(x)
+
+
+def test_an_unknown_backend_is_named_with_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"'cuda'; use auto, triton, torch \(FASTFOLD_KERNELS\)"):
+        choose_backend(torch.zeros(1), "cuda")
+    monkeypatch.setenv(VARIABLE, "fast")
+    with pytest.raises(ConfigError, match="'fast'"):
+        kernels.layer_norm(torch.zeros(2, 3), None, None)
+
+
+def test_what_triton_cannot_do_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    double = torch.zeros(1, dtype=torch.float64, device=DEVICE)
+    assert choose_backend(double) == "torch"
+    with pytest.raises(ConfigError, match=r"float64.*use the backend auto or torch"):
+        choose_backend(double, "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(ConfigError, match="the tensor is on cpu"):
+        choose_backend(torch.zeros(1), "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backends, "_TRITON_INSTALLED", False)
+    with pytest.raises(ConfigError, match="triton is not installed"):
+        choose_backend(torch.zeros(1), "triton")
+
+
+def test_the_variable_decides_what_an_operator_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(
+        "fastfold.kernels.ops.layer_norm.triton_fwd.layer_norm_forward",
+        lambda x, *_: calls.append(x) or torch.empty_like(x),
+    )
+    x = torch.zeros(2, 3, device=DEVICE)
+    kernels.layer_norm(x, None, None, backend="torch")
+    assert not calls
+    monkeypatch.setenv(VARIABLE, "triton")
+    kernels.layer_norm(x, None, None)
+    assert len(calls) == 1
+
+
+@pytest.fixture
+def hole(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "memory"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("rows", [2, 33], ids=["stride beyond 2^31", "row times stride beyond 2^31"])
+def test_layer_norm_reaches_rows_beyond_two_to_the_31(rows: int, hole: Path) -> None:
+    x = far_apart(torch.randn(rows, 16), hole)
+    x.requires_grad_()
+    out = kernels.layer_norm(x, None, None, backend="triton")
+    leaf = x.detach().double().requires_grad_()
+    exact = layer_norm_definition(leaf, None, None)
+    assert relative_error(out, exact) < 5e-3
+    grad = torch.randn(rows, 16)
+    (found,) = torch.autograd.grad(out, x, grad.bfloat16())
+    (wanted,) = torch.autograd.grad(exact, leaf, grad.bfloat16().double())
+    assert relative_error(found, wanted) < 5e-3
+
+
+@needs_interpreter
+@pytest.mark.parametrize("rows", [2, 33])
+def test_pair_bias_reaches_rows_beyond_two_to_the_31(rows: int, hole: Path) -> None:
+    z = far_apart(torch.randn(rows, 16), hole).unsqueeze(1)
+    z.requires_grad_()
+    parameters = [torch.randn(*shape).bfloat16() for shape in [(16,), (16,), (2, 16)]]
+    out = kernels.pair_bias(z, *parameters, backend="triton")
+    leaf = z.detach().double().requires_grad_()
+    exact = pair_bias_definition(leaf, *(p.double() for p in parameters))
+    assert relative_error(out, exact) < 5e-3
+    (found,) = torch.autograd.grad(out.sum(), z)
+    (wanted,) = torch.autograd.grad(exact.sum(), leaf)
+    assert relative_error(found, wanted) < 5e-3
+
+
+def _as_rows(values: Tensor) -> Tensor:
+    return values[:, None, None]  # [R, H, Nq, Nk]
+
+
+def _as_queries(values: Tensor) -> Tensor:
+    return values[None, None]
+
+
+@needs_interpreter
+@pytest.mark.parametrize("view", [_as_rows, _as_queries])
+@pytest.mark.parametrize("count", [2, 33])
+def test_softmax_reaches_scores_beyond_two_to_the_31(count: int, view: object, hole: Path) -> None:
+    assert callable(view)
+    scores = view(far_apart(torch.randn(count, 16), hole))
+    out = kernels.softmax(scores, backend="triton")
+    assert relative_error(out, softmax_definition(scores.double())) < 5e-3
+    weights = torch.randn(scores.shape).bfloat16().softmax(-1)
+    found = torch.ops.fastfold.softmax_backward(scores, weights, None, True, False, "triton")[0]
+    wanted = torch.ops.fastfold.softmax_backward(
+        scores.double(), weights.double(), None, True, False, "torch"
+    )[0]
+    assert relative_error(found, wanted) < 5e-3

@@ -1,0 +1,288 @@
+"""Attention on both backends equals its definition, whatever the sizes, strides, masks and dtypes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.errors import InputError
+from fastfold.kernels import attention
+from fastfold.kernels.ops.attention.op import attention_definition
+from tests.helpers.kernel_checks import (
+    BACKENDS,
+    DEVICE,
+    DTYPES,
+    TOLERANCES,
+    check_against_definition,
+    output_and_gradients,
+    relative_error,
+)
+
+MASK = frozenset({"mask"})
+
+
+def operands(
+    rows: int,
+    queries: int,
+    keys: int,
+    heads: int = 2,
+    channels: int = 8,
+    batch: tuple[int, ...] = (),
+    leave_out: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Random arguments in float64; the first row has no keys at all."""
+    generator = torch.Generator().manual_seed(queries + 100 * keys + channels)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*batch, *shape, generator=generator, dtype=torch.float64)
+
+    mask = (torch.rand(*batch, rows, keys, generator=generator) > 0.3).double()
+    mask[..., 1:, 0] = 1
+    mask[..., 0, :] = 0
+    made = {
+        "q": normal(rows, queries, heads, channels),
+        "k": normal(rows, keys, heads, channels),
+        "v": normal(rows, keys, heads, channels),
+        "bias": normal(heads, queries, keys),
+        "mask": mask,
+        "gate": normal(rows, queries, heads, channels),
+    }
+    return {name: x for name, x in made.items() if name not in leave_out}
+
+
+def on_device(inputs: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {name: x.to(DEVICE, dtype) for name, x in inputs.items()}
+
+
+def check(backend: str, inputs: dict[str, Any], dtype: torch.dtype = torch.float32) -> None:
+    def run(**arguments: Tensor) -> Tensor:
+        return attention(**arguments, backend=backend)
+
+    check_against_definition(run, attention_definition, inputs, dtype, MASK)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "queries", "keys"), [(2, 1, 1), (3, 17, 17), (2, 1, 37), (2, 37, 1), (2, 33, 65)]
+)
+def test_output_and_gradients_for_every_dtype(
+    backend: str, dtype: torch.dtype, rows: int, queries: int, keys: int
+) -> None:
+    check(backend, operands(rows, queries, keys), dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_a_thousand_positions(backend: str) -> None:
+    check(backend, operands(1, 1000, 1000, heads=1, leave_out=("mask",)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_several_blocks(backend: str, dtype: torch.dtype) -> None:
+    check(backend, operands(2, 129, 129, heads=1), dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("channels", [1, 8, 20, 32, 64, 128])
+def test_channels_of_a_head_need_not_be_a_power_of_two(backend: str, channels: int) -> None:
+    check(backend, operands(2, 9, 18, channels=channels))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "leave_out",
+    [
+        ("bias",),
+        ("mask",),
+        ("gate",),
+        ("bias", "mask"),
+        ("bias", "gate"),
+        ("mask", "gate"),
+        ("bias", "mask", "gate"),
+    ],
+    ids="-".join,
+)
+def test_bias_mask_and_gate_are_optional(backend: str, leave_out: tuple[str, ...]) -> None:
+    check(backend, operands(2, 17, 18, leave_out=leave_out))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_any_number_of_leading_axes(backend: str) -> None:
+    check(backend, operands(2, 5, 6, batch=(2, 3)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axes", [(-4, -3), (-3, -2), (-2, -1)], ids=["rows", "heads", "channels"])
+def test_strides_do_not_matter(backend: str, axes: tuple[int, int]) -> None:
+    """Rows and columns transposed, as around the ending node; heads outside; channels that are not innermost."""
+    inputs = on_device(operands(4, 5, 5, batch=(2,)))
+    strided = {
+        name: x.transpose(*axes).contiguous().transpose(*axes) for name, x in inputs.items() if x.dim() > 4
+    }
+    strided["bias"] = inputs["bias"].mT.contiguous().mT
+    strided["mask"] = inputs["mask"].mT.contiguous().mT
+    assert not any(x.is_contiguous() for x in strided.values())
+    plain = output_and_gradients(lambda **x: attention(**x, backend=backend), inputs, MASK)
+    found = output_and_gradients(lambda **x: attention(**x, backend=backend), strided, MASK)
+    for name, value in plain.items():
+        assert relative_error(found[name], value) < 1e-6, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_and_values_may_be_one_for_all_heads(backend: str) -> None:
+    """An expanded head (stride 0) is read as it lies."""
+    inputs = on_device(operands(2, 5, 6, heads=3, leave_out=("bias",)))
+    for name in ("k", "v"):
+        inputs[name] = inputs[name][:, :, :1].expand(-1, -1, 3, -1)
+    found = attention(**inputs, backend=backend)
+    exact = attention_definition(**{name: x.double() for name, x in inputs.items()})
+    assert relative_error(found, exact) < TOLERANCES[torch.float32]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_without_keys_gives_the_mean_of_its_values_and_no_other_gradient(backend: str) -> None:
+    inputs = on_device(operands(2, 5, 70, leave_out=("gate",)))
+    inputs["q"][0] *= 1e3  # whatever the scores
+    found = output_and_gradients(lambda **x: attention(**x, backend=backend), inputs, MASK)
+    torch.testing.assert_close(found["output"][0], inputs["v"][0].mean(0).expand(5, -1, -1))
+    assert not found["q"][0].any()
+    assert not found["k"][0].any()
+    assert found["v"][0].all()
+    assert torch.isfinite(found["bias"]).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_masked_key_neither_gives_nor_receives(backend: str) -> None:
+    """Its values and scores may be anything finite, and its gradients are exactly zero."""
+    inputs = on_device(operands(3, 17, 37))
+    changed = {name: x.clone() for name, x in inputs.items()}
+    masked = (inputs["mask"] == 0) & inputs["mask"].any(-1, keepdim=True)
+    changed["k"][masked] = 100.0
+    changed["v"][masked] = -1e4
+    results = [
+        output_and_gradients(lambda **x: attention(**x, backend=backend), x, MASK) for x in (inputs, changed)
+    ]
+    for name in ("k", "v"):
+        assert not results[1][name][masked].any()
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["bias", "mask", "gate"])
+def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
+    inputs = operands(3, 17, 17)
+    changed = attention(**on_device({k: x for k, x in inputs.items() if k != name}), backend=backend)
+    assert relative_error(changed, attention_definition(**inputs)) > 0.05
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_are_the_same_in_every_run(backend: str) -> None:
+    inputs = on_device(operands(5, 33, 34))
+    first, second = (
+        output_and_gradients(lambda **x: attention(**x, backend=backend), inputs, MASK) for _ in range(2)
+    )
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_the_backends_agree_where_rows_are_summed_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU with many processors the gradient of a small bias is summed in groups of rows, the last one shorter."""
+    backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
+    monkeypatch.setattr(backward, "row_groups", lambda blocks, device: 3)
+    check("triton", operands(7, 17, 18, batch=(2,)))
+
+
+@pytest.mark.parametrize("spread", ["rows", "positions"])
+def test_offsets_may_pass_two_to_the_31(spread: str, tmp_path: Path) -> None:
+    """The last rows, or the last queries and keys, lie more than 2³¹ elements behind the first, in a sparse file."""
+    if DEVICE.type != "cpu":
+        pytest.skip("strides of this size are of a sparse file on the CPU")
+    inputs = on_device(operands(3, 5, 5, heads=1, batch=(1,), leave_out=("gate",)), torch.float16)
+    far = {}
+    for name, x in inputs.items():
+        array = np.memmap(tmp_path / name, np.float16, "w+", shape=(2**31 + 2**12,))
+        axis = {"rows": 1, "positions": 2}[spread]
+        strides = [x.stride(i) for i in range(x.dim())]
+        strides[axis] = -(-(2**31) // (x.shape[axis] - 1)) if x.shape[axis] > 1 else strides[axis]
+        far[name] = torch.from_numpy(array).as_strided(x.shape, strides).copy_(x)
+    plain, found = (
+        output_and_gradients(lambda **x: attention(**x, backend="triton"), x, MASK) for x in (inputs, far)
+    )
+    for name, value in plain.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_float32_means_float32_unless_pytorch_is_told_otherwise() -> None:
+    arithmetic = pytest.importorskip("fastfold.kernels.common.triton_math")
+    assert arithmetic.precision(torch.zeros(1)) == "ieee"
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert arithmetic.precision(torch.zeros(1)) == "tf32"
+        assert arithmetic.precision(torch.zeros(1, dtype=torch.bfloat16)) == "ieee"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
+    check("triton", operands(2, 3, 4, heads=1, channels=160))
+
+
+def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() -> None:
+    """Every kernel, dtype and width of a head has one on every class of chips, and a specimen of it."""
+    forward = pytest.importorskip("fastfold.kernels.ops.attention.triton_fwd")
+    backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
+    names = {x.name for x in forward.specimens() + backward.specimens()}
+    for kernel in ("forward", "ungate", "grad_q", "grad_kv", "grad_bias"):
+        for channels in (8, 16, 32, 64, 128):
+            for dtype, triton_type in {
+                torch.float32: "fp32",
+                torch.bfloat16: "bf16",
+                torch.float16: "fp16",
+            }.items():
+                for queries in (1, 1000):
+                    q = torch.empty(1, 1, queries, 1, channels, dtype=dtype)
+                    assert forward.config(f"attention_{kernel}", q).blocks["BQ"] >= 16
+                assert any(x.startswith(f"attention_{kernel} {triton_type} D={channels} ") for x in names)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operator_check_of_pytorch(backend: str) -> None:
+    inputs = on_device(operands(3, 5, 7, batch=(2,)))
+    leaves = [x.requires_grad_(name not in MASK) for name, x in inputs.items()]
+    torch.library.opcheck(torch.ops.fastfold.attention.default, (*leaves, 0.3, backend))
+    rest = [None if name in ("bias", "mask", "gate") else x for name, x in inputs.items()]
+    torch.library.opcheck(torch.ops.fastfold.attention.default, (*rest, 0.3, backend))
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, None])
+def test_compiles_as_one_graph(backend: str | None) -> None:
+    inputs = on_device(operands(2, 5, 7))
+    compiled = torch.compile(
+        lambda **x: attention(**x, backend=backend).sin(), fullgraph=True, backend="aot_eager"
+    )
+    plain = output_and_gradients(lambda **x: attention(**x, backend=backend).sin(), inputs, MASK)
+    for name, value in output_and_gradients(compiled, inputs, MASK).items():
+        torch.testing.assert_close(value, plain[name], msg=name)
+
+
+@pytest.mark.parametrize("name", ["k", "v", "bias", "mask", "gate"])
+def test_shapes_that_do_not_belong_together_are_refused(name: str) -> None:
+    inputs = operands(2, 5, 7)
+    inputs[name] = inputs[name][..., :-1]
+    with pytest.raises(InputError, match=r"\[\*, R, Nq, H, D\]"):
+        attention(**inputs)
+
+
+def test_dtypes_that_do_not_belong_together_are_refused() -> None:
+    inputs = operands(2, 5, 7)
+    inputs["k"] = inputs["k"].float()
+    with pytest.raises(InputError, match="one dtype"):
+        attention(**inputs)

@@ -1,0 +1,224 @@
+"""The outer product mean equals its definition on both backends, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean_torch
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
+from tests.helpers.forced_blocks import force_blocks
+from tests.helpers.kernel_checks import (
+    BACKENDS,
+    DEVICE,
+    DTYPES,
+    check_against_definition,
+    far_apart,
+    relative_error,
+)
+
+MASKS = {"left_mask", "right_mask"}
+
+
+def _inputs(
+    sequences: int, rows: int, columns: int, c: int = 4, c_z: int = 12, batch: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    torch.manual_seed(sequences + rows)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(*size, dtype=torch.float64)
+
+    def mask(*size: int) -> Tensor:
+        return (torch.rand(*size) > 0.3).double()
+
+    return {
+        "left": randn(*batch, sequences, rows, c),
+        "right": randn(*batch, sequences, columns, c),
+        "left_mask": mask(*batch, sequences, rows),
+        "right_mask": mask(*batch, sequences, columns),
+        "weight": randn(c_z, c * c) / c,
+        "bias": randn(c_z),
+    }
+
+
+def _on(backend: str, **rest: Any) -> Callable[..., Tensor]:
+    return lambda **inputs: kernels.outer_product_mean(**inputs, **rest, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 17, 3), (33, 3, 9)])
+def test_output_and_gradients(
+    shape: tuple[int, int, int], dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8, BS=16, BK=16)
+    check_against_definition(_on(backend), outer_product_mean_definition, _inputs(*shape), dtype, MASKS)
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_tiles_of_channels_do_not_matter(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither if they divide the channels, nor if the last one is not full."""
+    force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)
+    inputs = _inputs(6, 5, 9, c=channels, c_z=20)
+    check_against_definition(_on("triton"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+
+
+def test_what_lies_beside_the_inputs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with channels, columns or sequences past the end would be dropped later; NaN would not."""
+    force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 4, c=3).items()}
+    expected = outer_product_mean_definition(**inputs)
+    for key in ("left", "right"):
+        wide = torch.full((5, 16, 8), torch.nan, device=DEVICE)
+        part = tuple(slice(size) for size in inputs[key].shape)
+        wide[part] = inputs[key]
+        inputs[key] = wide[part].requires_grad_()
+    out = _on("triton")(**inputs)
+    assert relative_error(out, expected) < 1e-6
+    for grad in torch.autograd.grad(out.sum(), (inputs["left"], inputs["right"])):
+        assert torch.isfinite(grad).all()
+
+
+def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=4, BJ=4, BA=4, BE=4, BS=16, BK=16)
+    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
+    inputs = _inputs(3, 9, 9)
+    check_against_definition(_on("triton"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8)
+    inputs = _inputs(3, 5, 4, batch=(2, 1))
+    inputs["left"] = inputs["left"].transpose(-1, -3).contiguous().transpose(-1, -3)
+    inputs["right_mask"] = inputs["right_mask"].transpose(-1, -2).contiguous().transpose(-1, -2)
+    inputs["residual"] = torch.randn(2, 1, 4, 5, 12, dtype=torch.float64).transpose(2, 3)
+
+    def definition(residual: Tensor, **rest: Tensor) -> Tensor:
+        return residual + outer_product_mean_definition(**rest)
+
+    check_against_definition(_on(backend), definition, inputs, torch.float32, MASKS)
+
+
+@pytest.mark.parametrize("sequences", [outer_product_mean_torch.DEEP - 1, outer_product_mean_torch.DEEP])
+def test_deep_alignments(sequences: int) -> None:
+    """Many tiles, the last ones smaller, with the products of each column alone and of many at once."""
+    inputs = _inputs(sequences, 70, 37, c=32, c_z=4)
+    check_against_definition(_on("torch"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_place(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=4, BJ=8)
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 9).items()}
+    pair = torch.randn(5, 9, 12, device=DEVICE)
+    expected = pair + outer_product_mean_definition(**inputs)
+    result = kernels.outer_product_mean(**inputs, residual=pair, out=pair, backend=backend)
+    assert result is pair
+    assert relative_error(pair, expected) < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_in_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch, in place, with the left side of the block alone and the right side in parts."""
+    force_blocks(monkeypatch, BI=4, BJ=8)
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 9, batch=(2,)).items()}
+    pair = torch.randn(2, 5, 9, 12, device=DEVICE)
+    expected = pair + outer_product_mean_definition(**inputs)
+    fixed = (inputs["right_mask"], inputs["weight"], inputs["bias"])
+    updates = kernels.OuterProductRows(iter(inputs["right"].split(2, 1)), *fixed, backend=backend)
+    for block in (slice(0, 2), slice(2, 5)):
+        rows, left = pair[:, block], inputs["left"][:, :, block]
+        assert updates.write(rows, left, inputs["left_mask"][:, :, block], rows) is rows
+    assert relative_error(pair, expected) < 1e-6
+
+
+def test_rows_in_blocks_record_no_gradients() -> None:
+    inputs = {k: x.float() for k, x in _inputs(3, 5, 9).items()}
+    fixed = ([inputs["right"]], inputs["right_mask"], inputs["weight"], inputs["bias"])
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        kernels.OuterProductRows([inputs["right"].clone().requires_grad_()], *fixed[1:])
+    updates, left = kernels.OuterProductRows(*fixed), inputs["left"].requires_grad_()
+    with pytest.raises(RuntimeError, match="records no gradients"):
+        updates.write(torch.empty(5, 9, 12), left, inputs["left_mask"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wanted", ["left", "right", "weight", "bias"])
+def test_one_gradient_alone(wanted: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8)
+    inputs = _inputs(3, 5, 4)
+    constants = set(inputs) - {wanted}
+    check_against_definition(_on(backend), outer_product_mean_definition, inputs, torch.float32, constants)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pairs_without_common_sequences_are_finite(backend: str) -> None:
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 4, 4).items()}
+    inputs["left_mask"].zero_()
+    out = _on(backend)(**inputs)
+    assert relative_error(out, (inputs["bias"] / 1e-3).expand_as(out)) < 1e-6
+
+
+def test_more_pair_channels_take_the_torch_path() -> None:
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(2, 3, 3, c_z=257).items()}
+    assert torch.equal(_on("triton")(**inputs), _on("torch")(**inputs))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_alignments_beyond_two_to_the_31_elements(
+    axis: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8)
+    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 3, 2).items()}
+    expected = outer_product_mean_definition(**{k: x.double() for k, x in inputs.items()})
+    near = dict(inputs)
+    for name in ("left", "right"):
+        x = inputs[name].transpose(0, axis)
+        rows = far_apart(x.flatten(1), tmp_path / name)
+        inputs[name] = rows.unflatten(1, x.shape[1:]).transpose(0, axis)
+    assert relative_error(_on("triton")(**inputs), expected) < 5e-3
+    pairs = torch.randn(expected.shape, dtype=torch.float64).bfloat16().transpose(0, axis)
+    grad = far_apart(pairs.flatten(1), tmp_path / "grad").unflatten(1, pairs.shape[1:]).transpose(0, axis)
+    rest = (1e-3, [True] * 4, "triton")
+    backward = torch.ops.fastfold.outer_product_mean_backward
+    close = backward(grad.contiguous(), *near.values(), *rest)
+    for found, value in zip(backward(grad, *inputs.values(), *rest), close, strict=True):
+        assert torch.equal(found, value)
+    for name in ("left", "right", "grad"):
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operators_are_registered_properly(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8)
+    plain = [x.float().to(DEVICE) for x in _inputs(2, 3, 4).values()]
+    left, right, left_mask, right_mask, weight, bias = plain
+    leaves = [x.clone().requires_grad_() for x in (left, right, weight, bias)]
+    arguments = (*leaves[:2], left_mask, right_mask, *leaves[2:], 1e-3)
+    residual = torch.randn(3, 4, 12, device=DEVICE)
+    torch.library.opcheck(torch.ops.fastfold.outer_product_mean.default, (*arguments, residual, backend))
+    needs = [True, False, True, True]
+    backward = torch.ops.fastfold.outer_product_mean_backward.default
+    torch.library.opcheck(backward, (residual, *plain, 1e-3, needs, backend))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiles_as_one_graph(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BI=8, BJ=8)
+    inputs = {k: x.float().to(DEVICE).requires_grad_(k not in MASKS) for k, x in _inputs(2, 3, 4).items()}
+    leaves = [x for x in inputs.values() if x.requires_grad]
+
+    def step(**tensors: Tensor) -> Tensor:
+        return _on(backend)(**tensors).square().sum()
+
+    eager = torch.autograd.grad(step(**inputs), leaves)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(**inputs)
+    for found, expected in zip(torch.autograd.grad(compiled, leaves), eager, strict=True):
+        torch.testing.assert_close(found, expected)

@@ -1,0 +1,91 @@
+"""The bias of attention heads equals its definition, on both backends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
+from tests.helpers.kernel_checks import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
+
+
+def _inputs(*shape: int, heads: int = 4) -> dict[str, Any]:
+    torch.manual_seed(sum(shape))
+    c = shape[-1]
+    return {
+        "z": 1 + 2 * torch.randn(*shape, dtype=torch.float64),
+        "norm_weight": 1 + 0.3 * torch.randn(c, dtype=torch.float64),
+        "norm_bias": torch.randn(c, dtype=torch.float64),
+        "weight": torch.randn(heads, c, dtype=torch.float64) / c**0.5,
+    }
+
+
+def _triton(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
+    return kernels.pair_bias(z, norm_weight, norm_bias, weight, backend="triton")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "heads"), [((1, 1, 5), 1), ((9, 17, 21), 3), ((5, 129, 16), 4), ((3, 5, 128), 8)]
+)
+def test_output_and_gradients(shape: tuple[int, ...], heads: int, dtype: torch.dtype) -> None:
+    check_against_definition(_triton, pair_bias_definition, _inputs(*shape, heads=heads), dtype)
+
+
+@pytest.mark.parametrize(("channels", "heads"), [(256, 17), (257, 2), (12, 33)])
+def test_wide_pairs_and_many_heads(channels: int, heads: int) -> None:
+    check_against_definition(
+        _triton, pair_bias_definition, _inputs(2, 9, channels, heads=heads), torch.float32
+    )
+
+
+def test_gradients_of_parameters_are_summed_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfold.kernels.ops.pair_bias.triton_bwd.PROGRAMS", 2)
+    check_against_definition(_triton, pair_bias_definition, _inputs(13, 17, 12), torch.float32)
+
+
+def _apart(z: Tensor) -> Tensor:
+    wide = z.new_zeros(*(2 * n for n in z.shape[:-1]), z.shape[-1])
+    return wide[tuple(slice(None, None, 2) for _ in z.shape[:-1])].copy_(z)
+
+
+@pytest.mark.parametrize("change", [lambda z: z.transpose(-2, -3), _apart, lambda z: z.mT.contiguous().mT])
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_any_strides_and_batch_axes(batch: tuple[int, ...], change: Any) -> None:
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(*batch, 5, 7, 12).items()}
+    inputs["z"] = change(inputs["z"])
+    leaves = {k: x.detach().requires_grad_() for k, x in inputs.items()}
+    exact = {k: x.detach().double().requires_grad_() for k, x in inputs.items()}
+    out, right = _triton(**leaves), pair_bias_definition(**exact)
+    assert relative_error(out, right) < 2e-6
+    grad = torch.randn_like(right).transpose(-1, -2).contiguous().transpose(-1, -2)
+    found = torch.autograd.grad(out, list(leaves.values()), grad.float())
+    for value, wanted in zip(
+        found, torch.autograd.grad(right, list(exact.values()), grad.float().double()), strict=True
+    ):
+        assert relative_error(value, wanted) < 2e-6
+
+
+@pytest.mark.parametrize("wanted", ["z", "norm_weight", "norm_bias", "weight"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_gradient_alone(wanted: str, backend: str) -> None:
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 12).items()}
+    inputs[wanted].requires_grad_()
+    kernels.pair_bias(**inputs, backend=backend).square().sum().backward()
+    exact = {k: x.detach().double() for k, x in inputs.items()}
+    exact[wanted].requires_grad_()
+    pair_bias_definition(**exact).square().sum().backward()
+    assert relative_error(inputs[wanted].grad, exact[wanted].grad) < 2e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operator_is_registered_properly(backend: str) -> None:
+    tensors = [x.float().to(DEVICE) for x in _inputs(3, 4, 12).values()]
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    torch.library.opcheck(torch.ops.fastfold.pair_bias.default, (*leaves, backend))
+    arguments = (torch.randn(4, 3, 4).to(DEVICE), *tensors, True, True, backend)
+    torch.library.opcheck(torch.ops.fastfold.pair_bias_backward.default, arguments)

@@ -1,0 +1,183 @@
+"""The transition equals its definition on both backends, whatever the blocks that Triton's kernels work in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.ops.transition.op import transition_definition
+from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
+from tests.helpers.kernel_checks import (
+    BACKENDS,
+    DEVICE,
+    DTYPES,
+    check_against_definition,
+    far_apart,
+    relative_error,
+)
+
+PARAMETERS = ["norm_weight", "norm_bias", "w1", "b1", "w2", "b2"]
+
+
+def _inputs(*shape: int, hidden: int = 52) -> dict[str, Any]:
+    torch.manual_seed(sum(shape))
+    c = shape[-1]
+
+    def randn(*size: int, scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(*size, dtype=torch.float64)
+
+    return {
+        "x": randn(*shape),
+        "norm_weight": 1 + randn(c, scale=0.2),
+        "norm_bias": randn(c, scale=0.2),
+        "w1": randn(hidden, c, scale=c**-0.5),
+        "b1": randn(hidden),
+        "w2": randn(c, hidden, scale=hidden**-0.5),
+        "b2": randn(c),
+    }
+
+
+def _on(backend: str, **rest: Any) -> Any:
+    return lambda **inputs: kernels.transition(**inputs, **rest, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 17, 65])
+def test_output_and_gradients(
+    rows: int, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_blocks(monkeypatch, BM=64, BH=32, BK=WHOLE if dtype != torch.float32 else CHUNKS)
+    check_against_definition(_on(backend), transition_definition, _inputs(rows, 20), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [16, 64])
+@pytest.mark.parametrize("chunk", [CHUNKS, WHOLE])
+def test_chunks_of_channels_do_not_matter(
+    chunk: int, channels: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_blocks(monkeypatch, BM=32, BH=64, BK=chunk)
+    inputs = _inputs(17, channels, hidden=4 * channels)
+    check_against_definition(_on("triton"), transition_definition, inputs, dtype)
+
+
+def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that own several blocks add up what each of them gives."""
+    force_blocks(monkeypatch, BM=16, BH=64, BK=WHOLE)
+    monkeypatch.setattr("fastfold.kernels.ops.transition.triton_bwd.PROGRAMS", 3)
+    monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
+    check_against_definition(_on("triton"), transition_definition, _inputs(120, 12), torch.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_leading_dimensions_strides_and_residual(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=64, BH=64)
+    inputs = _inputs(2, 3, 5, 12)
+    inputs["x"] = inputs["x"].transpose(1, 2).transpose(2, 3).contiguous().transpose(2, 3)
+    inputs["residual"] = torch.randn(2, 5, 3, 12, dtype=torch.float64)
+
+    def definition(residual: Tensor, **rest: Tensor) -> Tensor:
+        return residual + transition_definition(**rest)
+
+    check_against_definition(_on(backend), definition, inputs, torch.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_its_own_input_as_residual(dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=64, BH=64)
+
+    def function(x: Tensor, **rest: Tensor) -> Tensor:
+        return kernels.transition(x, **rest, residual=x, backend=backend)
+
+    def definition(x: Tensor, **rest: Tensor) -> Tensor:
+        return x + transition_definition(x, **rest)
+
+    check_against_definition(function, definition, _inputs(33, 12), dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_place(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=16, BH=64)
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(5, 7, 12).items()}
+    expected = inputs["x"] + transition_definition(**inputs)
+    strided = torch.empty(7, 5, 12, device=DEVICE).transpose(0, 1).copy_(inputs["x"])
+    for x in (inputs["x"], strided):
+        result = kernels.transition(**(inputs | {"x": x}), residual=x, out=x, backend=backend)
+        assert result is x
+        assert relative_error(x, expected) < 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wanted", ["x", *PARAMETERS])
+def test_one_gradient_alone(wanted: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=32, BH=64)
+    inputs = _inputs(9, 12)
+    check_against_definition(
+        _on(backend), transition_definition, inputs, torch.float32, set(inputs) - {wanted}
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_rows_give_no_result_and_gradients_of_zero(backend: str) -> None:
+    inputs = {k: x.float().to(DEVICE).requires_grad_() for k, x in _inputs(0, 3, 12).items()}
+    out = kernels.transition(**inputs, backend=backend)
+    assert out.shape == (0, 3, 12)
+    out.sum().backward()
+    assert all(torch.count_nonzero(x.grad) == 0 for x in inputs.values())
+
+
+def test_wider_rows_take_the_torch_path() -> None:
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(2, 257, hidden=16).items()}
+    assert torch.equal(
+        kernels.transition(**inputs, backend="triton"), kernels.transition(**inputs, backend="torch")
+    )
+
+
+def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_blocks(monkeypatch, BM=16, BH=64)
+    inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 12).items()}
+    x = far_apart(inputs["x"], tmp_path / "rows")
+    out = torch.empty(3, 12, dtype=torch.bfloat16)
+    kernels.transition(**(inputs | {"x": x}), out=out, backend="triton")
+    assert relative_error(out, transition_definition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
+    grad = far_apart(torch.randn(x.shape), tmp_path / "gradient")
+    rest = ([inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
+    backward = torch.ops.fastfold.transition_backward
+    near = backward(grad.contiguous(), inputs["x"], *rest)
+    for found, value in zip(backward(grad, x, *rest), near, strict=True):
+        assert torch.equal(found, value)
+    for name in ("rows", "gradient"):
+        (tmp_path / name).unlink()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operators_are_registered_properly(backend: str) -> None:
+    inputs = {k: x.float().to(DEVICE) for k, x in _inputs(2, 3, 12).items()}
+    x, *parameters = (v.requires_grad_() for v in inputs.values())
+    residual = torch.randn_like(x).requires_grad_()
+    for arguments in ((x, residual, False), (x, None, True)):
+        torch.library.opcheck(torch.ops.fastfold.transition.default, (*arguments, parameters, backend))
+    plain = [p.detach() for p in parameters]
+    needs = [True, True, False, True, True, True, False]
+    arguments = (torch.randn_like(x), x.detach(), plain, True, needs, backend)
+    torch.library.opcheck(torch.ops.fastfold.transition_backward.default, arguments)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiles_as_one_graph(backend: str) -> None:
+    inputs = {k: x.float().to(DEVICE).requires_grad_() for k, x in _inputs(5, 12).items()}
+
+    def step(**tensors: Tensor) -> Tensor:
+        return kernels.transition(**tensors, residual=tensors["x"], backend=backend).square().sum()
+
+    eager = torch.autograd.grad(step(**inputs), list(inputs.values()))
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(**inputs)
+    for found, expected in zip(torch.autograd.grad(compiled, list(inputs.values())), eager, strict=True):
+        torch.testing.assert_close(found, expected)

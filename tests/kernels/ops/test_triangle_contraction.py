@@ -1,0 +1,206 @@
+"""The contraction of triangle multiplication takes the memory that its plan says, wherever the product waits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.triangle_multiplication.contraction import (
+    ContractionPlan,
+    block_rows,
+    contraction_bytes,
+    multiply,
+)
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
+from fastfold.memory import DeviceFull, SimulatedDevice
+from fastfold.memory.offload import HostTier
+from tests.helpers.forced_blocks import force_blocks
+from tests.helpers.kernel_checks import DEVICE, relative_error
+
+
+def _inputs(n: int, c_z: int = 12, c: int = 16, batch: tuple[int, ...] = ()) -> dict[str, Tensor]:
+    torch.manual_seed(n)
+    inputs = {"z": torch.randn(*batch, n, n, c_z), "mask": (torch.rand(*batch, n, n) > 0.2).float()}
+    shapes = {
+        "norm_in_weight": (c_z,),
+        "norm_in_bias": (c_z,),
+        "proj_weight": (2 * c, c_z),
+        "proj_bias": (2 * c,),
+        "gate_weight": (2 * c, c_z),
+        "gate_bias": (2 * c,),
+        "norm_out_weight": (c,),
+        "norm_out_bias": (c,),
+        "out_weight": (c_z, c),
+        "out_bias": (c_z,),
+        "out_gate_weight": (c_z, c_z),
+        "out_gate_bias": (c_z,),
+    }
+    return inputs | {name: torch.randn(*shape) * 0.4 for name, shape in shapes.items()}
+
+
+def _host(simulated: SimulatedDevice, device: str) -> HostTier:
+    """Host memory that the simulated device does not count."""
+
+    def allocate(elements: int, dtype: torch.dtype) -> Tensor:
+        with simulated.host_work():
+            return simulated.on_host(torch.empty(elements, dtype=dtype, device=device))
+
+    return HostTier(allocate)
+
+
+@pytest.mark.parametrize(
+    ("backend", "channels"), [("torch", 1), ("torch", 3), ("torch", 16), ("torch", 99), ("triton", 5)]
+)
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_every_plan_gives_the_definition(
+    outgoing: bool, channels: int, streamed: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in place, with a residual, and with dropout; what waits on the host is in use by two elements in turn."""
+    force_blocks(monkeypatch, BM=32, BH=64, BO=64)
+    inputs = _inputs(7, batch=(2,))
+    dropout = (torch.rand(2, 1, 7, 12) > 0.25).float() / 0.75
+    exact = {k: x.double() for k, x in inputs.items()}
+    expected = exact["z"] + dropout * triangle_multiplication_definition(**exact, outgoing=outgoing)
+    on_device: dict[str, Any] = {k: x.to(DEVICE) for k, x in inputs.items()}
+    host = HostTier() if streamed else None
+    z = on_device["z"]
+    kernels.triangle_multiplication(
+        **on_device,
+        outgoing=outgoing,
+        residual=z,
+        dropout=dropout.to(DEVICE),
+        out=z,
+        plan=ContractionPlan(channels, host),
+        backend=backend,
+    )
+    assert relative_error(z, expected) < 1e-6
+    if host is not None:
+        assert host.sent == host.returned == z.numel() // 12 * 16 * 4
+        assert host.nbytes == host.sent // 2
+
+
+class _Shapes:
+    """A backend that only looks at what it is given."""
+
+    def project(self, sides: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        assert sides.shape == (2 * count, *z.shape[:2])
+
+    def write(
+        self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
+    ) -> None:
+        assert product.shape[1:] == z.shape[:2] == out.shape[:2]
+
+
+def _arguments(simulated: SimulatedDevice, n: int, plan: ContractionPlan, **kind: Any) -> tuple[Any, ...]:
+    z = torch.empty(n, n, 128, **kind)
+    mask = torch.empty(n, n, **kind)
+    simulated.hold(z)
+    simulated.hold(mask)
+    return z, z, mask, True, 128, plan.channels, _Shapes(), z, None, Scratch(**kind), plan.host
+
+
+@pytest.mark.parametrize(("n", "kind"), [(24, "cpu"), (10_000, "meta")])
+@pytest.mark.parametrize(
+    ("channels", "streamed", "most_u"), [(8, False, 2.3), (16, False, 2.3), (8, True, 1.3), (16, True, 1.3)]
+)
+def test_the_exact_peak_beside_the_pair_on_a_device_with_a_hard_budget(
+    n: int, kind: str, channels: int, streamed: bool, most_u: float
+) -> None:
+    """Also for 10,000 residues in bfloat16, where the same buffers are made without memory behind them: 2.3 U
+    without help and 1.3 U with the host, and one byte less is refused."""
+    unit = 2 * n * n * 128
+    mask = 2 * n * n
+    exact = unit + mask + contraction_bytes(n, 128, 2, channels=channels, streamed=streamed)
+    assert exact <= most_u * unit
+    for budget, fits in ((exact, True), (exact - 1, False)):
+        device = SimulatedDevice(budget, kind)
+        plan = ContractionPlan(channels, _host(device, kind) if streamed else None)
+        arguments = _arguments(device, n, plan, device=torch.device(kind), dtype=torch.bfloat16)
+        with device.running():
+            if fits:
+                multiply(*arguments)
+                assert device.peak == exact
+            else:
+                with pytest.raises(DeviceFull):
+                    multiply(*arguments)
+    if n == 10_000:
+        assert exact < (40 if streamed else 60) * 10**9
+
+
+def test_blocks_that_come_back_fit_where_the_factors_were() -> None:
+    for n in (5, 100, 10_000):
+        for channels in (1, 8, 128):
+            rows = block_rows(n, 128, channels)
+            assert rows == 1 or rows * 128 <= channels * n
+
+
+def test_host_memory_is_kept_for_the_next_use_and_given_back() -> None:
+    host = HostTier()
+    like = torch.empty(1)
+    where = host.buffer(100, like).data_ptr()
+    assert host.buffer(60, like).data_ptr() == where
+    assert len(host.buffer(200, like)) == 200
+    assert host.nbytes == 800
+    host.free()
+    assert host.nbytes == 0
+
+
+def test_host_memory_belongs_to_one_use_at_a_time() -> None:
+    """What waits stays, what comes meanwhile has memory of its own, and the smallest that is enough is used again."""
+    host = HostTier()
+    like = torch.empty(1)
+    waiting = host.buffer(100, like).fill_(1.0)
+    host.buffer(50, like).fill_(2.0)
+    host.buffer(40, like).fill_(3.0)
+    assert host.nbytes == 4 * 150
+    host.buffer(60, like).fill_(4.0)
+    assert host.nbytes == 4 * 160
+    assert waiting.eq(1.0).all()
+    where = waiting.data_ptr()
+    del waiting
+    assert host.buffer(90, like).data_ptr() == where
+    assert host.nbytes == 4 * 160
+
+
+class _Driver:
+    """A driver of a GPU that may refuse to lock memory."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.locked = status, set[int]()
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        if self.status == 0:
+            self.locked.add(address)
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.locked.remove(address)  # an error where it is not locked
+        return 0
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_memory_that_the_driver_cannot_lock_is_used_all_the_same(
+    status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a warning; and what was locked is unlocked before it is given back."""
+    driver = _Driver(status)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    like: Any = SimpleNamespace(dtype=torch.float32, is_cuda=True, device=torch.device("cpu"))
+    host = HostTier()
+    first = host.buffer(1 << 20, like)
+    assert driver.locked == ({first.data_ptr()} if status == 0 else set())
+    assert ("cannot lock 0.00 GiB of the host's memory (error 2)" in caplog.text) == (status != 0)
+    del first
+    second = host.buffer(1 << 21, like)
+    assert driver.locked == ({second.data_ptr()} if status == 0 else set())
+    host.free()
+    assert host.nbytes == 0
+    assert not driver.locked

@@ -1,0 +1,129 @@
+"""Every kernel that ships compiles for every architecture that it ships for, and fits into the registers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastfold.kernels
+from fastfold.errors import ConfigError
+from fastfold.kernels.aot import all_specimens, build
+from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.common.kernel_variant import Needs, Specimen
+from fastfold.kernels.common.tuning import CHIPS, FALLBACK, configurations
+from tests.conftest import REPOSITORY
+
+# A process of its own, because this one runs Triton's interpreter.
+BUILD = """
+import dataclasses, json, sys
+from fastfold.kernels.aot import all_specimens, build
+first_only = json.loads(sys.argv[1])
+kernels = set()
+for specimen in all_specimens():
+    module, kernel = specimen.kernel.fn.__module__, specimen.kernel.__name__
+    if not (first_only and kernel in kernels):
+        for architecture in (90,) if first_only else specimen.architectures:
+            needs = build(specimen, architecture)
+            row = {"module": module, "name": specimen.name, "architecture": architecture}
+            print(json.dumps(row | dataclasses.asdict(needs) | {"defect": specimen.defect(needs)}))
+    kernels.add(kernel)
+"""
+
+FOLDER = Path(fastfold.kernels.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if re.search(r"^def \w+_kernel\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+}
+"""Every module that kernels live in, so that none is forgotten in the lists of specimens."""
+
+
+TABLE = REPOSITORY / "benchmarks" / "results" / "ahead_of_time.csv"
+
+
+def _build(first_only: bool) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", BUILD, json.dumps(first_only)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def _check(rows: list[dict[str, Any]]) -> None:
+    modules = {row["module"].removeprefix("fastfold.kernels.") for row in rows}
+    assert modules == MODULES
+    for row in rows:
+        assert 0 < row["registers"] <= 255, row
+        assert row["defect"] is None, row
+
+
+def test_one_configuration_of_each_kernel_builds_without_spills() -> None:
+    _check(_build(first_only=True))
+
+
+@pytest.mark.slow
+def test_every_kernel_and_configuration_builds_without_spills() -> None:
+    _check(_build(first_only=False))
+
+
+def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
+    """Every kernel and configuration, with the blocks that it has now, for every architecture that it ships for."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["kernel"] for row in rows if row["spill_bytes"] != "0"] == []
+    found = {
+        (row["kernel"], row["architecture"]): (row["blocks"], row["warps"], row["stages"]) for row in rows
+    }
+    specimens = all_specimens()
+    wanted = {}
+    for specimen in specimens:
+        blocks = " ".join(f"{name}={size}" for name, size in specimen.blocks.items())
+        for architecture in specimen.architectures:
+            how = (blocks, str(specimen.num_warps), str(specimen.num_stages))
+            wanted[specimen.name, f"sm_{architecture}"] = how
+    assert len({specimen.kernel.__name__ for specimen in specimens}) == 25
+    assert len(specimens) == 860
+    assert len(wanted) == sum(len(specimen.architectures) for specimen in specimens), "two have one name"
+    assert found == wanted, "run benchmarks/kernels/ahead_of_time.py --match the kernels that changed"
+
+
+def test_every_entry_of_the_table_of_configurations_is_built() -> None:
+    """No key is misspelled, and none is left over from a kernel that is gone."""
+    built = {(s.kernel.__name__.removesuffix("_kernel"), s.chip, *_how(s)) for s in all_specimens()}
+    for kernel, chips in configurations().items():
+        for chip, entries in chips.items():
+            assert chip in CHIPS
+            for key, config in entries.items():
+                # Chunks of channels are no wider than the rows.
+                blocks = {n: x for n, x in config.blocks.items() if n != "BK" or "_short" in key}
+                how = (config.num_warps, config.num_stages)
+                assert any(
+                    b[:2] == (kernel, chip) and b[2:4] == how and blocks.items() <= dict(b[4]).items()
+                    for b in built
+                ), (kernel, chip, key)
+
+
+def _how(specimen: Specimen) -> tuple[Any, ...]:
+    return specimen.num_warps, specimen.num_stages, tuple(specimen.blocks.items())
+
+
+def test_spills_and_too_much_shared_memory_are_defects() -> None:
+    specimen = Specimen("none", None, {}, chip=FALLBACK)
+    assert specimen.defect(Needs(255, 99 * 1024, 0)) is None
+    assert specimen.defect(Needs(255, 99 * 1024 + 1, 0)) is not None
+    assert specimen.defect(Needs(255, 0, 8)) is not None
+    assert Specimen("none", None, {}, chip="sm_90").defect(Needs(255, 200 * 1024, 0)) is None
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
+def test_building_in_the_interpreter_says_what_to_change() -> None:
+    with pytest.raises(ConfigError, match="unset TRITON_INTERPRET"):
+        build(Specimen("none", None, {}), 90)

@@ -1,0 +1,384 @@
+"""Managed training on the simulated device equals the unmanaged run, bit by bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fastfold.errors import ConfigError, OutputError
+from fastfold.memory import BudgetError, Gemini, SimulatedDevice
+from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
+
+POLICIES = ["auto", "cpu", "nvme", "cuda"]
+TIGHT = 48_000
+
+
+def budget_of(policy: str, tight: int = TIGHT) -> int:
+    """All on the device needs room for all."""
+    return 1 << 22 if policy == "cuda" else tight
+
+
+def equal_trees(a: object, b: object) -> bool:
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(equal_trees(a[k], b[k]) for k in a)
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(equal_trees, a, b))
+    return a == b
+
+
+@pytest.mark.parametrize("policy", ["auto", "cpu", "nvme"])
+def test_parameters_of_twenty_times_the_budget_train_bit_equal(policy, tmp_path):
+    """Parameters alone are 20 times what parameters and activations may take together; the budget is hard."""
+    sizes = {"layers": 50, "width": 32, "vocabulary": 24}
+    model = build(**sizes)
+    budget = 125_000
+    assert sum(p.nbytes for p in model.parameters()) >= 20 * budget
+    managed = Managed(model, adam(model), budget=budget, policy=policy, nvme_folder=tmp_path)
+    plain_model = build(**sizes)
+    plain = Plain(plain_model, adam(plain_model))
+    assert [managed.loss_step(i) for i in range(3)] == [plain.loss_step(i) for i in range(3)]
+    assert managed.manager.device.peak <= budget
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("checkpointing", ["none", "block"])
+def test_final_states_are_equal_too(policy, checkpointing):
+    """Parameters and optimizer states after some steps, as plain state dicts of the usual functions."""
+    runs = [build(checkpointing=checkpointing) for _ in range(2)]
+    plain = Plain(runs[0], adam(runs[0]))
+    budget = budget_of(policy, 100_000 if checkpointing == "none" else TIGHT)
+    managed = Managed(runs[1], adam(runs[1]), budget=budget, policy=policy)
+    assert [managed.loss_step(i) for i in range(4)] == [plain.loss_step(i) for i in range(4)]
+    assert equal_trees(plain.model.state_dict(), managed.model.state_dict())
+    assert equal_trees(plain.optimizer.state_dict(), managed.optimizer.state_dict())
+    assert managed.manager.device.peak <= budget
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_random_number_of_passes_per_step(policy):
+    """More passes than ever recorded, fewer, and the same again: nothing is overrun, and the plan comes back."""
+    counts = [2, 1, 4, 2, 3, 4, 1, 2, 4]
+    runs = [build() for _ in range(2)]
+    plain = Plain(runs[0], adam(runs[0]))
+    managed = Managed(runs[1], adam(runs[1]), budget=budget_of(policy), policy=policy)
+    for step, passes in enumerate(counts):
+        assert managed.loss_step(step, passes) == plain.loss_step(step, passes)
+    if policy in ("auto", "nvme"):
+        before = managed.manager.residency.reacted
+        managed.loss_step(10, 4)
+        assert managed.manager.residency.reacted == before, "a known number of passes goes by the plan"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_evaluation_between_steps_changes_nothing(policy):
+    """Evaluation of other shapes between training steps; afterwards training follows its plan as before."""
+    runs = [build() for _ in range(2)]
+    plain = Plain(runs[0], adam(runs[0]))
+    managed = Managed(runs[1], adam(runs[1]), budget=budget_of(policy), policy=policy)
+    reacted = []
+    for step in range(6):
+        before = managed.manager.residency.reacted
+        assert managed.loss_step(step) == plain.loss_step(step)
+        reacted.append(managed.manager.residency.reacted - before)
+        scores = []
+        for run in (plain, managed):
+            run.model.eval()
+            with torch.no_grad():
+                scores.append(run.model(tokens(step, 4 + step % 2)))
+            run.model.train()
+        assert torch.equal(*scores)
+    if policy in ("auto", "nvme"):
+        assert reacted[1:] == [0] * 5
+
+
+def test_evaluation_between_forward_and_backward():
+    """Even there the chunks of the backward pass are found again."""
+    runs = [build() for _ in range(2)]
+    plain, managed = Plain(runs[0], adam(runs[0])), Managed(runs[1], adam(runs[1]), budget=TIGHT)
+    losses: list[list[float]] = [[], []]
+    for step in range(3):
+        for run, kept in zip((plain, managed), losses, strict=True):
+            loss = gpt.next_token_loss(run.model(tokens(step)), tokens(step))
+            run.model.eval()
+            with torch.no_grad():
+                run.model(tokens(step, 4))
+            run.model.train()
+            loss.backward()
+            run.step()
+            run.zero_grad()
+            kept.append(loss.item())
+    assert losses[0] == losses[1]
+
+
+class Odd(nn.Module):
+    """Frozen, shared and unused parameters, parameters beside children, and a child's parameters used by its parent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = nn.Parameter(torch.full((8,), 1.5))
+        self.first = nn.Linear(8, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.shared = nn.Linear(8, 8)
+        self.shared.weight = self.first.weight
+        self.unused = nn.Linear(8, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("offset", torch.ones(8))
+
+    def forward(self, x: torch.Tensor, twice: bool = False) -> dict[str, list[torch.Tensor]]:
+        x = self.first(x) * self.scale
+        x = self.frozen(x).relu()
+        x = self.shared(x)
+        if twice:
+            x = self.shared(x)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x = nn.functional.linear(x, self.frozen.weight) + self.offset
+        x = x * self.scale
+        return {"out": [self.norm(x.flatten(0, 1))]}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_frozen_shared_and_unused_parameters(policy):
+    """They neither break nor hang; unused ones are not touched by the optimizer, frozen ones have no states."""
+    models = [Odd(), Odd()]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in models]
+    managers = [
+        None,
+        Gemini(models[1], optimizers[1], budget=1 << 16 if policy == "cuda" else 5000, policy=policy),
+    ]
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+    losses: list[list[float]] = [[], []]
+    for step in range(5):
+        for model, optimizer, manager, kept in zip(models, optimizers, managers, losses, strict=True):
+            for micro in range(1 + step % 2):
+                loss = model(x + micro, twice=step == 3)["out"][0].pow(2).mean() + 0.01 * step
+                loss.backward()
+            (manager or optimizer).step()
+            (manager or optimizer).zero_grad()
+            kept.append(loss.item())
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 5
+    assert equal_trees(models[0].state_dict(), models[1].state_dict())
+    assert equal_trees(optimizers[0].state_dict(), optimizers[1].state_dict())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_no_gradient_is_lost_under_checkpointing(reentrant):
+    """Both kinds of checkpointing, nested in a module with parameters of its own, on a budget that evicts."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.gain = nn.Parameter(torch.ones(16))
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(5)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * self.gain
+            for block in self.blocks:
+                x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant) * self.gain
+            return x * self.gain
+
+    models = [Checkpointed(), Checkpointed()]
+    manager = Gemini(models[1], torch.optim.SGD(models[1].parameters(), lr=0.1), budget=6000, policy="auto")
+    x = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
+    for _ in range(3):
+        for model in models:
+            model(x).pow(2).mean().backward()
+        with manager.at_home():
+            for a, b in zip(*(m.parameters() for m in models), strict=True):
+                assert torch.equal(a.grad, b.grad)
+        manager.zero_grad()
+        models[0].zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("policy", "other"),
+    [("auto", "nvme"), ("nvme", "cpu"), ("cpu", "cuda"), ("cuda", "auto"), ("nvme", "nvme")],
+)
+def test_killed_and_resumed_under_another_policy(policy, other):
+    """State dicts are plain: saved under one placement, they go on under another, as if nothing had happened."""
+    plain_model = build()
+    plain = Plain(plain_model, adam(plain_model))
+    expected = [plain.loss_step(i) for i in range(4)]
+    first_model = build()
+    first = Managed(first_model, adam(first_model), budget=budget_of(policy), policy=policy)
+    losses = [first.loss_step(i) for i in range(2)]
+    saved = copy.deepcopy(first.manager.state_dict())
+    second_model = build()
+    second = Managed(second_model, adam(second_model), budget=budget_of(other), policy=other)
+    second.manager.load_state_dict(saved)
+    losses += [second.loss_step(i) for i in (2, 3)]
+    assert losses == expected
+    unmanaged = build()
+    optimizer = adam(unmanaged)
+    unmanaged.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    assert Plain(unmanaged, optimizer).loss_step(2) == expected[2]
+
+
+def test_clipping_at_home_equals_clipping():
+    """What looks at all gradients finds them, and what it changes counts."""
+    runs = [build() for _ in range(2)]
+    optimizer = adam(runs[0])
+    manager = Gemini(runs[1], adam(runs[1]), budget=TIGHT)
+    for step in range(2):
+        losses = [gpt.next_token_loss(model(tokens(step)), tokens(step)) for model in runs]
+        assert losses[0].item() == losses[1].item()
+        for loss in losses:
+            loss.backward()
+        norm = nn.utils.clip_grad_norm_(runs[0].parameters(), 0.1)
+        with manager.at_home():
+            assert torch.equal(norm, nn.utils.clip_grad_norm_(runs[1].parameters(), 0.1))
+        for run in (optimizer, manager):
+            run.step()
+            run.zero_grad()
+    assert equal_trees(runs[0].state_dict(), runs[1].state_dict())
+
+
+def test_the_executed_loads_are_the_planned_ones():
+    """From the second step on every access goes by the plan, and fewer chunks move than without one."""
+    model = build(layers=6)
+    run = Managed(model, adam(model), budget=TIGHT)
+    loads, total = [], 0
+    for step in range(4):
+        run.loss_step(step)
+        loads.append(run.manager.store.loads - total)
+        total = run.manager.store.loads
+    (made,) = run.manager.residency.plans
+    assert loads[1:] == [made.loads] * 3
+    assert loads[1] < loads[0]
+
+
+def test_a_larger_input_of_the_same_bucket_is_recorded_anew():
+    """Length 5 and 8 share a bucket; what was measured for 5 is not trusted for 8."""
+    model = build()
+    run = Managed(model, adam(model), budget=TIGHT)
+    run.loss_step(0, length=5)
+    before = run.manager.residency.reacted
+    run.loss_step(1, length=8)
+    assert run.manager.residency.reacted > before
+    before = run.manager.residency.reacted
+    run.loss_step(2, length=6)
+    run.loss_step(3, length=8)
+    assert run.manager.residency.reacted == before
+    assert len(run.manager.residency.book) == 1
+
+
+def test_a_pass_that_raises_leaves_a_working_manager():
+    """After an error inside a forward pass the next step trains as if it had not been."""
+    runs = [build() for _ in range(2)]
+    plain, managed = Plain(runs[0], adam(runs[0])), Managed(runs[1], adam(runs[1]), budget=TIGHT)
+    for step in range(3):
+        with pytest.raises((IndexError, RuntimeError)):
+            managed.model(torch.full((1, 8), 1000))
+        managed.zero_grad()
+        assert managed.loss_step(step) == plain.loss_step(step)
+
+
+def test_parameters_that_are_away_read_as_nan_in_their_shape():
+    """Counting parameters works; reading values outside a pass shows that they are not here; writing fails."""
+    model = build()
+    Gemini(model, budget=TIGHT)
+    assert model.tokens.weight.shape == (24, 16)
+    assert model.tokens.weight.isnan().all()
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        model.tokens.weight.add_(1)
+
+
+def test_too_small_a_budget_is_refused_with_what_would_work():
+    """At once where one operator's parameters do not fit; at the first operator where activations do not."""
+    model = build(width=64)
+    with pytest.raises(BudgetError, match="a budget of 50,000 bytes is too small") as caught:
+        Gemini(model, budget=50_000)
+    assert caught.value.smallest == (64 * 256 + 256) * 4
+    model = build(width=64)
+    run = Managed(model, adam(model), budget=caught.value.smallest)
+    with pytest.raises((BudgetError, RuntimeError), match=r"do not fit|too small"):
+        run.loss_step(0)
+    with pytest.raises(BudgetError, match="Policy 'auto' needs no more"):
+        Gemini(build(width=64), budget=caught.value.smallest, policy="cuda")
+
+
+def test_wrong_use_is_named():
+    """Unknown policies, other optimizers, and the optimizer's own step."""
+    with pytest.raises(ConfigError, match="no memory policy 'gpu'; choose one of auto, cuda, cpu, nvme"):
+        Gemini(build(), policy="gpu")
+    with pytest.raises(ConfigError, match="parameters that the model does not have"):
+        Gemini(build(), adam(build()))
+    model = build()
+    optimizer = adam(model)
+    manager = Gemini(model, optimizer, budget=TIGHT)
+    with pytest.raises(ConfigError, match=r"call step\(\) of the Gemini manager"):
+        optimizer.step()
+    with pytest.raises(ConfigError, match="not an amount of memory"):
+        Gemini(build(), budget="much")
+    assert manager.optimizer is optimizer
+
+
+def test_a_full_disk_ends_with_a_clear_error(tmp_path, monkeypatch):
+    """The error names the folder and what to do; what was saved before is not touched."""
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "checkpoint.pt").write_bytes(b"saved")
+    model = build()
+    run = Managed(model, adam(model), budget=TIGHT, policy="nvme", nvme_folder=tmp_path)
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OutputError, match=r"No space left on device.*checkpoints written so far are intact"):
+        run.loss_step(0)
+    assert (tmp_path / "checkpoint.pt").read_bytes() == b"saved"
+
+
+def test_nothing_outlives_the_manager_but_its_own():
+    """Two managers on two devices do not see each other: no global state."""
+    models = [build() for _ in range(2)]
+    devices = [SimulatedDevice(TIGHT), SimulatedDevice(2 * TIGHT)]
+    managers = [
+        Gemini(m, adam(m), b, device=d) for m, d, b in zip(models, devices, (TIGHT, 2 * TIGHT), strict=True)
+    ]
+    for step in range(3):
+        losses = [gpt.next_token_loss(m(tokens(step)), tokens(step)) for m in models]
+        assert losses[0].item() == losses[1].item()
+        for loss, manager in zip(losses, managers, strict=True):
+            loss.backward()
+            manager.step()
+            manager.zero_grad()
+    assert managers[0].store.loads > managers[1].store.loads
+
+
+def test_what_stays_on_the_device_between_steps_is_made_room_for():
+    """Tensors kept from earlier steps were not there when the plan's trace was recorded; the budget still holds."""
+    runs = [build(layers=8) for _ in range(2)]
+    plain, managed = Plain(runs[0], adam(runs[0])), Managed(runs[1], adam(runs[1]), budget=TIGHT)
+    kept = []
+    for step in range(5):
+        with managed.manager.device.running():
+            kept.append(torch.ones(400 * (step > 0)))
+        assert managed.loss_step(step) == plain.loss_step(step)
+    assert managed.manager.device.peak <= TIGHT
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_released_model_goes_on_as_a_plain_one(policy):
+    """After the management has ended, model and optimizer train on as if there had been none."""
+    runs = [build(checkpointing="none") for _ in range(2)]
+    plain = Plain(runs[0], adam(runs[0]))
+    managed = Managed(
+        runs[1], adam(runs[1]), budget=budget_of(policy), policy=policy, recompute=list(runs[1].blocks)
+    )
+    expected = [plain.loss_step(step) for step in range(4)]
+    losses = [managed.loss_step(step) for step in range(2)]
+    managed.manager.release()
+    after = Plain(runs[1], managed.optimizer)
+    assert [*losses, *(after.loss_step(step) for step in (2, 3))] == expected
+    assert "forward" not in vars(runs[1].blocks[0])

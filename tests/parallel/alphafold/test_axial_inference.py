@@ -1,0 +1,55 @@
+"""Folding on shards as ``fastfold infer`` does: in place, in blocks, logits computed when they are asked for."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.inference import folding
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.helpers.spawn_ranks import launch
+from tests.parallel.alphafold.axial_cases import difference
+from tests.parallel.alphafold.axial_networks import monomer_sample, multimer_sample, small_network
+
+
+def _fold(ranks: int) -> dict[str, float]:
+    mesh = ParallelMesh(ParallelPlan(dap=ranks))
+    folding.FOLDING_POLICY = ExecutionPolicy(block_elements=700, inplace=True, lazy_logits=True)
+    found = {}
+    for name, sample in (
+        ("synthetic_monomer", monomer_sample(11, 1, 2)),
+        ("synthetic_multimer", multimer_sample()),
+    ):
+        plain = small_network(name)
+        parallel = copy.deepcopy(plain)
+        axial_parallel(parallel, mesh)
+        for model in (plain, parallel):
+            model.config.model.num_ensemble_eval = 1
+
+        def features(cycle: int, member: int, sample: object = sample) -> dict:
+            return {key: value[cycle] for key, value in sample.features.items()}
+
+        arguments = (features, 1, None, name == "synthetic_multimer")
+        expected, scores = folding.run_network(plain, *arguments)
+        ours, our_scores = folding.run_network(parallel, *arguments)
+        for key, value in scores.items():
+            found[f"{name} {key}"] = difference(our_scores[key].double(), value.double())
+        positions = "final_atom_positions"
+        found[f"{name} {positions}"] = difference(
+            ours["structure_module"][positions], expected["structure_module"][positions]
+        )
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_fold_equals_that_of_one_process(ranks: int) -> None:
+    """A sequence alone (a rank without a row of its alignment) and a complex, with recycling."""
+    for found in launch(_fold, ranks, ranks, timeout=500.0):
+        assert {"synthetic_monomer pae", "synthetic_monomer ptm", "synthetic_multimer iptm"} <= set(found)
+        for name, error in found.items():
+            # The confidences are computed in float32, whatever the network runs in.
+            assert error < (1e-12 if "positions" in name else 1e-6), name

@@ -1,0 +1,80 @@
+"""Leaving out any one reduction of dynamic axial parallelism changes a number that the other tests compare."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from fastfold.parallel.alphafold import dap_parallel
+from fastfold.parallel.axial.shards import mean_gradients
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.helpers.drop_reductions import undetected_reductions
+from tests.helpers.spawn_ranks import launch
+from tests.parallel.alphafold.axial_cases import CASES, difference, differences
+from tests.parallel.alphafold.axial_networks import (
+    Sample,
+    gradient_differences,
+    monomer_sample,
+    small_network,
+    train_step,
+)
+
+
+def _blocks() -> dict[str, tuple[int, list[str]]]:
+    mesh = ParallelMesh(ParallelPlan(dap=2))
+    names = ("monomer block", "multimer block", "monomer template stack", "point attention")
+    return {
+        name: undetected_reductions(lambda case=CASES[name]: max(differences(case, mesh).values()))
+        for name in names
+    }
+
+
+def test_every_reduction_of_a_block_is_needed() -> None:
+    for found in launch(_blocks, 2, timeout=500.0):
+        for name, (count, undetected) in found.items():
+            # Two products forward; biases, the left projection and the parameters' gradients backward.
+            assert count >= (7 if "block" in name else 2), name
+            assert undetected == [], name
+
+
+def _sample() -> Sample:
+    """7 residues; templates of which every atom is there: what is computed of a masked one changes nothing."""
+    sample = monomer_sample(7, 3, 2)
+    generator = torch.Generator().manual_seed(4)
+    for key, x in sample.features.items():
+        if key.startswith("template_") and "mask" in key:
+            sample.features[key] = torch.ones_like(x)
+        elif key in ("template_all_atom_positions", "template_pseudo_beta"):
+            sample.features[key] = 5 * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    return sample
+
+
+def _network(plan: ParallelPlan) -> tuple[int, list[str]]:
+    mesh = ParallelMesh(plan)
+    plain = small_network("synthetic_monomer", recycles=0)
+    sample = _sample()
+    expected = train_step(plain, sample)
+    parallel = copy.deepcopy(plain)
+    dap_parallel(parallel, mesh)
+
+    def worst() -> float:
+        parallel.zero_grad()
+        found = train_step(parallel, sample)
+        mean_gradients(parallel.parameters(), mesh.group("dap"))
+        results = [difference(value, expected[name], least=1e-9) for name, value in found.items()]
+        return max(*results, *dict(gradient_differences(parallel, plain)).values())
+
+    return undetected_reductions(worst)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [ParallelPlan(dap=2), ParallelPlan(dap=4, dap_mode="grid")], ids=str)
+def test_every_reduction_of_a_network_is_needed(plan: ParallelPlan) -> None:
+    """Embedding, both stacks, templates, recycled first row, structure module, heads, gradients."""
+    for count, undetected in launch(_network, plan.ranks, plan, timeout=900.0):
+        print(f"{count} reductions, each needed")
+        assert count > 25
+        assert undetected == []

@@ -1,0 +1,104 @@
+"""Bytes that a sharded Evoformer block sends, counted on simulated ranks, against formulas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.alphafold.communication_volume import fastfold_elements
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import counting_mesh
+
+C_M, C_Z = 256, 128
+
+
+def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, float]:
+    """Elements that rank 0 sends in the forward and in the backward pass of a block of official widths."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+    try:
+        mesh = ParallelMesh(ParallelPlan(dap=ranks))
+        shards = AxialShards(mesh.group("dap"))
+        trunk = model_config("model_1").model.embeddings_and_evoformer
+        block = EvoformerBlock(trunk.evoformer, C_M, C_Z)
+        axial_parallel(block, mesh)
+        # Shapes alone: nothing is computed and nothing held.
+        with FakeTensorMode():
+            for module in block.modules():
+                for name, parameter in list(module.named_parameters(recurse=False)):
+                    setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
+
+            def shard(*shape: int) -> Tensor:
+                return torch.empty(shape, requires_grad=True)
+
+            msa = shard(shards.sizes(sequences)[0], residues, C_M)
+            pair = shard(residues, shards.sizes(residues)[0], C_Z)
+            masks = torch.empty(sequences, residues), torch.empty(residues, residues)
+            with mesh.record() as forward:
+                found = block(msa, pair, *masks)
+            with mesh.record() as backward:
+                (found[0].sum() + found[1].sum()).backward()
+        return forward.sent / 4, backward.sent / 4
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "residues", "sequences"),
+    [
+        (2, 256, 128),
+        (8, 384, 512),
+        pytest.param(64, 2048, 512, marks=pytest.mark.slow),
+        pytest.param(512, 2048, 512, marks=pytest.mark.slow),
+    ],
+)
+def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
+    """Of r² each: 8 + 4 + 4 biases, 32 s r of projections; two products' terms, or two factors and the product.
+
+    The rest are switches, two of the pair instead of FastFold's four. The same again backward, where the biases
+    and the left projection of an alignment that is not deep are gathered once more rather than kept.
+    """
+    r, s = residues, sequences
+    # Products of 128 channels: their terms on 2 ranks and on more than 128.
+    products = 3 * 2 * 128 / ranks if 3 < ranks <= 128 else 2 * 128
+    gathered = (16 + products) * r * r + 32 * s * r
+    forward, backward = _elements_sent(ranks, r, s)
+    assert forward == pytest.approx((ranks - 1) / ranks * (gathered + (512 * s * r + 256 * r * r) / ranks))
+    again = 16 * r * r + (32 * s * r if s <= r else 0) if ranks <= 128 else 0
+    assert backward == pytest.approx(forward + (ranks - 1) / ranks * again)
+    assert backward < fastfold_elements(ranks, r, s)
+
+
+def _stack_sends(checkpointing: bool) -> tuple[float, float]:
+    """Bytes of a stack of one small block on 4 ranks, forward and backward."""
+    trunk = model_config("model_1").model.embeddings_and_evoformer
+    with counting_mesh(ParallelPlan(dap=4)) as mesh:
+        shards = AxialShards(mesh.group("dap"))
+        stack = EvoformerStack([EvoformerBlock(trunk.evoformer, 16, 16)], checkpointing=checkpointing)
+        axial_parallel(stack, mesh)
+        msa = shards.take(torch.randn(8, 12, 16), 0).requires_grad_()
+        pair = shards.take(torch.randn(12, 12, 16), 0).requires_grad_()
+        with mesh.record() as forward:
+            found = stack(msa, pair, torch.ones(8, 12), torch.ones(12, 12))
+        with mesh.record() as backward:
+            (found[0].sum() + found[1].sum()).backward()
+    return forward.sent, backward.sent
+
+
+def test_blocks_that_are_recomputed_gather_nothing_a_third_time() -> None:
+    forward, backward = _stack_sends(checkpointing=False)
+    assert backward > forward
+    # The pair is switched around the blocks, which are recomputed without that.
+    around = 2 * 4 * (3 / 4) * 3 * 12 * 16
+    again, recomputed = _stack_sends(checkpointing=True)
+    assert again == forward
+    assert recomputed == pytest.approx(2 * forward - around)

@@ -1,0 +1,123 @@
+"""Cut axes in general: products over a cut axis, joined rows, mean gradients, and ranks that do not agree."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.axial import shards as axial
+from fastfold.parallel.axial.matmul import choose_contraction
+from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, mean_gradients
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+from tests.helpers.spawn_ranks import launch
+from tests.parallel.alphafold.axial_cases import difference
+
+CHANNELS, A, B, K = 5, 7, 4, 3
+
+
+def _products(ranks: int) -> list[float]:
+    """Differences of products, and gradients of both factors, in blocks of one, two and all channels."""
+    shards = AxialShards(ParallelMesh(ParallelPlan(dap=ranks)).group("dap"))
+    torch.manual_seed(0)
+    left, right = (torch.randn(2, CHANNELS, size, K, dtype=torch.float64) for size in (A, B))
+    weight = torch.randn(2, CHANNELS, A, B, dtype=torch.float64)
+    whole = [x.clone().requires_grad_() for x in (left, right)]
+    expected = whole[0] @ whole[1].mT
+    (expected * weight).sum().backward()
+    found = []
+    for dim, way, channels in product((-2, -1), ("terms", "channels"), (1, 2, CHANNELS)):
+        own = [shards.take(x, -1).clone().requires_grad_() for x in (left, right)]
+        ours = shards.contract(*own, dim, K, way=way, block_elements=2 * channels * A * B)
+        (ours * shards.take(weight, dim)).sum().backward()
+        found.append(difference(ours.detach(), shards.take(expected.detach(), dim), expected))
+        found += [
+            difference(x.grad, shards.take(y.grad, -1), y.grad) for x, y in zip(own, whole, strict=True)
+        ]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_product_over_a_cut_axis_equals_the_whole_one(ranks: int) -> None:
+    """Either way, whatever the number of blocks, for uneven and (4 ranks) empty shards, in both results' cuts."""
+    for found in launch(_products, ranks, ranks):
+        assert len(found) == 36
+        assert max(found) < 1e-14
+
+
+def test_contractions_take_the_way_that_sends_less_and_refuse_unknown_ones() -> None:
+    square = (256, 256, 256, 128)
+    assert [choose_contraction("auto", *square, ranks) for ranks in (2, 3, 4, 128, 129)] == [
+        "terms",
+        "terms",
+        "channels",
+        "channels",
+        "terms",
+    ]
+    # A long contracted axis makes large factors of a small product.
+    assert choose_contraction("auto", 8, 8, 1024, 128, 64) == "terms"
+    with pytest.raises(ValueError, match="contraction is one of auto, terms, channels, got 'rows'"):
+        choose_contraction("rows", *square, 4)
+
+
+def _switches(ranks: int) -> list[bool]:
+    """From rows to columns and back over the memory of the first, in blocks of channels."""
+    axial._BLOCK = 1
+    shards = AxialShards(ParallelMesh(ParallelPlan(dap=ranks)).group("dap"))
+    found = []
+    for lengths in ((A, A), (A, B), (B, A)):
+        whole = torch.arange(2.0 * lengths[0] * lengths[1] * CHANNELS).view(2, *lengths, CHANNELS)
+        rows = shards.take(whole, -3).clone()
+        columns = shards.switch_into(rows, rows, cut=-2, join=-3, length=lengths[0])
+        found.append(torch.equal(columns, shards.take(whole, -2)))
+        # Nothing new where there is room.
+        found.append((columns.data_ptr() == rows.data_ptr()) == (columns.numel() <= rows.numel()))
+        back = shards.switch_into(columns, rows, cut=-3, join=-2, length=lengths[1])
+        found += [torch.equal(back, shards.take(whole, -3)), back.data_ptr() == rows.data_ptr()]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_switch_in_place_takes_the_memory_of_what_it_moves(ranks: int) -> None:
+    """Shards of any lengths, of which those along the other axis are larger or smaller."""
+    for found in launch(_switches, ranks, ranks):
+        assert len(found) == 12
+        assert all(found), found
+
+
+def _means() -> list[Tensor | None]:
+    group = ParallelMesh(ParallelPlan(dap=2)).group("dap")
+    parameters = [torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(1)]
+    for number, parameter in enumerate(parameters[:2]):
+        parameter.grad = torch.full_like(parameter, 4.0 * group.rank + number)
+    mean_gradients(parameters, group)
+    rows = Rows(group, [1, 2])
+    part = torch.arange(3.0)[rows.own, None]
+    return [*(p.grad for p in parameters), rows.join(part)]
+
+
+def test_gradients_are_averaged_and_rows_joined() -> None:
+    for first, second, none, rows in launch(_means, 2):
+        assert torch.equal(first, torch.full((3,), 2.0))
+        assert torch.equal(second, torch.full((2,), 3.0, dtype=torch.float64))
+        assert none is None
+        assert torch.equal(rows, torch.arange(3.0)[:, None])
+
+
+def _disagreement() -> str:
+    group = ParallelMesh(ParallelPlan(dap=2)).group("dap")
+    check_alike({"number of residues": 7}, group, torch.device("cpu"))
+    try:
+        check_alike({"number of residues": 7, "depth": 5 + group.rank}, group, torch.device("cpu"))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_different_things_are_refused() -> None:
+    for message in launch(_disagreement, 2):
+        assert message == "the ranks of one dap group work on one thing, but their depth differs: [5, 6]"

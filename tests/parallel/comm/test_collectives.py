@@ -1,0 +1,282 @@
+"""Collectives against what one process computes: values, gradients, uneven shards, overlap, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm import collectives as c
+from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.groups import Group, shard_sizes
+from tests.helpers.spawn_ranks import launch
+
+TOLERANCE = 1e-12
+
+
+def _close(name: str, found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE, atol=TOLERANCE, msg=lambda m: f"{name}: {m}")
+
+
+def _random(*shape: int, seed: int = 0) -> Tensor:
+    """The same on every rank."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def _run(
+    name: str,
+    group: Group,
+    inputs: list[Tensor],
+    collective: Callable[[Tensor], Tensor],
+    plain: Callable[[list[Tensor]], list[Tensor]],
+) -> None:
+    """Compare with ``plain``, which maps all ranks' inputs to all ranks' outputs in one process.
+
+    Each rank's loss weighs its output differently, so a gradient that is taken from one rank instead of all is seen.
+    """
+    own = inputs[group.rank].clone().requires_grad_()
+    y = collective(own)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    expected = plain(leaves)
+    _close(name, y, expected[group.rank])
+    weights = [_random(*out.shape, seed=50 + rank) for rank, out in enumerate(expected)]
+    (y * weights[group.rank]).sum().backward()
+    torch.stack([(out * w).sum() for out, w in zip(expected, weights, strict=True)]).sum().backward()
+    # None where the leaf takes no part, as the broadcast's other ranks.
+    grad = leaves[group.rank].grad
+    grad = torch.zeros_like(own) if grad is None else grad
+    assert own.grad is not None
+    _close(f"gradient of {name}", own.grad, grad)
+
+
+def _rolled(all_: list[Tensor], offset: int) -> list[Tensor]:
+    return [all_[(rank - offset) % len(all_)] for rank in range(len(all_))]
+
+
+def _axis_against_one_process(group: Group, length: int) -> None:
+    size = group.size
+    sizes = shard_sizes(length, size)
+    whole = _random(3, length, 2)
+    shards = list(whole.split(sizes, 1))
+    terms = [_random(3, length, 2, seed=rank) for rank in range(size)]
+    _run(
+        f"gather {length}",
+        group,
+        shards,
+        lambda x: c.gather(x, 1, group, sizes),
+        lambda all_: [torch.cat(all_, 1)] * size,
+    )
+    _run(
+        f"reduce_scatter {length}",
+        group,
+        terms,
+        lambda x: c.reduce_scatter(x, 1, group),
+        lambda all_: list(torch.stack(all_).sum(0).split(sizes, 1)),
+    )
+    _run(
+        f"all_to_all {length}",
+        group,
+        [_random(3, length + 2, part, seed=rank) for rank, part in enumerate(sizes)],
+        lambda x: c.all_to_all(x, 1, -1, group, concat_sizes=sizes),
+        lambda all_: list(torch.cat(all_, 2).split(shard_sizes(length + 2, size), 1)),
+    )
+    for offset in (1, -1, size + 1):
+        _run(
+            f"ring_shift {length} by {offset}",
+            group,
+            shards,
+            partial(c.ring_shift, group=group, offset=offset, dim=1, sizes=sizes),
+            partial(_rolled, offset=offset),
+        )
+
+
+def _against_one_process(size: int) -> None:
+    group = Group(dist.group.WORLD)
+    for length in (size * 2, size * 2 + 1, size - 1):
+        _axis_against_one_process(group, length)
+    same = _random(5, 2)
+    terms = [_random(5, 2, seed=rank) for rank in range(size)]
+    _run("broadcast", group, terms, lambda x: c.broadcast(x, 1, group), lambda all_: [all_[1]] * size)
+    _run(
+        "all_reduce both ways",
+        group,
+        terms,
+        lambda x: c.all_reduce_gradient(c.all_reduce(x, group), group),
+        lambda all_: [torch.stack(all_).sum(0)] * size,
+    )
+
+    # Conjugate forms: the gradients of each alone.
+    x = same.clone().requires_grad_()
+    y = c.all_reduce(x, group)
+    _close("g", y, same * size)
+    y.backward(terms[group.rank])
+    assert x.grad is not None
+    _close("gradient of g", x.grad, terms[group.rank])
+    x = same.clone().requires_grad_()
+    y = c.all_reduce_gradient(x, group)
+    _close("f", y, same)
+    y.backward(terms[group.rank])
+    assert x.grad is not None
+    _close("gradient of f", x.grad, torch.stack(terms).sum(0))
+
+    # What is the same on every rank before scatter, and after gather(same_after=True).
+    x = same.clone().requires_grad_()
+    own = c.scatter(x, 0, group)
+    _close("scatter", own, same[group.shard(5)])
+    c.gather(own * 2, 0, group, shard_sizes(5, size), same_after=True).backward(terms[0])
+    assert x.grad is not None
+    _close("gradient of scatter and gather", x.grad, 2 * terms[0])
+    assert c.exchange_sizes(group.rank * 3, group) == [rank * 3 for rank in range(size)]
+
+
+class _Spy(dist.Work):
+    """Notes when a collective is waited for."""
+
+    def __init__(self, work: dist.Work, name: str, events: list[str]) -> None:
+        super().__init__()
+        self.work_, self.name_, self.events = work, name, events
+
+    def wait(self, *args: object) -> bool:
+        self.events.append(f"wait for {self.name_}")
+        return self.work_.wait()
+
+
+class _Compute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor, events: list[str]) -> Tensor:
+        ctx.events = events  # type: ignore[attr-defined]
+        events.append("compute")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.events.append("compute backward")  # type: ignore[attr-defined]
+        return gradient * 2, None
+
+
+def _spied(name: str, events: list[str]) -> Callable[..., Pending]:
+    start = getattr(async_ops, name)
+
+    def spied(*args: object) -> Pending:
+        events.append(name)
+        pending = start(*args)
+        pending.work = _Spy(pending.work, name, events)
+        return pending
+
+    return spied
+
+
+def _overlap() -> None:
+    group, events = Group(dist.group.WORLD), list[str]()
+    for name in ("start_gather", "start_reduce_scatter", "start_all_to_all", "start_shift"):
+        setattr(async_ops, name, _spied(name, events))
+    cases: list[tuple[Callable[[Tensor], c.Handle], str, str]] = [
+        (lambda x: c.gather_async(x, 0, group), "start_gather", "start_reduce_scatter"),
+        (lambda x: c.reduce_scatter_async(x, 0, group), "start_reduce_scatter", "start_gather"),
+        (lambda x: c.all_to_all_async(x, 0, 1, group), "start_all_to_all", "start_all_to_all"),
+        (lambda x: c.ring_shift_async(x, group), "start_shift", "start_shift"),
+    ]
+    for start, forward, backward in cases:
+        events.clear()
+        x, other = _random(4, 4).requires_grad_(), _random(4, 4, seed=1).requires_grad_()
+        handle = start(x)
+        z = _Compute.apply(other, events)
+        y = handle.wait()
+        assert handle.wait() is y
+        (y.sum() * z.sum()).backward()
+        assert events == [
+            forward, "compute", f"wait for {forward}", backward, "compute backward", f"wait for {backward}",
+        ], events  # fmt: skip
+        # A second handle's life does not disturb the first's: no state outside the handles.
+        first, second = start(x), start(2 * x)
+        _close("two handles", second.wait(), 2 * first.wait())
+
+
+def _bytes(size: int) -> None:
+    group = Group(dist.group.WORLD)
+    x = _random(size, 6).requires_grad_()
+    n = size * 6 * 8
+
+    def both(function: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        with group.reporter.record() as log:
+            function(x).sum().backward()
+        return log.by_op()
+
+    p = size - 1
+    assert both(lambda t: c.gather(t, 0, group)) == {"all_gather": p * n, "reduce_scatter": p * n}
+    assert both(lambda t: c.reduce_scatter(t, 0, group)) == {
+        "all_gather": p * n / size,
+        "reduce_scatter": p * n / size,
+    }
+    assert both(lambda t: c.all_to_all(t, 0, 1, group)) == {"all_to_all": 2 * p * n / size}
+    assert both(lambda t: c.all_reduce(t, group)) == {"all_reduce": 2 * p * n / size}
+    assert both(lambda t: c.all_reduce_gradient(t, group)) == {"all_reduce": 2 * p * n / size}
+    assert both(lambda t: c.ring_shift(t, group)) == {"shift": 2 * n}
+    assert both(lambda t: c.broadcast(t, 0, group)) == {"broadcast": p * n / size, "reduce": p * n / size}
+    with group.reporter.record() as outer, group.reporter.record() as inner:
+        c.ring_shift(x, group)
+    assert outer.sent == inner.sent == n
+    sizes = shard_sizes(size + 1, size)
+    with group.reporter.record() as log:
+        c.gather(_random(sizes[group.rank], 6), 0, group, sizes)
+    assert log.sent == p * sizes[group.rank] * 6 * 8, "uneven shards are not padded"
+
+
+def _everything() -> None:
+    size = dist.get_world_size()
+    _against_one_process(size)
+    _bytes(size)
+    _overlap()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_collectives_equal_one_process_overlap_and_send_what_they_must(size: int) -> None:
+    launch(_everything, size)
+
+
+def test_a_group_of_one_communicates_nothing() -> None:
+    group = Group(None)
+    x = _random(3, 4).requires_grad_()
+    with group.reporter.record() as log:
+        for function in (
+            lambda t: c.gather(t, 0, group),
+            lambda t: c.scatter(t, 0, group),
+            lambda t: c.reduce_scatter(t, 0, group),
+            lambda t: c.all_to_all(t, 0, 1, group),
+            lambda t: c.all_reduce(t, group),
+            lambda t: c.all_reduce_gradient(t, group),
+            lambda t: c.broadcast(t, 0, group),
+            lambda t: c.ring_shift(t, group),
+        ):
+            (gradient,) = torch.autograd.grad(function(x).sum(), x)
+            _close("gradient", gradient, torch.ones_like(x))
+    assert not log.entries
+
+
+@pytest.mark.parametrize(("length", "parts", "sizes"), [(7, 3, [3, 2, 2]), (2, 3, [1, 1, 0]), (0, 2, [0, 0])])
+def test_the_first_shards_are_one_longer(length: int, parts: int, sizes: list[int]) -> None:
+    assert shard_sizes(length, parts) == sizes
+
+
+def test_shards_that_do_not_fit_are_refused() -> None:
+    group, x = Group(None), torch.zeros(3, 4)
+    with pytest.raises(ValueError, match="this rank's has 3"):
+        c.gather(x, 0, group, [4])
+    with pytest.raises(ValueError, match="add up to the 4"):
+        c.reduce_scatter(x, 1, group, [3])
+    with pytest.raises(ValueError, match="no dimension 2"):
+        c.gather(x, 2, group)
+    with pytest.raises(ValueError, match="between two dimensions"):
+        c.all_to_all(x, 1, -1, group)
+
+
+def test_a_result_is_given_once_and_its_buffers_are_let_go() -> None:
+    pending = async_ops.ready(torch.ones(2))
+    assert torch.equal(pending.wait(), torch.ones(2))
+    with pytest.raises(RuntimeError, match="asked for twice"):
+        pending.wait()

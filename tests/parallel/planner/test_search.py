@@ -1,0 +1,148 @@
+"""The best plans are the best of all, fit into memory, and what is impossible is refused with the arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from examples.gpt.gpt import GPTConfig
+from examples.gpt.plan import gpt_workload
+from fastfold.cli import main
+from fastfold.errors import ConfigError
+from fastfold.parallel import best_plans
+from fastfold.parallel.alphafold.workload import alphafold_workload
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.cost_model import step_cost
+from fastfold.parallel.planner.hardware import Assumptions, rates
+from fastfold.parallel.planner.report import plan_table
+from fastfold.parallel.planner.search import candidates, overrides
+from fastfold.parallel.planner.workload import Workload, standard_layouts
+
+GPT = GPTConfig(vocabulary=50257, context=256, layers=4, heads=2, width=1024)
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Workload:
+    """Traced once."""
+    return gpt_workload(GPT, samples=12)
+
+
+@pytest.fixture(scope="module")
+def alphafold() -> Workload:
+    """A small crop of a network without templates."""
+    return alphafold_workload("model_5", residues=64, msa=16, extra_msa=32, samples=1)
+
+
+def test_the_best_plan_is_the_best_of_all_that_fit(gpt: Workload) -> None:
+    speeds = rates("h100")
+    found = best_plans(gpt, gpus=4, gpu=speeds, count=3)
+    every = [
+        step_cost(gpt, plan, speeds, checkpointing=checkpointing)
+        for plan in candidates(gpt, 4)
+        for checkpointing in (False, True)
+    ]
+    fitting = [cost for cost in every if cost.total_memory <= speeds.usable_memory]
+    assert found[0].seconds == min(cost.seconds for cost in fitting)
+    assert [cost.seconds for cost in found] == sorted(cost.seconds for cost in found)
+    assert len({replace(cost.plan, zero=0) for cost in found}) == len(found) == 3
+    assert all(cost.plan.ranks == 4 for cost in found)
+    # Every axis that a GPT has was tried.
+    tried = [cost.plan for cost in every]
+    assert {plan.tp for plan in tried} == {1, 2}
+    assert {plan.sp for plan in tried} == {1, 2}
+    assert {plan.zero for plan in tried} == {0, 1, 2, 3}
+    assert max(plan.pp for plan in tried) == 4
+
+
+def test_less_memory_makes_other_plans_the_best_and_too_little_is_refused(gpt: Workload) -> None:
+    speeds = rates("h100")
+    roomy = best_plans(gpt, gpus=4, gpu=speeds, count=1)[0]
+    tight = replace(speeds, sheet=replace(speeds.sheet, memory=0.7 * roomy.total_memory / 0.9))
+    lean = best_plans(gpt, gpus=4, gpu=tight, count=1)[0]
+    assert lean.total_memory <= tight.usable_memory < roomy.total_memory
+    assert lean.seconds > roomy.seconds
+    message = r"needs [\d.]+ GiB per GPU, [\d.]+ GiB more than the [\d.]+ GiB that may be filled"
+    with pytest.raises(ConfigError, match=message):
+        best_plans(gpt, gpus=4, gpu=replace(speeds, sheet=replace(speeds.sheet, memory=1e8)))
+
+
+def test_no_plan_leaves_a_replica_without_a_sample(gpt: Workload) -> None:
+    assert all(plan.dp <= 12 for plan in candidates(gpt, 48))
+    with pytest.raises(ConfigError, match="29 GPUs cannot share 12 samples of gpt"):
+        best_plans(gpt, gpus=29, gpu="h100")
+
+
+def test_more_gpus_than_samples_share_proteins(alphafold: Workload) -> None:
+    best = best_plans(alphafold, gpus=2, gpu="h200", count=2)
+    assert all(cost.plan.dap == 2 for cost in best)
+    for cost in best:
+        assert 0 <= cost.communication_share < 1
+        settings = dict(setting.split("=") for setting in overrides(cost))
+        plan = {
+            name.removeprefix("parallel."): value if value.isalpha() else int(value)
+            for name, value in settings.items()
+            if name.startswith("parallel.")
+        }
+        assert ParallelPlan.from_dict(plan) == cost.plan
+    lines = plan_table(best).splitlines()
+    assert len(lines) == 1 + len(best)
+    assert "time/step" in lines[0]
+    assert "memory/GPU" in lines[0]
+    assert "communication" in lines[0]
+
+
+def test_a_shared_protein_takes_less_memory_of_each_gpu(alphafold: Workload) -> None:
+    speeds = rates("h200")
+    one, two = (step_cost(alphafold, plan, speeds) for plan in (ParallelPlan(), ParallelPlan(dap=2)))
+    assert two.memory["activations"] < 0.7 * one.memory["activations"]
+    # At this size most of what a step works with is no pair tensor.
+    assert two.memory["working"] < one.memory["working"]
+
+
+def test_slow_links_make_plans_that_send_less_the_best(gpt: Workload) -> None:
+    slow = rates("h100", replace(Assumptions(), link_share=1e-4))
+    best = best_plans(gpt, gpus=4, gpu=slow, count=1)[0]
+    assert (best.plan.tp, best.plan.sp) == (1, 1)
+
+
+def test_layouts_are_all_factorisations_and_as_square_a_grid_as_there_is() -> None:
+    found = list(standard_layouts(dap=8, tp=4, tp_modes=("1d", "2d"), grid=True)(8))
+    assert all(plan.ranks == 8 for plan in found)
+    assert ParallelPlan(dap=8) in found
+    assert ParallelPlan(dap=8, dap_mode="grid", dap_rows=2) in found
+    assert ParallelPlan(dap=2, tp=4, tp_mode="2d") in found
+    assert ParallelPlan(dap=4, dap_mode="grid", tp=2) in found
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "8", "--gpu", "h20O"], "there is no table of a GPU named 'h20O'; did you mean 'h200'?"),
+        (
+            ["--gpus", "8", "--gpu", "h200", "--model", "model_7"],
+            "there is no model named 'model_7'; did you mean",
+        ),
+        (["--gpus", "0", "--gpu", "h200"], "a plan needs at least one GPU, got 0"),
+        (["--gpus", "8"], "fastfold plan needs --gpu"),
+        (["--gpus", "8", "--gpu", "h200", "--residues", "-3"], "residues has to be at least 1, got -3"),
+        (["--gpus", "8", "--gpu", "h200", "--count", "0"], "--count has to be at least 1"),
+    ],
+)
+def test_the_command_refuses_what_is_unknown_with_the_nearest_that_is(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_prints_plans_with_their_settings_and_the_origin_of_every_rate(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = ["--residues", "32", "--msa", "8", "--extra-msa", "16", "--model", "model_5"]
+    assert main(["plan", *sizes, "--gpus", "2", "--gpu", "h200", "--global-batch", "2", "--count", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "parallel.dp=2" in out
+    assert "data.crop_size=32" in out
+    assert out.count("tabulated (NVIDIA H200 data sheet") == 5

@@ -1,0 +1,236 @@
+"""mmCIF structures: the real entry of the official program, invented ones, and files of this package."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.protein import Protein, chain_name
+from fastfold.protein.structure import Structure
+from tests.conftest import require_shared
+from tests.helpers.structures import proteins
+
+ITEMS = [
+    *(
+        "group_PDB",
+        "id",
+        "label_atom_id",
+        "label_alt_id",
+        "label_comp_id",
+        "label_asym_id",
+        "label_entity_id",
+    ),
+    *("label_seq_id", "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy", "B_iso_or_equiv"),
+    *("auth_seq_id", "auth_asym_id", "pdbx_PDB_model_num"),
+]
+ATOMS = """\
+ATOM 1 N . MET A 1 2 ? 0 0 0 1 5 11 heavy 1
+HETATM 2 SE . MSE A 1 3 ? 1.5 0 0 1 5 12 heavy 1
+ATOM 3 CA A SER A 1 5 A 2 0 0 0.4 5 13 heavy 1
+ATOM 4 CA B SER A 1 5 A 3 0 0 0.6 5 13 heavy 1
+HETATM 5 "C5'" . ZZZ A 1 6 ? 4 0 0 1 5 14 heavy 1
+HETATM 6 CB . ZZZ A 1 6 ? 4 0 0 1 5 14 heavy 1
+HETATM 7 O . HOH B 3 . ? 9 0 0 1 5 90 heavy 1
+HETATM 8 CA . CA C 4 . ? 9 0 0 1 5 91 heavy 1
+ATOM 9 C4 . DA D 2 1 ? 9 0 0 1 5 1 D 1
+ATOM 10 N . MET E 1 2 ? 7 0 0 1 5 11 heavy 1
+ATOM 11 N . MET A 1 2 ? 0 0 0 1 5 11 heavy 2
+"""
+HEAD = """\
+# a comment
+data_TEST
+_exptl.method 'ELECTRON MICROSCOPY'
+_refine.ls_d_res_high ?
+_em_3d_reconstruction.resolution
+2.9
+loop_
+_pdbx_audit_revision_history.ordinal
+_pdbx_audit_revision_history.revision_date
+1 2011-05-04 2 2008-02-01
+loop_
+_entity_poly.entity_id
+_entity_poly.type
+_entity_poly.pdbx_seq_one_letter_code
+1 polypeptide(L)
+;GM(MSE)AS
+loop_
+;
+2 polydeoxyribonucleotide 'A'
+loop_
+_entity_poly_seq.entity_id
+_entity_poly_seq.num
+_entity_poly_seq.mon_id
+1 1 GLY
+1 2 MET
+1 3 MSE
+1 4 ALA
+1 5 SER
+1 5 THR
+1 6 ZZZ
+2 1 DA
+loop_
+_pdbx_struct_mod_residue.label_comp_id
+_pdbx_struct_mod_residue.parent_comp_id
+ZZZ TRP
+"""
+
+
+def cif(head: str = HEAD, atoms: str = ATOMS, items: list[str] | None = None) -> str:
+    names = "".join(f"_atom_site.{item}\n" for item in items or ITEMS)
+    return f"{head}loop_\n{names}{atoms}"
+
+
+def read(folder, text: str) -> Structure:
+    path = folder / "test.cif"
+    path.write_text(text, encoding="utf-8")
+    return read_structure(path)
+
+
+def test_invented_entry(tmp_path):
+    """Sequence, masks, modified residues, alternates, names of chains and header, all in one file."""
+    structure = read(tmp_path, cif())
+    assert (structure.resolution, structure.method) == (2.9, "electron microscopy")
+    assert structure.release_date == "2008-02-01"
+    first, second = structure.chains
+    assert (first.chain_id, second.chain_id) == ("heavy", "E")
+    assert first.sequence == second.sequence == "GMMASW"
+    assert first.mask.any(1).tolist() == [False, True, True, False, True, True]
+    assert first.residue_index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert first.positions[2, rc.atom_order["SD"], 0] == 1.5
+    assert first.positions[4, rc.atom_order["CA"], 0] == 3
+    assert second.mask.sum() == 1
+    assert "several models" in structure.warnings[0]
+
+
+def test_without_entities(tmp_path):
+    """A bare table of atoms: sequence as observed, gaps from the residue numbers."""
+    atoms = "".join(f"ATOM {name} ALA A {n} {n} 0 0 \n" for n in (4, 5, 9) for name in ("N", "CA"))
+    items = [ITEMS[i] for i in (0, 2, 4, 5, 14, 9, 10, 11)]
+    (chain,) = read(tmp_path, cif("data_x\n", atoms, items)).chains
+    assert (chain.chain_id, chain.sequence, chain.residue_index.tolist()) == ("A", "AAA", [4, 5, 9])
+
+
+def test_ligand_without_sequence_numbers_takes_no_name(tmp_path):
+    """Without label_seq_id a ligand of chain A under a label of its own neither joins nor renames a chain."""
+    atoms = "".join(f"ATOM {name} ALA A A 1 0 0 {z}\n" for z, name in enumerate(("N", "CA")))
+    atoms += "HETATM O LIG B A 90 0 0 5\n" + atoms.replace(" A A 1", " C B 1")
+    items = [ITEMS[i] for i in (0, 2, 4, 5, 15, 14, 9, 10, 11)]
+    chains = read(tmp_path, cif("data_x\n", atoms, items)).chains
+    assert [(chain.chain_id, chain.sequence) for chain in chains] == [("A", "A"), ("B", "A")]
+
+
+def test_real_entry_equals_the_official_labels():
+    """Chain A of 2Q2K is, bit for bit, what the official program trains on."""
+    structure = read_structure(require_shared("data", "2q2k", "2q2k.cif"), chain_ids=["A"])
+    with np.load(require_shared("oracles", "monomer_ptm", "features.npz"), allow_pickle=False) as features:
+        (chain,) = structure.chains
+        assert np.array_equal(chain.positions, features["all_atom_positions"][0])
+        assert np.array_equal(chain.mask, features["all_atom_mask"][0])
+        assert np.array_equal(rc.sequence_to_aatype(chain.sequence), features["aatype"][0])
+        assert np.array_equal(chain.residue_index, features["residue_index"][0])
+        assert structure.resolution == features["resolution"][0]
+    assert structure.method == "x-ray diffraction"
+
+
+def assert_equals(structure: Structure, protein: Protein, names: list[str]) -> None:
+    """Chains with atoms are the same, but for NH1 and NH2, which invented arginines have at random."""
+    chains = [c for c in protein.chains if protein.atom_mask[c].any()]
+    assert [c.chain_id for c in structure.chains] == names
+    for found, part in zip(structure.chains, chains, strict=True):
+        assert found.sequence == rc.aatype_to_sequence(protein.aatype[part])
+        slots = np.setdiff1d(np.arange(37), [rc.atom_order["NH1"], rc.atom_order["NH2"]])
+        mask = protein.atom_mask[part][:, slots]
+        assert np.array_equal(found.mask[:, slots], mask)
+        expected = protein.atom_positions[part][:, slots] * mask[..., None]
+        # Three decimals, and what a float32 of that size can hold.
+        assert (np.abs(found.positions[:, slots] - expected) < 6e-4 + np.spacing(np.abs(expected))).all()
+        assert found.mask.sum() == protein.atom_mask[part].sum()
+
+
+FILES = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@FILES
+@given(proteins())
+def test_written_modelcif_is_read_back(tmp_path, protein):
+    """Whatever the package writes as mmCIF comes back: every chain, residue and atom, missing ones masked."""
+    text = to_modelcif(
+        protein, entry_id="x", title="x", software_version="1", model_name="m", plddt=np.ones(len(protein))
+    )
+    (tmp_path / "x.cif.gz").write_bytes(gzip.compress(text.encode()))
+    names = [chain_name(i) for i, c in enumerate(protein.chains) if protein.atom_mask[c].any()]
+    assert_equals(read_structure(tmp_path / "x.cif.gz"), protein, names)
+
+
+@FILES
+@given(proteins())
+def test_written_pdb_is_read_back(tmp_path, protein):
+    """The same for PDB files, whose SEQRES and REMARK 465 give missing residues their places."""
+    lengths = [c.stop - c.start for c in protein.chains]
+    numbers = np.concatenate([np.arange(1, n + 1) for n in lengths])
+    protein = Protein(
+        protein.atom_positions,
+        protein.atom_mask,
+        protein.aatype,
+        numbers,
+        protein.chain_index,
+        protein.b_factors,
+    )
+    (tmp_path / "x.pdb").write_text(to_pdb(protein))
+    names = [chain_name(i) for i, c in enumerate(protein.chains) if protein.atom_mask[c].any()]
+    assert_equals(read_structure(tmp_path / "x.pdb"), protein, names)
+
+
+LAST = cif().count("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (cif()[:-20], LAST, "truncated"),
+        (cif().replace("ATOM 1 N .", "ATOM 1 N", 1), LAST - ATOMS.count("\n") + 1, "do not have 17 values"),
+        (cif().split("loop_\n;")[0], 16, "stops within the text"),
+        (cif().replace("'A'", "'A"), 19, "quote"),
+        (cif().replace("2.9\n", "", 1), 5, "has no value"),
+        (cif().replace("1 2 ? 0 0 0", "1 2 ? a 0 0", 1), None, "no number"),
+        (cif().replace("1 2 ? 0 0 0", "1 2 ? nan 0 0", 1), None, "not finite"),
+        (cif().replace("1 2 ? 0 0 0", "1 7 ? 0 0 0", 1), None, "outside the 6 residues"),
+        (cif(items=["x", *ITEMS[1:2], "y", *ITEMS[3:]]), None, "no label_atom_id"),
+        (cif(atoms=""), None, "no atoms"),
+        (HEAD, None, "no _atom_site"),
+        ("data_x\nvalue\n", 2, "a value where a name"),
+        ("data_x\nloop_\nvalue\n", 2, "not followed by names"),
+    ],
+)
+def test_damaged_files_are_named_by_line(tmp_path, text, line, message):
+    with pytest.raises(InputError, match=message) as caught:
+        read(tmp_path, text)
+    assert line is None or caught.value.line == line
+    assert caught.value.path == tmp_path / "test.cif"
+
+
+@FILES
+@given(data=st.data())
+def test_damaged_text_never_breaks_the_reader(tmp_path, data):
+    """Any piece of the file replaced or removed gives a structure or a clear error, nothing else."""
+    text = cif()
+    start = data.draw(st.integers(0, len(text)))
+    stop = data.draw(st.integers(start, min(len(text), start + 40)))
+    piece = data.draw(st.text(alphabet="_;'\"# \nadloopt.?1-\0eN", max_size=8))
+    (tmp_path / "x.cif").write_text(text[:start] + piece + text[stop:], encoding="utf-8")
+    try:
+        structure = read_structure(tmp_path / "x.cif")
+    except InputError:
+        return
+    for chain in structure.chains:
+        assert len(chain) == len(chain.mask) == len(chain.residue_index)
+        assert np.all(np.diff(chain.residue_index) > 0)

@@ -1,0 +1,263 @@
+"""Decisions on PDB records: sequence and numbering, alternates, modified residues, what is left out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+from tests.helpers.structure_texts import atom_line, chain_lines, read_lines, residue_lines, seqres_lines
+
+CA, CB, SD, OG = (rc.atom_order[name] for name in ("CA", "CB", "SD", "OG"))
+
+
+def one(folder, lines):
+    (chain,) = read_lines(folder, lines).chains
+    return chain
+
+
+def test_missing_residues_of_seqres_are_masked(tmp_path):
+    """Residues 3 and 4 of six are not observed: they keep their places and have no atoms."""
+    lines = seqres_lines("GLY", "ALA", "SER", "THR", "VAL", "LEU")
+    lines += chain_lines(("GLY", 11), ("ALA", 12), ("VAL", 15), ("LEU", 16), breaks=(2,))
+    chain = one(tmp_path, lines)
+    assert chain.sequence == "GASTVL"
+    assert chain.mask.any(1).tolist() == [True, True, False, False, True, True]
+    assert chain.residue_index.tolist() == [0, 1, 2, 3, 4, 5]
+    assert not chain.positions[2:4].any()
+
+
+def test_first_missing_residue_is_known_from_remark_465(tmp_path):
+    """A sequence of alanines fits everywhere; the numbers of missing residues say where it begins."""
+    lines = ["REMARK 465     ALA A     5", *seqres_lines(*["ALA"] * 4), *chain_lines(("ALA", 6), ("ALA", 7))]
+    assert one(tmp_path, lines).mask.any(1).tolist() == [False, True, True, False]
+
+
+def test_numbers_from_one_are_positions(tmp_path):
+    """Without REMARK 465, residue number 3 is the third of the sequence where this fits as well."""
+    lines = [*seqres_lines(*["ALA"] * 5), *chain_lines(("ALA", 3), ("ALA", 4))]
+    assert one(tmp_path, lines).mask.any(1).tolist() == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [(101, 102, 205, 206, 3, 4), (7, 7, 7, 7, 7, 7), (9, 8, 7, 6, 5, 4)],
+    ids=["jumps", "insertion codes", "downwards"],
+)
+def test_odd_numbers_are_placed_by_alignment(tmp_path, numbers):
+    """Whatever the numbers are, equal residues meet and the unobserved loop stays where it is."""
+    names = ["GLY", "ALA", "TRP", "THR", "VAL", "LEU", "CYS", "MET", "LYS"]
+    seen = [0, 1, 2, 6, 7, 8]
+    lines = seqres_lines(*names)
+    codes = "ABCDEF" if len(set(numbers)) == 1 else " " * 6
+    for i, (place, number) in enumerate(zip(seen, numbers, strict=True)):
+        lines += residue_lines(names[place], number, place, insertion=codes[i])
+    assert np.flatnonzero(one(tmp_path, lines).mask.any(1)).tolist() == seen
+
+
+def test_alignment_keeps_bonded_residues_together(tmp_path):
+    """Of equal residues on both sides of an unobserved loop the bonded ones are neighbours."""
+    names = ["GLY", "ALA", "TRP", "TRP", "VAL"]
+    lines = seqres_lines(*names)
+    lines += chain_lines(("ALA", 90), ("TRP", 20), ("VAL", 30), breaks=(2,))
+    assert np.flatnonzero(one(tmp_path, lines).mask.any(1)).tolist() == [1, 2, 4]
+    lines = seqres_lines(*names) + chain_lines(("ALA", 90), ("TRP", 20), ("VAL", 30), breaks=(1,))
+    assert np.flatnonzero(one(tmp_path, lines).mask.any(1)).tolist() == [1, 3, 4]
+
+
+def test_conflict_with_seqres_is_taken_as_observed(tmp_path):
+    """A residue of another type than in SEQRES stays beside its bonded neighbour, and its own type is used."""
+    first = ["GLY", "ALA", "TRP", "THR", "VAL", "LEU", "CYS", "MET", "SER", "PRO"]
+    lines = seqres_lines(*first, "ALA", "GLY", "LYS")
+    lines += chain_lines(*((name, i) for i, name in enumerate([*first, "LYS"], start=1)))
+    structure = read_lines(tmp_path, lines)
+    assert structure.chains[0].sequence == "GAWTVLCMSPKGK"
+    assert structure.chains[0].mask.any(1).tolist() == [True] * 11 + [False] * 2
+    assert "at 1 places" in structure.warnings[0]
+
+
+def test_sequence_that_does_not_fit_is_not_used(tmp_path):
+    """A SEQRES of another protein must not label the atoms; a warning says so."""
+    structure = read_lines(
+        tmp_path, [*seqres_lines("TRP", "TRP", "TRP"), *chain_lines(("ALA", 1), ("GLY", 2))]
+    )
+    assert structure.chains[0].sequence == "AG"
+    assert "SEQRES" in structure.warnings[0]
+
+
+def test_index_without_seqres(tmp_path):
+    """Numbers are followed over gaps, insertion codes shift what follows, bonds overrule numbers."""
+    lines = [
+        *residue_lines("ALA", 10, 0),
+        *residue_lines("ALA", 10, 1, insertion="A"),
+        *residue_lines("ALA", 10, 2, insertion="B"),
+        *residue_lines("ALA", 11, 3),
+        *residue_lines("ALA", 15, 8),
+        *residue_lines("ALA", 20, 9),
+        *residue_lines("ALA", 1, 20),
+    ]
+    assert one(tmp_path, lines).residue_index.tolist() == [10, 11, 12, 13, 17, 18, 19]
+
+
+def test_conformer_with_highest_mean_occupancy_is_taken_whole(tmp_path):
+    """B is better as a whole although A has the best single atom; only what B lacks comes from A."""
+    lines = [
+        atom_line("N", "SER"),
+        atom_line("CA", "SER", x=1, alternate="A", occupancy=0.7),
+        atom_line("CB", "SER", x=1, alternate="A", occupancy=0.1),
+        atom_line("OG", "SER", x=1, alternate="A", occupancy=0.1),
+        atom_line("CA", "SER", x=2, alternate="B", occupancy=0.6),
+        atom_line("CB", "SER", x=2, alternate="B", occupancy=0.6),
+    ]
+    chain = one(tmp_path, lines)
+    assert chain.positions[0, [CA, CB, OG], 0].tolist() == [2, 2, 1]
+
+
+def test_equal_occupancies_take_the_first_conformer(tmp_path):
+    lines = [atom_line("CA", x=i, alternate=letter, occupancy=0.5) for i, letter in ((3, "B"), (4, "A"))]
+    assert one(tmp_path, lines).positions[0, CA, 0] == 3
+
+
+def test_two_amino_acids_at_one_place(tmp_path):
+    """Microheterogeneity: the more frequent amino acid, with none of the other one's atoms."""
+    lines = [
+        atom_line("CA", "SER", alternate="A", occupancy=0.4),
+        atom_line("CB", "SER", alternate="A", occupancy=0.4),
+        atom_line("CA", "ALA", x=5, alternate="B", occupancy=0.6),
+    ]
+    chain = one(tmp_path, lines)
+    assert chain.sequence == "A"
+    assert np.flatnonzero(chain.mask[0]).tolist() == [CA]
+
+
+def test_selenomethionine_is_methionine(tmp_path):
+    lines = [*chain_lines(("ALA", 1)), *residue_lines("MSE", 2, 1, record="HETATM")]
+    lines.append(atom_line("SE", "MSE", 2, 7.5, record="HETATM"))
+    chain = one(tmp_path, lines)
+    assert chain.sequence == "AM"
+    assert chain.mask[1, SD] == 1
+    assert chain.positions[1, SD, 0] == np.float32(7.5)
+
+
+def test_modres_names_the_parent(tmp_path):
+    """A residue that no table knows gets the type that MODRES states, and only that type's atoms."""
+    lines = [
+        "MODRES 1ABC ZZZ A    2  SER",
+        *chain_lines(("ALA", 1)),
+        *residue_lines("ZZZ", 2, 1, record="HETATM"),
+    ]
+    lines += [atom_line(name, "ZZZ", 2, 4, record="HETATM") for name in ("OG", "CG")]
+    chain = one(tmp_path, lines)
+    assert chain.sequence == "AS"
+    assert chain.mask[1].sum() == 5
+    assert chain.mask[1, OG] == 1
+
+
+def test_unknown_residue_keeps_its_backbone(tmp_path):
+    """A bonded residue of unknown name is X with N, CA, C, O and CB."""
+    lines = [*chain_lines(("ALA", 1)), *residue_lines("ZZZ", 2, 1, record="HETATM")]
+    lines += [atom_line(name, "ZZZ", 2, 4, record="HETATM") for name in ("CB", "OG")]
+    chain = one(tmp_path, lines)
+    assert chain.sequence == "AX"
+    assert chain.mask[1].sum() == 5
+
+
+def test_ligands_waters_hydrogens_and_nucleic_acids_are_left_out(tmp_path):
+    lines = [
+        *chain_lines(("ALA", 1)),
+        atom_line("H", "ALA", 1),
+        atom_line("CG", "ALA", 1),
+        *residue_lines("ZZZ", 50, 30, record="HETATM"),
+        "TER",
+        *residue_lines("GLY", 2, 1, record="HETATM"),
+        atom_line("CA", " CA", 70, record="HETATM"),
+        atom_line("O", "HOH", 71, record="HETATM"),
+        *(atom_line("O", " DA", n, chain="B") for n in range(3)),
+    ]
+    chain = one(tmp_path, lines)
+    assert (chain.chain_id, chain.sequence, chain.mask.sum()) == ("A", "A", 4)
+
+
+def test_rna_with_an_amino_acid_is_no_protein(tmp_path):
+    lines = [*chain_lines(("ALA", 1)), *seqres_lines("A", "C", "G", "PHE", chain="R")]
+    lines += [atom_line("C", "  A", 1, chain="R"), atom_line("C", "  C", 2, chain="R")]
+    lines += residue_lines("PHE", 4, 1, chain="R")
+    assert one(tmp_path, lines).chain_id == "A"
+
+
+def test_first_model_is_read(tmp_path):
+    lines = [
+        "MODEL        1",
+        *chain_lines(("ALA", 1)),
+        "ENDMDL",
+        "MODEL        2",
+        *chain_lines(("GLY", 1)),
+        "ENDMDL",
+    ]
+    structure = read_lines(tmp_path, lines)
+    assert structure.chains[0].sequence == "A"
+    assert "several models" in structure.warnings[0]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_arginine_nitrogens_are_named_by_distance(tmp_path, swapped):
+    """NH1 is the one near CD; its B-factor and position go together."""
+    near, far = ("NH2", "NH1") if swapped else ("NH1", "NH2")
+    lines = [atom_line("CD", "ARG"), atom_line(near, "ARG", x=2), atom_line(far, "ARG", x=3)]
+    chain = one(tmp_path, lines)
+    assert [chain.positions[0, rc.atom_order[name], 0] for name in ("NH1", "NH2")] == [2, 3]
+
+
+def test_header_is_read(tmp_path):
+    lines = [
+        "HEADER    DNA BINDING PROTEIN                     28-MAY-07   2Q2K",
+        "EXPDTA    X-RAY DIFFRACTION",
+        "REVDAT   2   24-FEB-09 2Q2K    1       VERSN",
+        "REVDAT   1   13-NOV-07 2Q2K    0",
+        "REMARK   2 RESOLUTION.    3.00 ANGSTROMS.",
+        *chain_lines(("ALA", 1)),
+    ]
+    structure = read_lines(tmp_path, lines)
+    assert (structure.resolution, structure.method, structure.release_date) == (
+        3.0,
+        "x-ray diffraction",
+        "2007-11-13",
+    )
+    assert not structure.warnings
+    assert "truncated" in read_lines(tmp_path, lines, end="").warnings[0]
+
+
+def test_ca_only_chain_is_read_with_a_warning(tmp_path):
+    structure = read_lines(tmp_path, [atom_line("CA", "ALA", n, 3.8 * n) for n in range(1, 4)])
+    assert structure.chains[0].mask.sum() == 3
+    assert "cannot be used for training" in structure.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "message"),
+    [
+        ([atom_line("CA")[:40]], 1, "columns"),
+        ([atom_line("CA").replace("A   1 ", "AA000 ")], 1, "columns"),
+        ([atom_line("CA", x=float("nan"))], 1, "not finite"),
+        ([atom_line("CA"), atom_line("CA")], 2, "twice"),
+        ([atom_line("CA"), atom_line("CB", "GLY")], 2, "ALA before and GLY here"),
+        (["MODEL        1", atom_line("CA")], 2, "stops within a model"),
+    ],
+)
+def test_malformed_records_are_named_by_line(tmp_path, lines, line, message):
+    path = tmp_path / "x.pdb"
+    with pytest.raises(InputError, match=message) as caught:
+        read_lines(tmp_path, lines, end="")
+    assert (caught.value.path, caught.value.line) == (path, line)
+
+
+def test_every_cut_within_the_atoms_is_noticed_or_harmless(tmp_path):
+    """A file cut at any byte of its last atom's numbers is refused; never is a number read that is cut short."""
+    text = "\n".join([*chain_lines(("ALA", 1), ("GLY", 2)), ""])
+    start = text.rindex("ATOM")
+    for cut in range(start + 6, start + 78):
+        (tmp_path / "cut.pdb").write_text(text[:cut])
+        with pytest.raises(InputError, match=r"download or copy it again|columns"):
+            read_structure(tmp_path / "cut.pdb")

@@ -1,0 +1,132 @@
+"""All scores of a prediction at once, and the residues they compare."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.compare import StructureScores, align_residues, compare, compare_proteins
+from fastfold.protein.protein import Protein
+from tests.helpers.structures import make_protein
+
+SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEV"
+CA = rc.atom_order["CA"]
+
+
+def _cut(protein: Protein, keep: np.ndarray) -> Protein:
+    """Residues of a structure in any order; its chains are counted anew."""
+    arrays = {f.name: getattr(protein, f.name)[keep] for f in dataclasses.fields(protein)}
+    starts = np.diff(arrays["chain_index"], prepend=arrays["chain_index"][:1]) != 0
+    return Protein(**arrays | {"chain_index": np.cumsum(starts)})
+
+
+def _perfect(scores: StructureScores, aligned: int, length: int) -> None:
+    assert (scores.aligned_residues, scores.reference_residues) == (aligned, length)
+    assert scores.rmsd_ca == pytest.approx(0.0, abs=1e-4)
+    assert scores.drmsd_ca == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_structure_against_itself() -> None:
+    protein = make_protein(SEQUENCE)
+    scores = compare_proteins(protein, protein)
+    _perfect(scores, len(SEQUENCE), len(SEQUENCE))
+    for name in ("lddt_ca", "lddt", "tm_score", "gdt_ts", "gdt_ha"):
+        assert getattr(scores, name) == pytest.approx(1.0), name
+    np.testing.assert_allclose(scores.lddt_ca_per_residue, 1.0)
+
+
+def test_missing_residues_of_the_reference_do_not_count() -> None:
+    """The experiment saw 20 of 32 residues; a prediction of all 32 is still perfect."""
+    prediction = make_protein(SEQUENCE)
+    keep = np.ones(32, bool)
+    keep[:4] = keep[14:20] = keep[30:] = False
+    scores = compare_proteins(prediction, _cut(prediction, keep))
+    _perfect(scores, 20, 20)
+    assert scores.tm_score == scores.gdt_ts == scores.lddt == pytest.approx(1.0)
+
+
+def test_missing_residues_of_the_prediction_do_count() -> None:
+    reference = make_protein(SEQUENCE)
+    reference = dataclasses.replace(reference, atom_positions=reference.atom_positions / 8.0)
+    half = _cut(reference, np.arange(32) < 16)
+    scores = compare_proteins(half, reference)
+    _perfect(scores, 16, 32)
+    assert scores.tm_score == scores.gdt_ts == scores.gdt_ha == pytest.approx(0.5)
+    assert scores.lddt_ca < 0.6
+    assert scores.lddt < 0.6
+    assert scores.lddt_ca_per_residue[16:].max() < 1e-6
+
+
+def test_unresolved_atoms_and_residues_of_the_reference() -> None:
+    """Atoms that the reference lacks may hold anything, and residues without CA have no score."""
+    protein = make_protein(SEQUENCE)
+    mask, positions = protein.atom_mask.copy(), protein.atom_positions.copy()
+    mask[5] = 0.0
+    positions[mask < 0.5] = np.nan
+    reference = dataclasses.replace(protein, atom_mask=mask, atom_positions=positions)
+    scores = compare_proteins(protein, reference)
+    _perfect(scores, 31, 31)
+    assert np.flatnonzero(np.isnan(scores.lddt_ca_per_residue)).tolist() == [5]
+    assert scores.lddt == scores.lddt_ca == pytest.approx(1.0)
+
+
+def test_nothing_in_common() -> None:
+    protein = make_protein("GGGG")
+    with pytest.raises(InputError, match="same protein"):
+        compare(
+            protein.atom_positions,
+            protein.atom_mask,
+            protein.atom_positions,
+            protein.atom_mask,
+            protein.aatype,
+            np.zeros((0, 2)),
+        )
+
+
+def test_chains_find_their_partners() -> None:
+    """Chains stand in another order in the reference, which lacks one."""
+    prediction = make_protein("MKTAYIAKQR", "WWHGPLNDEE", "CCVTSFFLYD")
+    reference = _cut(prediction, np.r_[20:30, 0:10])
+    _perfect(compare_proteins(prediction, reference), 20, 20)
+
+
+def test_chains_without_a_partner_are_left_out() -> None:
+    reference = make_protein("MKTAYIAKQR")
+    prediction = make_protein("MKTAYIAKQR", "MKTAYIAKQR")
+    assert compare_proteins(prediction, reference).aligned_residues == 10
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ("ACDE", "ACDE", [(0, 0), (1, 1), (2, 2), (3, 3)]),
+        ("MKTAYIAKQR", "AYIAKQ", [(i + 3, i) for i in range(6)]),
+        ("GSHMAYIAKQ", "AYIAKQLL", [(i + 4, i) for i in range(6)]),
+        (
+            SEQUENCE,
+            SEQUENCE[:12] + SEQUENCE[19:],
+            [(i, i if i < 12 else i - 7) for i in range(32) if not 12 <= i < 19],
+        ),
+        ("MGGGGGGGAYIAKQ", "MAYIAKQ", [(i + 7, i) for i in range(7)]),
+        ("", "ACD", []),
+        ("MKTAYUAKQR", "MKTAYIAKQR", [(i, i) for i in range(10)]),
+    ],
+    ids=["same", "termini", "tag", "loop", "free ends", "empty", "unknown letter"],
+)
+def test_alignment(a: str, b: str, expected: list[tuple[int, int]]) -> None:
+    assert align_residues(a, b).tolist() == [list(pair) for pair in expected]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.text("ACDEFGHIKLMNPQRSTVWYX", max_size=30), st.text("ACDEFGHIKLMNPQRSTVWYX", max_size=30))
+def test_alignments_increase(a: str, b: str) -> None:
+    pairs = align_residues(a, b)
+    assert (np.diff(pairs, axis=0) > 0).all()
+    assert pairs.shape[1] == 2
+    assert len(pairs) == 0 or (pairs.max(0) < [len(a), len(b)]).all()
