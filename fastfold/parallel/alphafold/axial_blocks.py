@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import (
     BlockStack,
     EvoformerBlock,
@@ -83,6 +84,24 @@ def run_pair_steps(
     return switch_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
 
 
+def refuse_missing_steps(model: nn.Module) -> None:
+    """See that every Evoformer block has all its steps, each of which has a form for shards.
+
+    Raises:
+        ConfigError: One lacks some, as those of ``mini`` do.
+    """
+    for block in model.modules():
+        if isinstance(block, EvoformerBlock) and None in (
+            block.msa_column_attention,
+            block.triangle_attention_starting,
+            block.triangle_attention_ending,
+        ):
+            raise ConfigError(
+                "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
+                "an axis: use dap=1, or another network"
+            )
+
+
 def keep_gathered(stack: BlockStack) -> None:
     """Let the steps of recomputed blocks keep what they gather: recomputing gathers it again anyway."""
     for module in stack.blocks.modules():
@@ -127,18 +146,22 @@ class AxialEvoformerBlock(EvoformerBlock):
         """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
         msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
+        assert self.msa_column_attention is not None  # blocks without are refused
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        steps = (
+        steps = self._triangle_steps()
+        return self.pair_transition(
+            run_pair_steps(self.shards, steps, pair, pair_mask, columns=True, end=True)
+        )
+
+    def _triangle_steps(self) -> tuple[Any, ...]:
+        return (
             self.triangle_multiplication_outgoing,
             self.triangle_multiplication_incoming,
             self.triangle_attention_starting,
             self.triangle_attention_ending,
-        )
-        return self.pair_transition(
-            run_pair_steps(self.shards, steps, pair, pair_mask, columns=True, end=True)
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
@@ -18,6 +17,7 @@ from fastfold.parallel.alphafold.axial_blocks import (
     AxialEvoformerStack,
     AxialTemplatePairBlock,
     AxialTemplatePairStack,
+    refuse_missing_steps,
 )
 from fastfold.parallel.alphafold.axial_layers import (
     AxialMSARowAttention,
@@ -73,15 +73,7 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     group = mesh.group("dap")
     if group.size == 1:
         return
-    for block in model.modules():
-        if isinstance(block, EvoformerBlock) and None in (
-            block.msa_column_attention,
-            block.triangle_attention_ending,
-        ):
-            raise ConfigError(
-                "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
-                "an axis: use dap=1, or another network"
-            )
+    refuse_missing_steps(model)
     take_forms(model, _FORMS, shards=AxialShards(group))
 
 

@@ -13,7 +13,12 @@ from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.parallel.alphafold.axial_blocks import AxialEvoformerBlock, AxialEvoformerStack, Moving
+from fastfold.parallel.alphafold.axial_blocks import (
+    AxialEvoformerBlock,
+    AxialEvoformerStack,
+    Moving,
+    refuse_missing_steps,
+)
 from fastfold.parallel.alphafold.axial_model import (
     AxialAlphaFold,
     AxialDistogramHead,
@@ -40,10 +45,8 @@ class GridEvoformerBlock(AxialEvoformerBlock):
     """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        pair = self.triangle_multiplication_outgoing(pair, pair_mask)
-        pair = self.triangle_multiplication_incoming(pair, pair_mask)
-        pair = self.triangle_attention_starting(pair, pair_mask)
-        pair = self.triangle_attention_ending(pair, pair_mask)
+        for step in self._triangle_steps():
+            pair = step(pair, pair_mask)
         return self.pair_transition(pair)
 
 
@@ -125,8 +128,8 @@ def grid_parallel(
         attention: How rows and columns attend: ``ring``, ``switch`` or ``auto``; see :class:`GridLayout`.
 
     Raises:
-        ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, or a ``forward``
-            was wrapped.
+        ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, a ``forward``
+            was wrapped, or blocks lack steps (as those of ``mini``).
     """
     for name, value, known in (
         ("contraction", contraction, CONTRACTIONS),
@@ -137,5 +140,6 @@ def grid_parallel(
     grid = Grid.of(mesh)
     if grid.whole.size == 1:
         return
+    refuse_missing_steps(model)
     layout = GridLayout(grid, contraction, attention)
     take_forms(model, _FORMS | _AXIAL_FORMS, layout=layout, shards=AxialShards(grid.whole))
