@@ -1,17 +1,25 @@
-"""Accuracy of a network on chains of known structure: lDDT-CA, TM-score, and whether its pLDDT is honest.
+"""Accuracy of a network on chains of known structure, and what it is worth: every figure has its baseline.
 
 Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --names 1igd,1ctf] [--single-sequence]
-                                     [--plot PNG] [--json OUT]
+                                     [--prior-chains 400] [--plot PNG] [--json OUT]
 
 DATA is a folder as ``fastfold train`` takes it. Chains are taken evenly over the split; each is folded with the
-network's own number of recycles.
+network's own number of recycles. Printed are tables in Markdown, by the depth of the alignments:
+
+* lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, the same for every protein;
+* whether pLDDT is honest: its bias, and its correlation with the true lDDT-CA over residues;
+* cross-entropy of the distogram by separation in the sequence, and that of a prior that knows the separation alone,
+  counted in chains of the training split;
+* precision of the contacts with the highest probability, of those with the highest coevolution in the alignment alone
+  (:mod:`fastfold.data.features.coevolution`), and of a random choice.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,41 +28,94 @@ from fastfold.cli.environment import prepare_environment
 prepare_environment()  # as the command line does, before PyTorch is loaded
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from accuracy_tables import Measured, summarise, tables  # noqa: E402
+from no_skill import helix_bundle, straight_helix  # noqa: E402
 
 import fastfold  # noqa: E402
-from fastfold.data.training.dataset import open_training_set  # noqa: E402
-from fastfold.data.training.entry import Entry, read_entry  # noqa: E402
+from fastfold.data.features.coevolution import analyse  # noqa: E402
+from fastfold.data.features.raw import msa_features  # noqa: E402
+from fastfold.data.features.transforms import to_restype_order  # noqa: E402
+from fastfold.data.msa.msa import Msa  # noqa: E402
+from fastfold.data.training.dataset import WHOLE_SPLIT, open_training_set  # noqa: E402
+from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa: E402
+from fastfold.protein import residue_constants as rc  # noqa: E402
+from fastfold.protein.io.read import read_structure  # noqa: E402
+from fastfold.protein.metrics.contacts import (  # noqa: E402
+    CONTACT_SEPARATION,
+    LONG_RANGE,
+    ContactPrecision,
+    SeparationPrior,
+    contact_precision,
+    distogram_cross_entropy,
+)
+from fastfold.protein.metrics.lddt import lddt  # noqa: E402
+from fastfold.protein.metrics.tm_score import tm_score  # noqa: E402
+from fastfold.protein.structure import ChainStructure  # noqa: E402
 from fastfold.training.report.calibration import calibrate, calibration_png  # noqa: E402
-from fastfold.training.validation import ChainScore, score_chain  # noqa: E402
+from fastfold.training.validation import ChainScore, resolved_beta, score_chain  # noqa: E402
 
 
-def choose(entries: tuple[Entry, ...], chains: int, names: list[str]) -> list[Entry]:
-    """The chains of these names (or beginnings of names), or so many of all, spread evenly."""
-    if names:
-        return [entry for entry in entries if any(entry.id.startswith(name) for name in names)]
-    count = min(chains, len(entries))
+def spread(entries: Sequence[Entry], chains: int) -> list[Entry]:
+    """So many entries, spread evenly over all; all of them for 0."""
+    count = min(chains or len(entries), len(entries))
     return [entries[i * len(entries) // count] for i in range(count)]
 
 
-def summary(scores: list[ChainScore]) -> dict[str, Any]:
-    """Means and medians over chains, and the calibration of pLDDT over residues."""
-    lddt = [score.lddt_ca for score in scores]
-    tm = [score.tm_score for score in scores]
-    predicted, true = (np.concatenate([getattr(s, key) for s in scores]) for key in ("predicted", "true"))
-    calibration = calibrate(predicted, true)
-    return {
-        "chains": len(scores),
-        "lddt_ca_mean": statistics.mean(lddt),
-        "lddt_ca_median": statistics.median(lddt),
-        "tm_score_mean": statistics.mean(tm),
-        "tm_score_median": statistics.median(tm),
-        "plddt_pearson": calibration.pearson,
-        "plddt_bias": calibration.bias,
-        "plddt_calibration_error": calibration.error,
-    }
+def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
+    """The prior of these chains' structures, with the bins of a network's distogram."""
+    c = heads.distogram
+    structures = (resolved_beta(select_chain(read_structure(entry.structure), entry)) for entry in entries)
+    return SeparationPrior.from_structures(
+        structures, np.linspace(c.first_break, c.last_break, c.num_bins - 1)
+    )
 
 
-def main() -> None:
+def coevolution(chain: ChainStructure, alignments: Sequence[Msa]) -> np.ndarray | None:
+    """Scores ``[N, N]`` of the pairs of residues by their coevolution; None without an alignment."""
+    msa = msa_features(alignments, chain.sequence)["msa"]
+    return analyse(to_restype_order(msa)).scores
+
+
+def measure(
+    score: ChainScore, chain: ChainStructure, prior: SeparationPrior, couplings: np.ndarray | None = None
+) -> Measured:
+    """All figures of a chain that was folded, and those of the baselines.
+
+    Args:
+        score: How the network folded it.
+        chain: Its structure.
+        prior: Distances by separation.
+        couplings: Scores ``[N, N]`` of pairs that the network's input has by itself; a higher one promises a contact.
+    """
+    ca = rc.atom_order["CA"]
+    reference, mask = torch.as_tensor(chain.positions[:, ca]), torch.as_tensor(chain.mask[:, ca])
+    figures = score.figures()
+    for name, points in (("bundle", helix_bundle(len(chain))), ("helix", straight_helix(len(chain)))):
+        guess = torch.from_numpy(points)
+        figures[f"lddt_ca_{name}"] = float(lddt(guess, reference, mask, per_residue=False))
+        figures[f"tm_score_{name}"] = tm_score(guess, reference, mask)
+    if score.distogram is None:
+        return Measured(score, figures)
+    beta, resolved = resolved_beta(chain)
+    by_band = distogram_cross_entropy(prior.logits(len(chain)), prior.edges, beta, resolved)
+    figures |= {f"distogram_ce_{band}_prior": x for band, x in by_band.items()}
+    found = {"": score.distogram.contacts, "_long": score.distogram.long_range}
+    for suffix, separation in (("", CONTACT_SEPARATION), ("_long", LONG_RANGE)):
+        precision = found[suffix]
+        if precision is not None:
+            figures |= _precision(precision, suffix) | {f"base_rate{suffix}": precision.base_rate}
+        if couplings is not None:
+            precision = contact_precision(couplings, beta, resolved, separation)
+            figures |= _precision(precision, f"{suffix}_input") if precision is not None else {}
+    return Measured(score, figures)
+
+
+def _precision(precision: ContactPrecision, suffix: str) -> dict[str, float]:
+    return {f"precision_l5{suffix}": precision.l5, f"precision_l2{suffix}": precision.l2}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Fold, compare, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -62,38 +123,65 @@ def main() -> None:
     parser.add_argument("weights")
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", default="valid")
-    parser.add_argument("--chains", type=int, default=50)
-    parser.add_argument("--names", type=lambda text: text.split(","), default=[])
+    parser.add_argument("--chains", type=int, default=50, help="0: all (default: 50)")
+    parser.add_argument("--names", type=lambda text: text.split(","), help="or beginnings of names")
     parser.add_argument("--single-sequence", action="store_true", help="leave the alignments out")
     parser.add_argument("--recycles", type=int, help="default: the network's own number")
+    parser.add_argument(
+        "--prior-chains", type=int, default=400, help="training chains of the prior; 0: all (default: 400)"
+    )
     parser.add_argument("--plot", type=Path, help="write the calibration of pLDDT as a picture")
-    parser.add_argument("--json", type=Path, help="write all scores to this file")
-    options = parser.parse_args()
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    options = parser.parse_args(arguments)
     model = fastfold.load_model(options.weights)
     recycles = model.config.model.num_recycle if options.recycles is None else options.recycles
-    entries = open_training_set(options.data, split=options.split).entries
-    scores = []
-    for entry in choose(entries, options.chains, options.names):
+    entries: Sequence[Entry] = open_training_set(options.data, split=options.split).entries
+    if options.names:
+        entries = [e for e in entries if e.id.startswith(tuple(options.names))]
+    else:
+        entries = spread(entries, options.chains)
+    if not entries:
+        parser.error("there is no chain of these names")
+    trained = open_training_set(options.data, split=WHOLE_SPLIT).entries
+    prior = separation_prior(spread(trained, options.prior_chains), model.config.model.heads)
+    measured = []
+    for entry in entries:
         data = read_entry(entry)
         alignments = () if options.single_sequence else data.alignments
         score = score_chain(model, entry.id, data.chain, alignments, model.config, recycles)
-        scores.append(score)
+        measured.append(measure(score, data.chain, prior, coevolution(data.chain, alignments)))
+        figures = measured[-1].figures
         print(
-            f"{entry.id:<20} {score.residues:4d} residues  lDDT-CA {score.lddt_ca:.3f}  TM-score {score.tm_score:.3f}"
-            f"  predicted lDDT {score.mean_plddt:.3f}",
+            f"{entry.id:<20} {score.residues:4d} residues {score.depth:4d} rows  lDDT-CA {score.lddt_ca:.3f} "
+            f"(bundle {figures['lddt_ca_bundle']:.3f}, helix {figures['lddt_ca_helix']:.3f})  "
+            f"TM-score {score.tm_score:.3f} "
+            f"(bundle {figures['tm_score_bundle']:.3f}, helix {figures['tm_score_helix']:.3f})  "
+            f"predicted lDDT {score.mean_plddt:.3f}",
             flush=True,
         )
-    found = summary(scores)
-    print("  ".join(f"{name} {value:.3f}" for name, value in found.items() if name != "chains"))
+    groups = summarise(measured)
+    print("\n" + tables(groups))
     if options.plot:
-        predicted, true = (np.concatenate([getattr(s, key) for s in scores]) for key in ("predicted", "true"))
-        options.plot.write_bytes(calibration_png(calibrate(predicted, true), title=f"{len(scores)} chains"))
+        predicted, true = (
+            np.concatenate([getattr(m.score, key) for m in measured]) for key in ("predicted", "true")
+        )
+        options.plot.write_bytes(calibration_png(calibrate(predicted, true), title=f"{len(measured)} chains"))
     if options.json:
         chains = [
-            {key: getattr(s, key) for key in ("id", "residues", "lddt_ca", "tm_score", "mean_plddt")}
-            for s in scores
+            {"id": m.score.id, "residues": m.score.residues, "depth": m.score.depth, **m.figures}
+            for m in measured
         ]
-        options.json.write_text(json.dumps(found | {"scores": chains}, indent=1) + "\n")
+        text = json.dumps({"groups": _finite(groups), "chains": _finite(chains)}, indent=1, allow_nan=False)
+        options.json.write_text(text + "\n")
+
+
+def _finite(x: Any) -> Any:
+    """The same with None for numbers that JSON has not."""
+    if isinstance(x, dict):
+        return {key: _finite(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_finite(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x
 
 
 if __name__ == "__main__":

@@ -213,8 +213,8 @@ def _mini() -> ConfigDict:
     """A monomer network for a CPU: hardly any MSA, and coevolution as an input instead.
 
     Keys that no official configuration has: ``coevolution`` (take the features of
-    :mod:`fastfold.data.coevolution`), ``sequence_convolution`` (1-D convolutions over what the network knows of each
-    residue), and ``enabled`` of a step of the block.
+    :mod:`fastfold.data.features.coevolution`), ``sequence_convolution`` (1-D convolutions over what the network knows
+    of each residue), and ``enabled`` of a step of the block.
     """
     config = _monomer(0, False, ptm=True)
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.data import coevolution
+from fastfold.data.features import coevolution
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein.all_atom import pseudo_beta
@@ -202,7 +202,7 @@ class InputEmbedder(PolicyModule):
         Args:
             features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
                 ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, and what
-                :func:`fastfold.data.coevolution.features` gives for a network with coevolution.
+                :func:`fastfold.data.features.coevolution.features` gives for a network with coevolution.
             previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
                 ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. ``prev_pair`` is consumed: its memory
                 may hold the result.

@@ -124,8 +124,8 @@ class OptimConfig:
 
     Attributes:
         name: ``adam``; ``muon`` (the matrices of the blocks and of the structure module by Muon, everything else by
-            Adam); or for batches of thousands ``lamb`` or ``lars`` (see
-            :mod:`fastfold.parallel.data_parallel.large_batch`).
+            Adam); or for batches of thousands ``lamb`` or ``lars``
+            (see :mod:`fastfold.parallel.data_parallel.large_batch`).
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
         decay_after: Step after which the rate is multiplied once, or null.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data.coevolution import Coevolution, analyse_subset
+from fastfold.data.features.coevolution import Coevolution, analyse_subset
 from fastfold.data.features.raw import msa_features
 from fastfold.data.loading.loader import SampleLoader, draw_rng
 from fastfold.data.training.cache import FeatureCache
@@ -61,7 +61,7 @@ class EntryReader:
         return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
 
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
-        """See :func:`fastfold.data.coevolution.analyse_subset`."""
+        """See :func:`fastfold.data.features.coevolution.analyse_subset`."""
 
         def analyse() -> Coevolution:
             return analyse_subset(msa_features(data.alignments, data.chain.sequence)["msa"], subset)

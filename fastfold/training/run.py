@@ -32,7 +32,7 @@ from fastfold.training.lora import merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.report.report import write_report
 from fastfold.training.trainer import Hooks, Numbers, Trainer
-from fastfold.training.validation import ChainScore, score_entry
+from fastfold.training.validation import ChainScore, mean_figures, score_entry
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 
@@ -199,19 +199,14 @@ class _Run:
             self._record_validation(step, scores)
 
     def _record_validation(self, step: int, scores: list[ChainScore]) -> None:
-        means = {
-            "valid_lddt_ca": float(np.mean([score.lddt_ca for score in scores])),
-            "valid_tm_score": float(np.mean([score.tm_score for score in scores])),
-            "valid_plddt": float(np.mean([score.mean_plddt for score in scores])),
-        }
+        means = mean_figures(scores)
         self.loggers.log(step, means)
         chains = [
             {
                 "id": score.id,
                 "residues": score.residues,
-                "lddt_ca": round(score.lddt_ca, 4),
-                "tm_score": round(score.tm_score, 4),
-                "plddt": round(score.mean_plddt, 4),
+                "depth": score.depth,
+                **{key: None if np.isnan(x) else round(x, 4) for key, x in score.figures().items()},
                 "true": np.round(score.true, 3).tolist(),
                 "predicted": np.round(score.predicted, 3).tolist(),
             }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,23 @@ from torch import Tensor
 
 from fastfold.data.features.pipeline import FeatureSampler, sampler_from_merged, sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.features.transforms import pseudo_beta
 from fastfold.data.msa.msa import Msa
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.complex_sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.data.training.entry import EntryData
+from fastfold.evoformer.execution import rows_of
 from fastfold.evoformer.heads import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.contacts import DistogramScore, score_distogram
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.protein.metrics.tm_score import tm_score
 from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchanged_atoms
+
+DEEP_ROWS = 200
+"""Rows from which an alignment tells which residues change together."""
 
 _CA = rc.atom_order["CA"]
 
@@ -39,6 +45,8 @@ class ChainScore:
         mean_plddt: Predicted, 0 to 1.
         true: lDDT-CA per resolved residue, 0 to 1.
         predicted: The network's estimate of it.
+        depth: Different rows of the alignment that it was folded with, besides the query; None for a complex.
+        distogram: How well its distogram describes the structure; None for a complex, and for a network without one.
     """
 
     id: str
@@ -48,6 +56,44 @@ class ChainScore:
     mean_plddt: float
     true: np.ndarray
     predicted: np.ndarray
+    depth: int | None = None
+    distogram: DistogramScore | None = None
+
+    def figures(self) -> dict[str, float]:
+        """The figures that this chain has, by their names in logs."""
+        found = {"lddt_ca": self.lddt_ca, "tm_score": self.tm_score, "plddt": self.mean_plddt}
+        if self.distogram is not None:
+            found |= {f"distogram_ce_{band}": x for band, x in self.distogram.cross_entropy.items()}
+            if self.distogram.contacts is not None:
+                found["precision_l5"] = self.distogram.contacts.l5
+                found["precision_l2"] = self.distogram.contacts.l2
+        return found
+
+
+DEPTHS: dict[str, Callable[[int], bool]] = {
+    "deep": lambda depth: depth >= DEEP_ROWS,
+    "msa": lambda depth: depth > 0,
+    "single": lambda depth: depth == 0,
+}
+"""Groups of chains by the depth of their alignments: deep ones, all that have one, and the sequence alone."""
+
+
+def mean_figures(scores: Sequence[ChainScore]) -> dict[str, float]:
+    """Means of :meth:`ChainScore.figures` over chains, each over those that have the figure.
+
+    Returns:
+        ``valid_<figure>`` over all chains, and ``valid_<figure>_<group>`` over those of a group of :data:`DEPTHS`,
+        for groups that have chains.
+    """
+    groups = {"": list(scores)}
+    for name, belongs in DEPTHS.items():
+        groups[f"_{name}"] = [s for s in scores if s.depth is not None and belongs(s.depth)]
+    means = {}
+    for suffix, members in groups.items():
+        rows = [score.figures() for score in members]
+        for figure in dict.fromkeys(figure for row in rows for figure in row):
+            means[f"valid_{figure}{suffix}"] = float(np.mean([row[figure] for row in rows if figure in row]))
+    return means
 
 
 def score_entry(
@@ -82,8 +128,19 @@ def score_chain(
     """
     raw = sequence_features(chain.sequence) | msa_features(alignments, chain.sequence)
     raw |= template_features({}, len(chain)) | {"residue_index": chain.residue_index}
-    predicted, estimate = _fold(model, sampler_from_raw(raw, tree, seed=0), recycles)
-    return _score(name, predicted, estimate, chain.positions[:, _CA], chain.mask[:, _CA])
+    folded = _fold(model, sampler_from_raw(raw, tree, seed=0), recycles)
+    score = _score(name, folded, chain.positions[:, _CA], chain.mask[:, _CA])
+    depth = int(raw["num_alignments"][0]) - 1
+    if folded.distogram is None:
+        return replace(score, depth=depth)
+    logits = rows_of(folded.distogram["logits"], slice(0, len(chain))).float().cpu().numpy()
+    edges = folded.distogram["bin_edges"].float().cpu().numpy()
+    return replace(score, depth=depth, distogram=score_distogram(logits, edges, *resolved_beta(chain)))
+
+
+def resolved_beta(chain: ChainStructure) -> tuple[np.ndarray, np.ndarray]:
+    """Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``."""
+    return pseudo_beta(rc.sequence_to_aatype(chain.sequence), chain.positions, chain.mask)
 
 
 def score_complex(model: AlphaFold, name: str, data: ComplexData, tree: Any, recycles: int) -> ChainScore:
@@ -100,23 +157,38 @@ def score_complex(model: AlphaFold, name: str, data: ComplexData, tree: Any, rec
     """
     chains, alignments = in_feature_order(data.chains, data.alignments)
     merged = merged_features(chains, alignments, None)
-    predicted, estimate = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
+    folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
     copies = copies_of_residues(merged, positions, mask, np.arange(len(mask)))
     if copies:
         found = exchanged_atoms(
-            predicted,
+            folded.positions,
             torch.as_tensor(merged["asym_id"]),
             torch.as_tensor(merged["entity_id"]),
             {key: torch.as_tensor(x) for key, x in copies.items()},
         )
         positions, mask = found["all_atom_positions"].numpy(), found["all_atom_mask"].numpy()
-    return _score(name, predicted, estimate, positions[:, _CA], mask[:, _CA])
+    return _score(name, folded, positions[:, _CA], mask[:, _CA])
 
 
-def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> tuple[Tensor, Tensor]:
-    """Predicted CA positions ``[N, 3]`` in Å and lDDT ``[N]``, 0 to 1, on the CPU."""
+@dataclass(frozen=True, eq=False)
+class _Fold:
+    """What is compared of a prediction.
+
+    Attributes:
+        positions: CA, ``[N, 3]`` in Å, on the CPU.
+        lddt: The network's estimate ``[N]``, 0 to 1, on the CPU.
+        distogram: Output of the head, or None.
+    """
+
+    positions: Tensor
+    lddt: Tensor
+    distogram: dict[str, Any] | None
+
+
+def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
+    """Fold without gradients."""
     device = model.single_projection.weight.device
     with torch.no_grad():
         result = model(
@@ -125,14 +197,16 @@ def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> tuple[Ten
             },
             recycles,
         )
-        predicted = result["structure_module"]["final_atom_positions"][:, _CA].float().cpu()
-        return predicted, plddt(result["predicted_lddt"]["logits"].float()).cpu() / 100
+        return _Fold(
+            positions=result["structure_module"]["final_atom_positions"][:, _CA].float().cpu(),
+            lddt=plddt(result["predicted_lddt"]["logits"].float()).cpu() / 100,
+            distogram=result.get("distogram"),
+        )
 
 
-def _score(
-    name: str, predicted: Tensor, estimate: Tensor, positions: np.ndarray, observed: np.ndarray
-) -> ChainScore:
+def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray) -> ChainScore:
     """Compare CA positions with those of the experiment, ``[N, 3]`` in Å and their mask ``[N]``."""
+    predicted, estimate = folded.positions, folded.lddt
     reference, mask = torch.as_tensor(positions), torch.as_tensor(observed)
     per_residue = lddt(predicted, reference, mask)
     resolved = mask > 0

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import fastfold
 from fastfold.training.compose import compose_config
+from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
 from tests.training.conftest import TINY, write_helix
@@ -104,6 +105,10 @@ def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path
     validations = [json.loads(line) for line in (out / "validation.jsonl").read_text().splitlines()]
     assert [v["step"] for v in validations] == [3, 6]
     assert [chain["id"] for chain in validations[0]["chains"]] == ["other0", "other1"]
+    (logged, _) = [m for m in read_json_lines(out / "metrics.jsonl") if "valid_lddt_ca" in m]
+    for name in ("valid_lddt_ca", "valid_distogram_ce_6_12", "valid_distogram_ce_6_12_single"):
+        assert logged[name] == validations[0][name]
+    assert "valid_distogram_ce_6_12_msa" not in logged  # no chain has an alignment
 
 
 @pytest.mark.parametrize("order", ["draw", "ready"])

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data import coevolution
+from fastfold.data.features import coevolution, transforms
 from fastfold.data.features import raw as raw_features
-from fastfold.data.features import transforms
 from fastfold.data.features.checks import check_ids, check_layout
 from fastfold.data.features.transforms import Alignment, Draw
 
@@ -30,7 +29,7 @@ def prepare(raw: Mapping[str, np.ndarray], config: Any) -> tuple[dict[str, np.nd
         The static features, and the alignment of ``S`` rows in residue types. Static features: ``aatype``,
         ``residue_index`` ``[N]`` int32, ``seq_mask`` ``[N]`` float32, ``target_feat`` ``[N, 22]`` float32
         (domain break, residue one-hot), the atom maps of :func:`fastfold.data.features.transforms.atom_maps`, the
-        templates if the network takes them, and coevolution (:func:`fastfold.data.coevolution.features`) if it
+        templates if the network takes them, and coevolution (:func:`fastfold.data.features.coevolution.features`) if it
         does: those given, else those of the alignment.
 
     Raises:

@@ -26,7 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
-from fastfold.data.coevolution import Coevolution
+from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import safe_stem
 from fastfold.data.training import cache_format
@@ -51,9 +51,9 @@ _PARSERS = (
     "fastfold.protein.io.align_to_seqres",
     "fastfold.protein.structure",
     "fastfold.protein.residue_constants",
-    "fastfold.data.coevolution",
-    "fastfold.data.features.transforms",
+    "fastfold.data.features.coevolution",
     "fastfold.data.features.raw",
+    "fastfold.data.features.transforms",
     "fastfold.data.msa.msa",
     "fastfold.data.msa.stockholm",
     "fastfold.data.fasta",

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fastfold.data.coevolution import Coevolution
+from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.msa import Msa
 from fastfold.protein.structure import ChainStructure
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastfold.data import coevolution
+from fastfold.data.features import coevolution
 from fastfold.data.features.pipeline import sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.msa.msa import Msa
@@ -80,7 +80,7 @@ def training_sample(
         rng: All that is random comes from here.
         resolution: Of the structure in Å, if known.
         analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
-            :func:`fastfold.data.coevolution.analyse_subset` does (which is the default).
+            :func:`fastfold.data.features.coevolution.analyse_subset` does (which is the default).
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from fastfold.errors import WeightsError
 from fastfold.evoformer.attention import Attention, GlobalAttention
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
@@ -31,7 +32,18 @@ def numbered(name: str, i: int) -> str:
 
 
 def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
-    """Where every official parameter lies in ``model``; each parameter of ours is covered exactly once."""
+    """Where every official parameter lies in ``model``; each parameter of ours is covered exactly once.
+
+    Raises:
+        WeightsError: The network has other parts than AlphaFold's, as ``mini`` has.
+    """
+    embedder = model.input_embedder
+    own = (embedder.coevolution, embedder.sequence_convolution)
+    if any(part is not None for part in own) or model.extra_msa_embedder is None:
+        raise WeightsError(
+            "AlphaFold's format holds AlphaFold's networks; this one takes coevolution or lacks the extra MSA: keep it "
+            "as .safetensors"
+        )
     mappings = [*_embedders(model), *_templates(model)]
     for name in ("extra_msa_stack", "evoformer"):
         scope = "evoformer/extra_msa_stack" if name == "extra_msa_stack" else "evoformer/evoformer_iteration"
@@ -196,8 +208,8 @@ def _embedders(model: AlphaFold) -> Iterator[ParamMapping]:
             ("prev_pair_norm", "prev_pair_norm"),
         ):
             yield from _norm(f"input_embedder.{ours}", f"evoformer/{theirs}", getattr(embedder, ours))
-    if model.extra_msa_embedder is not None:
-        yield from _linear("extra_msa_embedder", "evoformer/extra_msa_activations", model.extra_msa_embedder)
+    assert model.extra_msa_embedder is not None  # networks without are refused
+    yield from _linear("extra_msa_embedder", "evoformer/extra_msa_activations", model.extra_msa_embedder)
 
 
 def _templates(model: AlphaFold) -> Iterator[ParamMapping]:

@@ -87,6 +87,7 @@ def dap_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
         mesh: The ranks; nothing is done where the group is one rank.
 
     Raises:
-        ConfigError: The model was made parallel before, or a ``forward`` was wrapped.
+        ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
+            of ``mini``).
     """
     (grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel)(model, mesh)

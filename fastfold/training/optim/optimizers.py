@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -64,7 +63,7 @@ class MuonWithAdam(Optimizer):
                 if not self.state[parameter]:
                     self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step all parameters that have a gradient."""
         assert closure is None
         self.muon.step()

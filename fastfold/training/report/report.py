@@ -18,6 +18,7 @@ from fastfold.errors import InputError
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.report.calibration import calibrate, calibration_png
 from fastfold.training.report.curves import Curve, curves_png
+from fastfold.training.validation import DEEP_ROWS, DEPTHS
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _PARTS = (
@@ -46,6 +47,29 @@ _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
             "valid_lddt_ca": "lDDT-CA in validation",
             "valid_tm_score": "TM-score in validation",
             "valid_plddt": "predicted lDDT in validation",
+        },
+    ),
+    (
+        "distogram.png",
+        "Distogram in validation",
+        "cross-entropy in nats",
+        False,
+        {
+            "valid_distogram_ce_3_6": "3 to 5 residues apart",
+            "valid_distogram_ce_6_12": "6 to 11",
+            "valid_distogram_ce_12_24": "12 to 23",
+            "valid_distogram_ce_24_up": "24 and more",
+        },
+    ),
+    (
+        "contacts.png",
+        "Contacts in validation",
+        "precision",
+        False,
+        {
+            "valid_precision_l5": "best L/5",
+            "valid_precision_l2": "best L/2",
+            "valid_precision_l5_deep": f"best L/5, alignments of {DEEP_ROWS} rows and more",
         },
     ),
     (
@@ -182,6 +206,7 @@ def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder:
         predicted, true = (np.concatenate([c[key] for c in chains]) for key in ("predicted", "true"))
         calibration = calibrate(predicted, true)
         scores = {name: np.array([c[key] for c in chains]) for name, key in _SCORES.items()}
+        by_depth = _by_depth(chains)
         worst = [
             (_plain(str(c["id"])), str(c["residues"]), *(f"{c[key]:.3f}" for key in _SCORES.values()))
             for c in chains[:_LISTED]
@@ -204,6 +229,7 @@ def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder:
         "",
         *_table(("", "mean", "median", "least", "most"), spread),
         "",
+        *by_depth,
         "![Calibration](calibration.png)",
         "",
         f"Predicted against true lDDT-CA of {calibration.residues:,} residues: correlation {calibration.pearson:.3f}, "
@@ -218,6 +244,44 @@ def _validation(validations: Sequence[Mapping[str, Any]], run_dir: Path, folder:
 
 
 _SCORES = {"lDDT-CA": "lddt_ca", "TM-score": "tm_score", "predicted lDDT": "plddt"}
+
+_DEPTHS = {
+    "deep": f"alignments of {DEEP_ROWS} rows and more",
+    "msa": "with an alignment",
+    "single": "the sequence alone",
+}
+_DISTOGRAM = {
+    "3 to 5": "distogram_ce_3_6",
+    "6 to 11": "distogram_ce_6_12",
+    "12 to 23": "distogram_ce_12_24",
+    "24 and more": "distogram_ce_24_up",
+    "L/5": "precision_l5",
+    "L/2": "precision_l2",
+}
+
+
+def _by_depth(chains: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Means over the chains of a validation by the depth of their alignments; nothing without distograms."""
+    columns = {"lDDT-CA": "lddt_ca", **_DISTOGRAM}
+    if not any(key in chain for chain in chains for key in _DISTOGRAM.values()):
+        return []
+    groups = {"all": list(chains)}
+    for name, text in _DEPTHS.items():
+        groups[text] = [c for c in chains if c.get("depth") is not None and DEPTHS[name](c["depth"])]
+    rows = []
+    for text, members in groups.items():
+        values = ([c[key] for c in members if c.get(key) is not None] for key in columns.values())
+        cells = (f"{np.mean(x):.3f}" if x else "" for x in values)
+        if members:
+            rows.append((text, str(len(members)), *cells))
+    return [
+        *_table(("", "chains", *columns), rows),
+        "",
+        "By separation in the sequence: cross-entropy of the distogram, in nats. L/5 and L/2: share of contacts among "
+        "so many pairs of the highest probability, 12 residues and more apart, in chains that have at least five such "
+        "contacts.",
+        "",
+    ]
 
 
 def _troubles(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[str, str]]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastfold.errors import WeightsError
+from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_names import alphafold_mappings, numbered
 from fastfold.evoformer.weights.checkpoint import load_model, read_weights
@@ -360,3 +361,8 @@ def test_openfold_errors_name_parameters_and_shapes_as_openfold_does(tmp_path: P
         del state[key]
     with pytest.raises(WeightsError, match=r"in 2 blocks, the network needs .* in 3 blocks"):
         from_openfold(tmp_path, "synthetic_monomer", state)
+
+
+def test_a_network_with_parts_of_its_own_has_no_official_names() -> None:
+    with pytest.raises(WeightsError, match=r"keep it as \.safetensors"):
+        alphafold_mappings(AlphaFold(model_config("mini")))

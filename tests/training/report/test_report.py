@@ -126,6 +126,30 @@ def test_last_validation_is_described_from_the_worst_chain(report):
     assert "calibration error 0.100, bias +0.100" in page
 
 
+def test_distograms_of_a_validation_are_summed_up_by_the_depth_of_alignments(run):
+    """Over the chains that have a figure; the pictures are those of all steps."""
+    plain = {"residues": 4, "tm_score": 0.5, "plddt": 0.5, "true": [0.5], "predicted": [0.5]}
+    chains = [
+        plain | {"id": "a", "depth": 0, "lddt_ca": 0.2, "distogram_ce_3_6": 3.0},
+        plain | {"id": "b", "depth": 10, "lddt_ca": 0.3, "distogram_ce_3_6": 2.0, "precision_l5": 0.5},
+        plain | {"id": "c", "depth": 200, "lddt_ca": 0.7, "distogram_ce_3_6": 1.0, "precision_l5": None},
+    ]
+    with (run / "validation.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 300, "chains": chains}) + "\n")
+    numbers = {"valid_distogram_ce_3_6": 2.0, "valid_precision_l5": 0.5}
+    JsonLinesLogger(run / "metrics.jsonl").log(300, numbers)
+    page = write_report(run)
+    text = page.read_text()
+    assert "|  | chains | lDDT-CA | 3 to 5 | 6 to 11 | 12 to 23 | 24 and more | L/5 | L/2 |" in text
+    assert "| all | 3 | 0.400 | 2.000 |  |  |  | 0.500 |  |" in text
+    assert "| alignments of 200 rows and more | 1 | 0.700 | 1.000 |  |  |  |  |  |" in text
+    assert "| with an alignment | 2 | 0.500 | 1.500 |  |  |  | 0.500 |  |" in text
+    assert "| the sequence alone | 1 | 0.200 | 3.000 |  |  |  |  |  |" in text
+    for name in ("distogram.png", "contacts.png"):
+        assert f"]({name})" in text
+        Image.open(page.parent / name).verify()
+
+
 def test_names_and_reasons_of_others_are_no_markup(report):
     page = report.read_text()
     assert r"| bad\_0 | no ATOM \| \<b\>record\</b\> |" in page

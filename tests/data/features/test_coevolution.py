@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.data import coevolution
+from fastfold.data.features import coevolution
 from fastfold.data.features.raw import msa_features
 from fastfold.data.features.transforms import to_restype_order
 from fastfold.data.training.dataset import open_training_set

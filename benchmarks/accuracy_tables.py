@@ -1,0 +1,152 @@
+"""Means of ``accuracy.py`` by the depth of the alignments, and their tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfold.protein.metrics.contacts import CONTACT_SEPARATION, LONG_RANGE, MIN_CONTACTS
+from fastfold.training.report.calibration import calibrate
+from fastfold.training.validation import DEEP_ROWS, ChainScore
+
+DEPTHS: dict[str, tuple[int, float]] = {
+    "all chains": (0, math.inf),
+    "none": (0, 1),
+    "1 row and more": (1, math.inf),
+    "1 to 49": (1, 50),
+    f"50 to {DEEP_ROWS - 1}": (50, DEEP_ROWS),
+    f"{DEEP_ROWS} and more": (DEEP_ROWS, math.inf),
+}
+"""Groups of chains by rows of the alignment besides the query, half-open."""
+
+_INPUT = "_input"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One chain.
+
+    Attributes:
+        score: How the network folded it.
+        figures: What the means are taken of; a figure that the chain has not is left out.
+    """
+
+    score: ChainScore
+    figures: dict[str, float]
+
+
+def summarise(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """What :func:`summary` says of each group of :data:`DEPTHS` that has chains."""
+    groups = {
+        name: [m for m in measured if low <= (m.score.depth or 0) < high]
+        for name, (low, high) in DEPTHS.items()
+    }
+    return {name: summary(members) for name, members in groups.items() if members}
+
+
+def summary(measured: Sequence[Measured]) -> dict[str, float]:
+    """Means of all figures over the chains that have them, and the calibration of pLDDT over all residues.
+
+    Figures of the input alone (``…_input``) are left out if some chain has that of the network and not that of its
+    input: they would be means over other chains.
+    """
+    found: dict[str, float] = {"chains": len(measured)}
+    for name in dict.fromkeys(name for m in measured for name in m.figures):
+        values = [m.figures[name] for m in measured if name in m.figures]
+        beside = sum(name.removesuffix(_INPUT) in m.figures for m in measured)
+        if not name.endswith(_INPUT) or len(values) == beside:
+            found[name] = statistics.fmean(values)
+    for name in ("lddt_ca", "tm_score"):
+        found[f"{name}_median"] = statistics.median(m.figures[name] for m in measured)
+    found["above_bundle"] = statistics.fmean(
+        m.figures["lddt_ca"] > m.figures["lddt_ca_bundle"] for m in measured
+    )
+    for suffix in ("", "_long"):
+        found[f"contact_chains{suffix}"] = sum(f"base_rate{suffix}" in m.figures for m in measured)
+    predicted, true = (
+        np.concatenate([getattr(m.score, key) for m in measured]) for key in ("predicted", "true")
+    )
+    calibration = calibrate(predicted, true)
+    return found | {
+        "residues": calibration.residues,
+        "plddt_pearson": calibration.pearson,
+        "plddt_bias": calibration.bias,
+        "plddt_calibration_error": calibration.error,
+    }
+
+
+# A table's heading, and its columns: what to print, and the figure.
+_Table = tuple[str, dict[str, tuple[str, str]]]
+
+
+def tables(groups: Mapping[str, Mapping[str, float]]) -> str:
+    """Markdown tables of what :func:`summarise` found, one line for each group; columns without figures left out."""
+    return "\n".join(_table(heading, columns, groups) for heading, columns in _TABLES)
+
+
+def _table(
+    heading: str, columns: Mapping[str, tuple[str, str]], groups: Mapping[str, Mapping[str, float]]
+) -> str:
+    kept = {
+        figure: column
+        for figure, column in columns.items()
+        if any(figure in group for group in groups.values())
+    }
+    rows = [["alignment", *(title for title, _ in kept.values())], ["---"] * (len(kept) + 1)]
+    for name, group in groups.items():
+        cells = (format(group[figure], form) if figure in group else "" for figure, (_, form) in kept.items())
+        rows.append([name, *cells])
+    return "\n".join([heading, "", *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def _contacts(separation: int, suffix: str) -> _Table:
+    return (
+        f"Precision of contacts, {separation} residues and more apart, in chains with {MIN_CONTACTS} of them:",
+        {
+            f"contact_chains{suffix}": ("chains", "d"),
+            f"precision_l5{suffix}": ("L/5", ".3f"),
+            f"precision_l5{suffix}{_INPUT}": ("input alone", ".3f"),
+            f"precision_l2{suffix}": ("L/2", ".3f"),
+            f"precision_l2{suffix}{_INPUT}": ("input alone", ".3f"),
+            f"base_rate{suffix}": ("all pairs", ".3f"),
+        },
+    )
+
+
+_TABLES: tuple[_Table, ...] = (
+    (
+        "Structures, with those of no skill; pLDDT over residues:",
+        {
+            "chains": ("chains", "d"),
+            "lddt_ca": ("lDDT-CA", ".3f"),
+            "lddt_ca_bundle": ("bundle", ".3f"),
+            "lddt_ca_helix": ("helix", ".3f"),
+            "above_bundle": ("above the bundle", ".0%"),
+            "tm_score": ("TM-score", ".3f"),
+            "tm_score_bundle": ("bundle", ".3f"),
+            "tm_score_helix": ("helix", ".3f"),
+            "plddt_bias": ("pLDDT bias", "+.3f"),
+            "plddt_pearson": ("pLDDT r", ".3f"),
+        },
+    ),
+    (
+        "Cross-entropy of the distogram in nats, by separation in the sequence:",
+        {
+            "chains": ("chains", "d"),
+            "distogram_ce_3_6": ("3 to 5", ".3f"),
+            "distogram_ce_3_6_prior": ("prior", ".3f"),
+            "distogram_ce_6_12": ("6 to 11", ".3f"),
+            "distogram_ce_6_12_prior": ("prior", ".3f"),
+            "distogram_ce_12_24": ("12 to 23", ".3f"),
+            "distogram_ce_12_24_prior": ("prior", ".3f"),
+            "distogram_ce_24_up": ("24 and more", ".3f"),
+            "distogram_ce_24_up_prior": ("prior", ".3f"),
+        },
+    ),
+    _contacts(CONTACT_SEPARATION, ""),
+    _contacts(LONG_RANGE, "_long"),
+)

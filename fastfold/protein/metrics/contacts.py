@@ -1,0 +1,200 @@
+"""Scores of a distogram against a known structure: cross-entropy by separation, and precision of contacts.
+
+Distances are those of the distogram loss: between Cβ atoms, Cα for glycine. A pair of residues counts if both are
+resolved, once, and its separation ``j - i`` is counted in residues of the sequence, whatever their numbers in the file:
+a gap in the numbers is as often a naming convention as a loop that was not seen.
+
+A distogram is symmetric, as is any other matrix of scores here: the upper triangle is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+BANDS = {"3_6": (3, 6), "6_12": (6, 12), "12_24": (12, 24), "24_up": (24, math.inf)}
+"""Half-open bands of separation by name: helices, turns and hairpins, and two of tertiary structure."""
+
+CONTACT_DISTANCE = 8.0
+"""Residues under this distance in Å touch each other."""
+
+CONTACT_SEPARATION, LONG_RANGE = 12, 24
+"""Least separations of the contacts that are scored, and of those called long-range."""
+
+MIN_CONTACTS = 5
+"""Structures with fewer contacts have no precision: it would say more of them than of the scores."""
+
+_MAX_SEPARATION = 255
+
+
+@dataclass(frozen=True)
+class ContactPrecision:
+    """How many of the pairs with the highest scores are contacts; all 0 to 1.
+
+    Attributes:
+        l5: Among the best L/5 pairs, where L is the number of resolved residues.
+        l2: Among the best L/2.
+        base_rate: Among all pairs: the precision of a random choice.
+    """
+
+    l5: float
+    l2: float
+    base_rate: float
+
+
+@dataclass(frozen=True)
+class DistogramScore:
+    """How well a distogram describes a structure.
+
+    Attributes:
+        cross_entropy: In nats per pair, by the names of :data:`BANDS`; bands without pairs are left out.
+        contacts: Precision from :data:`CONTACT_SEPARATION` residues on; None for a structure with few contacts.
+        long_range: The same from :data:`LONG_RANGE` residues on.
+    """
+
+    cross_entropy: dict[str, float]
+    contacts: ContactPrecision | None
+    long_range: ContactPrecision | None
+
+
+def score_distogram(
+    logits: np.ndarray, edges: np.ndarray, beta: np.ndarray, mask: np.ndarray
+) -> DistogramScore:
+    """Compare a distogram with a structure.
+
+    Args:
+        logits: ``[N, N, bins]``.
+        edges: ``[bins - 1]``, borders of the bins in Å.
+        beta: Cβ positions ``[N, 3]`` in Å, Cα for glycine.
+        mask: ``[N]``, 1 where that atom is resolved.
+    """
+    scores = contact_probabilities(logits, edges)
+    return DistogramScore(
+        cross_entropy=distogram_cross_entropy(logits, edges, beta, mask),
+        contacts=contact_precision(scores, beta, mask, CONTACT_SEPARATION),
+        long_range=contact_precision(scores, beta, mask, LONG_RANGE),
+    )
+
+
+def distogram_cross_entropy(
+    logits: np.ndarray, edges: np.ndarray, beta: np.ndarray, mask: np.ndarray
+) -> dict[str, float]:
+    """Mean cross-entropy of the true distances in nats per pair, for each of :data:`BANDS`.
+
+    Args:
+        logits: ``[N, N, bins]``, log-probabilities up to a constant of each pair.
+        edges: ``[bins - 1]`` in Å.
+        beta: ``[N, 3]`` in Å.
+        mask: ``[N]``.
+
+    Returns:
+        By the band's name; bands without pairs are left out.
+    """
+    i, j = _resolved_pairs(mask, min(low for low, _ in BANDS.values()))
+    chosen = logits[i, j]  # [pairs, bins]
+    peak = chosen.max(-1, keepdims=True)
+    log_total = np.log(np.exp(chosen - peak).sum(-1)) + peak[:, 0]
+    true = np.take_along_axis(chosen, _bins(_distances(beta, i, j), edges)[:, None], -1)[:, 0]
+    nats = (log_total - true).astype(np.float64)
+    in_bands = {name: nats[(j - i >= low) & (j - i < high)] for name, (low, high) in BANDS.items()}
+    return {name: float(x.mean()) for name, x in in_bands.items() if len(x)}
+
+
+def contact_probabilities(
+    logits: np.ndarray, edges: np.ndarray, distance: float = CONTACT_DISTANCE
+) -> np.ndarray:
+    """Probabilities ``[N, N]`` of being under a distance.
+
+    The bin that the distance lies in counts by its part below it.
+
+    Args:
+        logits: ``[N, N, bins]``.
+        edges: ``[bins - 1]`` in Å, the first of them under the distance and the last one above.
+        distance: In Å.
+    """
+    below = np.clip((distance - edges[:-1]) / np.diff(edges), 0.0, 1.0)
+    share = np.concatenate([[1.0], below, [0.0]]).astype(logits.dtype)  # [bins]
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return (weights @ share) / weights.sum(-1)
+
+
+def contact_precision(
+    scores: np.ndarray, beta: np.ndarray, mask: np.ndarray, min_separation: int = CONTACT_SEPARATION
+) -> ContactPrecision | None:
+    """Share of contacts among the pairs with the highest scores.
+
+    Args:
+        scores: ``[N, N]``; a higher one promises a contact.
+        beta: ``[N, 3]`` in Å.
+        mask: ``[N]``.
+        min_separation: Pairs at least so far apart in the sequence count.
+
+    Returns:
+        None for a structure with fewer than :data:`MIN_CONTACTS` contacts of that separation.
+    """
+    i, j = _resolved_pairs(mask, min_separation)
+    contact = _distances(beta, i, j) < CONTACT_DISTANCE
+    if contact.sum() < MIN_CONTACTS:
+        return None
+    best_first = contact[np.argsort(-scores[i, j], kind="stable")]
+    length = int((np.asarray(mask) > 0.5).sum())
+    l5, l2 = (float(best_first[: max(1, length // part)].mean()) for part in (5, 2))
+    return ContactPrecision(l5, l2, float(contact.mean()))
+
+
+@dataclass(frozen=True, eq=False)
+class SeparationPrior:
+    """What the separation alone says about a distance: the distogram of a network that has learnt nothing else.
+
+    Attributes:
+        log_probabilities: ``[256, bins]`` by separation; the last row is that of 255 and more.
+        edges: ``[bins - 1]`` in Å.
+    """
+
+    log_probabilities: np.ndarray
+    edges: np.ndarray
+
+    @classmethod
+    def from_structures(
+        cls, structures: Iterable[tuple[np.ndarray, np.ndarray]], edges: np.ndarray
+    ) -> SeparationPrior:
+        """Count the distances in structures by separation and bin, beginning with one in each.
+
+        Args:
+            structures: Of each chain the Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``.
+            edges: ``[bins - 1]`` in Å.
+        """
+        bins = len(edges) + 1
+        counts = np.ones((_MAX_SEPARATION + 1) * bins)
+        for beta, mask in structures:
+            i, j = _resolved_pairs(mask, 0)
+            cells = np.minimum(j - i, _MAX_SEPARATION) * bins + _bins(_distances(beta, i, j), edges)
+            counts += np.bincount(cells, minlength=len(counts))
+        table = counts.reshape(-1, bins)
+        return cls(np.log(table / table.sum(-1, keepdims=True)).astype(np.float32), np.asarray(edges))
+
+    def logits(self, length: int) -> np.ndarray:
+        """Log-probabilities ``[N, N, bins]`` for a chain of ``length`` residues."""
+        at = np.arange(length)
+        return self.log_probabilities[np.minimum(np.abs(at[:, None] - at), _MAX_SEPARATION)]
+
+
+def _resolved_pairs(mask: np.ndarray, min_separation: int) -> tuple[np.ndarray, np.ndarray]:
+    """Residues ``i``, ``j``, both ``[pairs]``, with ``j - i`` of at least so much."""
+    i, j = np.triu_indices(len(mask), min_separation)
+    resolved = np.asarray(mask) > 0.5
+    kept = resolved[i] & resolved[j]
+    return i[kept], j[kept]
+
+
+def _distances(points: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+    """Distances ``[pairs]`` in Å."""
+    return np.sqrt(np.square(points[i] - points[j]).sum(-1))
+
+
+def _bins(distances: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Bins like those of the loss: an edge belongs to the bin under it."""
+    return np.searchsorted(edges, distances)
