@@ -40,12 +40,11 @@ class Block(NamedTuple):
 
     def take(self, dim: int, rows: slice) -> Block:
         """A part of this block along ``dim``."""
-        shared = self.dropout is None or self.dropout.shape[dim] == 1
+        dropout = self.dropout
+        if dropout is not None and dropout.shape[dim] > 1:
+            dropout = _take(dropout, dim, rows)
         return Block(
-            _take(self.x, dim, rows),
-            rows,
-            self.dropout if self.dropout is None or shared else _take(self.dropout, dim, rows),
-            None if self.out is None else _take(self.out, dim, rows),
+            _take(self.x, dim, rows), rows, dropout, None if self.out is None else _take(self.out, dim, rows)
         )
 
     def transposed(self) -> Block:
