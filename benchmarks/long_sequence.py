@@ -34,7 +34,7 @@ prepare_environment()  # as the command line does, before PyTorch is loaded
 import torch  # noqa: E402
 
 from fastfold.evoformer.config import model_config  # noqa: E402
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock  # noqa: E402
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import set_precision  # noqa: E402
@@ -117,7 +117,7 @@ def _prepare(
     module: torch.nn.Module
     if options.part == "stack":
         blocks = [EvoformerBlock(trunk.evoformer, 256, C_Z, zero_init=False) for _ in range(options.blocks)]
-        module = BlockStack(list(blocks)).to(dtype)
+        module = EvoformerStack(list(blocks)).to(dtype)
     else:
         module = set_precision(AlphaFold(config), options.dtype)
     module = module.to(device).eval()

@@ -6,13 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from fastfold import kernels
+from fastfold.evoformer.execution import Block
 from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
 class Attention(nn.Module):
     """Multi-head attention along one axis, with optional pair bias and sigmoid gate.
 
-    Used by supplement Algorithms 7, 8, 13, 14 and 17.
+    This is what supplement Algorithms 7, 8, 13, 14 and 17 share after their layer norms; in the lines of Algorithm 7:
+
+    - Line 2: queries, keys and values are projected without biases.
+    - Line 4: a sigmoid gate is projected from the queries' input.
+    - Line 5: logits are scaled by ``1 / sqrt(c)``, the bias is added, and a softmax goes over the keys.
+    - Line 6: the values are averaged with these weights and gated.
+    - Line 7: all heads together are projected to the output.
 
     Args:
         c_q: Channels of the queries' input.
@@ -56,31 +63,23 @@ class Attention(nn.Module):
 
 
 def self_attention(
-    norm: LayerNorm,
-    attention: Attention,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor,
-    dropout: Tensor | None,
-    out: Tensor | None,
+    norm: LayerNorm, attention: Attention, block: Block, bias: Tensor | None, mask: Tensor
 ) -> Tensor:
-    """``x + dropout * attention(norm(x))`` in one operator (supplement Algorithms 7, 8, 13 and 14).
+    """``x + dropout * attention(norm(x))`` of a block in one operator (supplement Algorithms 7, 8, 13 and 14).
 
     Args:
         norm: Layer norm of the branch.
         attention: Its attention.
-        x: ``[*, R, N, c]``; attention is along N.
+        block: Rows ``[*, R, N, c]``; attention is along N.
         bias: ``[*, H, N, N]`` added to the logits of every row, or None.
         mask: ``[*, R, N]``, 0 for keys that must not be seen.
-        dropout: Factors that broadcast against ``x``, or None.
-        out: Where the result goes when no gradient is recorded, or None; may be ``x``.
 
     Returns:
         ``[*, R, N, c]``.
     """
     gate = attention.gate
     return kernels.gated_attention(
-        x,
+        block.x,
         bias,
         mask,
         norm_weight=norm.weight,
@@ -93,19 +92,20 @@ def self_attention(
         output_weight=attention.output.weight,
         output_bias=attention.output.bias,
         heads=attention.heads,
-        residual=x,
-        dropout=dropout,
-        out=out,
+        residual=block.x,
+        dropout=block.dropout,
+        out=block.out,
     )
-
-
-def columns(x: Tensor | None) -> Tensor | None:
-    """A tensor of rows seen as columns, ``[*, A, B, c]`` as ``[*, B, A, c]``, without a copy; None stays None."""
-    return None if x is None else x.transpose(-3, -2)
 
 
 class GlobalAttention(nn.Module):
     """Attention with one averaged query per row and one key and value head (supplement Algorithm 19).
+
+    - Line 2: each position has one key and one value, which all heads share.
+    - Line 3: the input is averaged over the row before it is projected to queries, which is the same as after.
+    - Line 4: a sigmoid gate is projected from every position.
+    - Lines 5-6: each head attends once per row, and every position of the row gates the result by itself.
+    - Line 7: all heads together are projected to the output.
 
     Args:
         c: Channels of input and output.
@@ -127,7 +127,7 @@ class GlobalAttention(nn.Module):
         """``x [*, R, N, c]`` with ``mask [*, R, N]`` to ``[*, R, N, c]``, the attended value shared by a row."""
         weight = mask.unsqueeze(-1)
         average = (x * weight).sum(-2, keepdim=True) / (weight.sum(-2, keepdim=True) + 1e-10)
-        average = average.to(x.dtype)  # masks are float32 beside activations of 16 bits
+        average = average.to(x.dtype)  # masks are float32 where activations have 16 bits
         # All heads read one key and value, so they are queries of one head: [*, R, H, 1, D] to [*, R, N, 1, D].
         q = self.query(average).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
         k, v = self.key(x).unsqueeze(-2), self.value(x).unsqueeze(-2)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.data.features import coevolution
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein.all_atom import pseudo_beta
 
@@ -50,7 +50,11 @@ def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
 
 
 class RelativePosition(nn.Module):
-    """Relative position in the chain (Algorithm 4).
+    """Relative position in the chain (supplement Algorithm 4).
+
+    - Line 1: the difference of two residues' numbers.
+    - Line 2: the difference, clipped to ``max_relative_feature`` either way, is one-hot encoded (Algorithm 5) and
+      projected.
 
     Args:
         config: Official ``embeddings_and_evoformer`` config node.
@@ -71,6 +75,13 @@ class RelativePosition(nn.Module):
 
 class ChainRelativePosition(nn.Module):
     """Relative position, entity and copy number between chains (AlphaFold-Multimer, section 7.1).
+
+    - Within a chain the difference of residue numbers is clipped and one-hot encoded; pairs of different chains have
+      a class of their own.
+    - One channel says whether both residues are of the same entity.
+    - Within an entity the difference of copy numbers is clipped and one-hot encoded; pairs of different entities have
+      a class of their own.
+    - All of it is projected.
 
     Args:
         config: Official multimer ``embeddings_and_evoformer`` config node.
@@ -107,7 +118,7 @@ class ChainRelativePosition(nn.Module):
 class SequenceConvolution(nn.Module):
     """Residual 1-D convolutions over what is known of each residue: cheap local context for small networks.
 
-    It is no part of AlphaFold.
+    AlphaFold has no such layer.
 
     Args:
         config: ``num_layer``, ``kernel_size`` (odd) and ``num_channel``.
@@ -131,8 +142,20 @@ class SequenceConvolution(nn.Module):
         return x.transpose(-1, -2)
 
 
-class InputEmbedder(Executed):
-    """First MSA and pair representations, with what the last cycle knew (Algorithms 3 and 32).
+class InputEmbedder(PolicyModule):
+    """First MSA and pair representations, with what the last cycle found (supplement Algorithms 3 and 32).
+
+    Algorithm 3:
+
+    - Lines 1-2: the pair is the sum of two projections of the target's features.
+    - Line 3: relative positions are added (Algorithm 4).
+    - Line 4: the MSA is the sum of its projected features and the projected features of the target.
+
+    Algorithm 32:
+
+    - Lines 1-2: distances between the last cycle's CB atoms are binned and projected.
+    - Line 3: these and the normalised pair of the last cycle are added to the pair.
+    - Line 4: its normalised first row is added to the first row of the MSA.
 
     A network with coevolution, which no official one is, adds that to the target's features and to the pair.
 
@@ -213,7 +236,7 @@ class InputEmbedder(Executed):
 
         def sequences(rows: Tensor, index: slice) -> Tensor:
             msa = self.msa(rows.to(dtype)) + target
-            # None of the rows where the MSA's first is not among them: the graph is the same all the same.
+            # No row where the MSA's first is elsewhere, so that the graph is the same on all processes.
             count = 1 if index.start == 0 else 0
             if self.prev_msa_norm is not None and (count or torch.is_grad_enabled()):
                 recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]

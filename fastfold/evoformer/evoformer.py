@@ -1,7 +1,8 @@
-"""The Evoformer block and stack (supplement Algorithms 6 and 18) and the template pair stack (Algorithm 16)."""
+"""Evoformer blocks and stacks (supplement Algorithms 6 and 18), and those of the template pair (Algorithm 16)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,10 +17,17 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
 
 class EvoformerBlock(nn.Module):
-    """One block: the MSA and the pair tensor update each other (supplement Algorithm 6).
+    """One block: the MSA and the pair tensor update each other (supplement Algorithm 6, lines 2-10).
 
-    Every step updates one tensor along one axis, so a layout that shards the other axis can be put between
-    steps from outside.
+    Each step is a residual update, with its layer norm and its dropout:
+
+    - Lines 2-4: the sequences of the MSA attend along their residues with the pair as bias, its residues along the
+      sequences, and a transition updates each position.
+    - Line 5: the outer product mean brings the MSA into the pair; AlphaFold-Multimer has this step first.
+    - Lines 6-9: edges of the pair update each other in triangles, by multiplication and by attention.
+    - Line 10: a transition updates each edge.
+
+    In the extra MSA stack (Algorithm 18, lines 2-10) the column attention of line 3 is global.
 
     Args:
         config: Official ``evoformer`` config node. Column attention and triangle attention whose nodes say
@@ -62,11 +70,11 @@ class EvoformerBlock(nn.Module):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Updated ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``.
+        """Updated ``msa`` and ``pair``.
 
         Args:
-            msa: MSA representation.
-            pair: Pair representation.
+            msa: ``[*, S, N, c_m]``.
+            pair: ``[*, N, N, c_z]``.
             msa_mask: ``[*, S, N]``, 0 for padding.
             pair_mask: ``[*, N, N]``, 0 for padding.
         """
@@ -89,7 +97,11 @@ class EvoformerBlock(nn.Module):
 
 
 class TemplatePairBlock(nn.Module):
-    """One block of the template pair stack (supplement Algorithm 16).
+    """One block of the template pair stack (supplement Algorithm 16, lines 2-6).
+
+    - Lines 2-3: triangle attention around starting and around ending nodes.
+    - Lines 4-5: triangle multiplication with outgoing and with incoming edges.
+    - Line 6: a transition updates each edge.
 
     Args:
         config: Official ``template_pair_stack`` config node.
@@ -126,30 +138,49 @@ class TemplatePairBlock(nn.Module):
 
 
 class BlockStack(nn.Module):
-    """A stack of blocks, each recomputed in the backward pass when ``checkpointing`` is set.
+    """What stacks of blocks share: each block is recomputed in the backward pass when ``checkpointing`` is set.
 
     Args:
-        blocks: The blocks; each maps its first tensors to their updated selves and takes masks after them.
+        blocks: The blocks.
         checkpointing: Keep only the blocks' inputs for the backward pass (activation checkpointing).
     """
 
-    def __init__(self, blocks: list[nn.Module], *, checkpointing: bool = False) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], *, checkpointing: bool = False) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
         self.checkpointing = checkpointing
 
-    def forward(self, *state_and_masks: Tensor) -> Any:
-        """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``.
+    def run(self, block: nn.Module, *inputs: Tensor) -> Any:
+        """What ``block(*inputs)`` gives."""
+        if self.checkpointing and torch.is_grad_enabled():
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
-        Returns:
-            What the last block returns: ``(msa, pair)`` or ``pair``.
+
+class EvoformerStack(BlockStack):
+    """Evoformer blocks one after the other (supplement Algorithm 6, lines 1-11; Algorithm 18)."""
+
+    def forward(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Updated ``msa`` and ``pair``.
+
+        Args:
+            msa: ``[*, S, N, c_m]``.
+            pair: ``[*, N, N, c_z]``.
+            msa_mask: ``[*, S, N]``, 0 for padding.
+            pair_mask: ``[*, N, N]``, 0 for padding.
         """
-        count = len(state_and_masks) // 2
-        state, masks = state_and_masks[:count], state_and_masks[count:]
         for block in self.blocks:
-            if self.checkpointing and torch.is_grad_enabled():
-                result = checkpoint(block, *state, *masks, use_reentrant=False)
-            else:
-                result = block(*state, *masks)
-            state = result if isinstance(result, tuple) else (result,)
-        return state if count > 1 else state[0]
+            msa, pair = self.run(block, msa, pair, msa_mask, pair_mask)
+        return msa, pair
+
+
+class TemplatePairStack(BlockStack):
+    """Template pair blocks one after the other (supplement Algorithm 16, lines 1-7)."""
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
+        for block in self.blocks:
+            pair = self.run(block, pair, pair_mask)
+        return pair

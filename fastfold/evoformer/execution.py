@@ -1,14 +1,14 @@
 """How the network is carried out: in place or not, whole or in blocks, and what is kept.
 
-The layers compute a branch for any block of rows; an :class:`ExecutionPolicy` decides which blocks and where the
-result goes. It is the only place that knows, so that layers read like the paper, and a parallel layout can stand in
-for it between two steps.
+A layer computes its residual branch for any :class:`Block` of rows; an :class:`ExecutionPolicy` decides which blocks
+there are and where the results go. Nothing else knows, so that layers read like the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,44 @@ from torch import Tensor, nn
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.offload import HostTier, WaitingRows
 
-Branch = Callable[[Tensor, slice, Tensor | None, Tensor | None], Tensor]
-"""``(block, index, dropout, out)`` to ``block + dropout * update(block)``, written to ``out`` if that is given.
 
-``index`` is the slice that the block was taken from, ``dropout`` broadcasts against the block."""
+class Block(NamedTuple):
+    """What one call of a residual branch works on.
+
+    Attributes:
+        x: Part of the tensor that is updated, or all of it.
+        rows: The slice of the axis that ``x`` was taken from.
+        dropout: Factors that broadcast against ``x``, or None.
+        out: Where the result goes, or None for a new tensor.
+    """
+
+    x: Tensor
+    rows: slice
+    dropout: Tensor | None
+    out: Tensor | None
+
+    def add(self, update: Tensor) -> Tensor:
+        """``x + dropout * update``: the end of a branch whose operator does not add it itself."""
+        if self.dropout is not None:
+            update = update * self.dropout
+        return self.x + update if self.out is None else torch.add(self.x, update, out=self.out)
+
+    def take(self, dim: int, rows: slice) -> Block:
+        """A part of this block along ``dim``."""
+        dropout = self.dropout
+        if dropout is not None and dropout.shape[dim] > 1:
+            dropout = _take(dropout, dim, rows)
+        return Block(
+            _take(self.x, dim, rows), rows, dropout, None if self.out is None else _take(self.out, dim, rows)
+        )
+
+    def transposed(self) -> Block:
+        """The same block ``[*, A, B, c]`` seen as ``[*, B, A, c]``, without a copy."""
+        return Block(self.x.transpose(-3, -2), self.rows, columns(self.dropout), columns(self.out))
+
+
+Branch = Callable[[Block], Tensor]
+"""From a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if that is given."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +61,13 @@ class ExecutionPolicy:
     """Execution of one module. All but the first field count only when no gradient is recorded.
 
     Attributes:
-        block_elements: Elements of the input that a block holds at most (at least one row is taken); None leaves
+        block_elements: Maximum number of elements of a block of the input (but at least one row); None leaves
             everything to the operators, which work in blocks of their own.
         inplace: Write results into their input. The caller's tensors change: only for callers that own them.
-        contraction: How much a triangle multiplication holds at a time, and where its product waits.
+        contraction: How much a triangle multiplication holds at a time, and where its product is held.
         hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
             rather than embed it twice.
-        parking: Where the pair waits while templates are embedded; None for the device.
+        offload: Host memory for the pair while templates are embedded; None leaves it on the device.
         lazy_logits: Give the logits of pairs as :class:`LazyRows`, computed when they are asked for.
         heads: Names of the heads to run; None for all. What no head needs is freed early.
     """
@@ -42,7 +76,7 @@ class ExecutionPolicy:
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     hold_templates: bool = True
-    parking: HostTier | None = None
+    offload: HostTier | None = None
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
 
@@ -57,41 +91,35 @@ class ExecutionPolicy:
         for start in range(0, max(1, size), max(1, step)):
             yield slice(start, min(size, start + step))
 
-    def residual(
+    def apply_residual(
         self, x: Tensor, branch: Branch, *, dim: int | None, dropout: Tensor | None = None
     ) -> Tensor:
-        """``x`` with a residual branch added.
+        """``x + dropout * update(x)``, block by block.
 
         Args:
             x: Any tensor.
-            branch: See :data:`Branch`; a block's result must depend on ``x`` through that block alone.
+            branch: Gives the sum for a block (:data:`Branch`), which must depend on ``x`` through that block alone.
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
 
         Returns:
             The updated tensor: ``x`` itself when in place.
         """
-        recording = torch.is_grad_enabled()
-        out = None if recording else x if self.inplace else torch.empty_like(x)
+        out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
+        whole = Block(x, slice(None), dropout, out)
         if dim is None:
-            return branch(x, slice(None), dropout, out)
-        results = []
-        for index in self.slices(x, dim):
-            factors = dropout
-            if dropout is not None and dropout.shape[dim] > 1:
-                factors = _take(dropout, dim, index)
-            part = None if out is None else _take(out, dim, index)
-            results.append(branch(_take(x, dim, index), index, factors, part))
+            return branch(whole)
+        results = [branch(whole.take(dim, rows)) for rows in self.slices(x, dim)]
         if out is not None:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
-    def parked(self, pair: Tensor) -> WaitingRows | None:
-        """The pair ``[*, N, N, c]`` on the host until it is asked back; None where it stays."""
+    def pair_rows(self, pair: Tensor) -> PairRows:
+        """The pair ``[*, N, N, c]``, to be read and updated by rows: on the host if the policy offloads it."""
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
-        if self.parking is None or not self.inplace or not alone or torch.is_grad_enabled():
-            return None
-        return WaitingRows(pair, self.parking)
+        if self.offload is None or not self.inplace or not alone or torch.is_grad_enabled():
+            return PairRows(pair)
+        return OffloadedPairRows(pair, self.offload)
 
     def map(
         self,
@@ -110,7 +138,7 @@ class ExecutionPolicy:
             x: Any tensor.
             function: Gives a block of the result, as long as the block of ``x`` along ``dim``.
             dim: The axis, counted from the end.
-            start: The index that the first of ``x`` has in whatever ``x`` is a part of.
+            start: Index of the first of ``x`` in the tensor that ``x`` is a part of.
             channels: How many elements the function makes of one of ``x``, for the size of the blocks.
             consume: ``x`` is not needed any more: its memory may hold the result.
             out: Where the result goes, if no gradients are recorded.
@@ -131,6 +159,55 @@ class ExecutionPolicy:
         if out is not None:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
+
+
+class PairRows:
+    """A pair tensor ``[*, N, N, c]`` that is read and updated by rows.
+
+    Args:
+        pair: The tensor.
+
+    Attributes:
+        pair: A tensor of its shape, to be cut into blocks; its contents come from :meth:`read` alone.
+    """
+
+    def __init__(self, pair: Tensor) -> None:
+        self.pair = pair
+
+    def read(self, rows: slice) -> Tensor:
+        """Rows ``[*, rows, N, c]`` on the device."""
+        return self.pair[..., rows, :, :]
+
+    def add(self, block: Block, update: Tensor) -> Tensor:
+        """The end of a branch over :attr:`pair`, as :meth:`Block.add`."""
+        return block.add(update)
+
+    def restore(self) -> Tensor:
+        """The tensor as it is now, on the device."""
+        return self.pair
+
+
+class OffloadedPairRows(PairRows):
+    """A pair tensor whose contents are on the host until :meth:`restore`; its memory on the device is free.
+
+    Args:
+        pair: Contiguous and alone in its memory; not to be used before :meth:`restore`.
+        host: Where it goes.
+    """
+
+    def __init__(self, pair: Tensor, host: HostTier) -> None:
+        self._offloaded = WaitingRows(pair, host)
+        super().__init__(self._offloaded.stand_in)
+
+    def read(self, rows: slice) -> Tensor:
+        return self._offloaded.rows(rows)
+
+    def add(self, block: Block, update: Tensor) -> Tensor:
+        self._offloaded.write(block.rows, self._offloaded.rows(block.rows).add_(update))
+        return block.x
+
+    def restore(self) -> Tensor:
+        return self._offloaded.back()
 
 
 class LazyRows:
@@ -165,16 +242,16 @@ def rows_of(x: Tensor | LazyRows, index: slice) -> Tensor:
     return x.rows(index) if isinstance(x, LazyRows) else x[..., index, :, :]
 
 
-def add_update(block: Tensor, update: Tensor, out: Tensor | None) -> Tensor:
-    """The end of a branch without an operator of its own: ``block + update``, into ``out`` if that is given."""
-    return block + update if out is None else torch.add(block, update, out=out)
+def columns(x: Tensor | None) -> Tensor | None:
+    """A tensor of rows seen as columns, ``[*, A, B, c]`` as ``[*, B, A, c]``, without a copy; None stays None."""
+    return None if x is None else x.transpose(-3, -2)
 
 
 def _take(x: Tensor, dim: int, index: slice) -> Tensor:
     return x.narrow(dim, index.start, index.stop - index.start)
 
 
-class Executed(nn.Module):
+class PolicyModule(nn.Module):
     """Base of modules that run under a policy.
 
     Attributes:
@@ -193,10 +270,10 @@ def set_policy(
 
     Args:
         model: The network, or a part of it.
-        policy: The policy.
-        blocks: ``block_elements`` by :attr:`Executed.operator`, for those that shall have others.
+        policy: What every module gets.
+        blocks: ``block_elements`` by :attr:`PolicyModule.operator`, for those that have others.
     """
     for module in model.modules():
-        if isinstance(module, Executed):
+        if isinstance(module, PolicyModule):
             own = (blocks or {}).get(module.operator, policy.block_elements)
             module.policy = policy if own == policy.block_elements else replace(policy, block_elements=own)

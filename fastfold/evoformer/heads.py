@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import Executed, LazyRows
+from fastfold.evoformer.execution import LazyRows, PolicyModule
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 
 
-class DistogramHead(Executed):
-    """Distribution of CB distances from the symmetrised pair (section 1.9.8)."""
+class DistogramHead(PolicyModule):
+    """Distribution of CB distances from the symmetrised pair (supplement, section 1.9.8)."""
 
     operator = "heads"
     has_columns = True  # a layout may leave other processes the columns that mirror the rows which are here
@@ -71,7 +71,12 @@ class ExperimentallyResolvedHead(nn.Module):
 
 
 class PredictedLDDTHead(nn.Module):
-    """Distribution of the per-residue lDDT-CA (supplement Algorithm 29)."""
+    """Distribution of the per-residue lDDT-CA (supplement Algorithm 29).
+
+    - Line 1: the structure module's single representation is normalised and runs through two layers with ReLU.
+    - Line 2: a last layer gives the logits of the bins; their softmax and its mean (line 3) are taken in
+      :func:`plddt`.
+    """
 
     def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
         super().__init__()
@@ -87,7 +92,7 @@ class PredictedLDDTHead(nn.Module):
         return {"logits": self.logits(F.relu(self.hidden_2(F.relu(self.hidden(x)))))}
 
 
-class PredictedAlignedErrorHead(Executed):
+class PredictedAlignedErrorHead(PolicyModule):
     """Distribution of the error of residue j when aligned on residue i (section 1.9.7)."""
 
     operator = "heads"

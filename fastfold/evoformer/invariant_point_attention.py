@@ -9,13 +9,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import Executed, LazyRows, rows_of
+from fastfold.evoformer.execution import LazyRows, PolicyModule, rows_of
 from fastfold.evoformer.primitives import Linear
 from fastfold.protein.rigid import Rigid
 
 
-class InvariantPointAttention(Executed):
-    """Attention over residues that is invariant to a global rigid motion.
+class InvariantPointAttention(PolicyModule):
+    """Attention over residues that is invariant to a global rigid motion (supplement Algorithm 22).
+
+    - Lines 1-3: scalar and point queries, keys and values are projected from the single representation.
+    - Line 4: the bias of each head is projected from the pair.
+    - Lines 5-6: three terms of the logits are weighted so that each has unit variance at initialisation.
+    - Line 7: the terms are the scalar product, the bias, and minus the squared distances between query points and key
+      points, each moved by its residue's frame; a softmax goes over the residues.
+    - Lines 8-9: the pair and the scalar values are averaged with these weights.
+    - Line 10: value points are averaged in global space and moved back into the residue's frame.
+    - Line 11: all averages and the lengths of the points are projected.
 
     Points are projected as ``[heads, points, 3]``; the monomer and the multimer programs order these channels
     differently, which is the weight adapter's business.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.heads import (
     DistogramHead,
     ExperimentallyResolvedHead,
@@ -32,11 +32,19 @@ cycle and ensemble member when they are needed."""
 OnCycle = Callable[[int, dict[str, Any]], None]
 
 
-class AlphaFold(Executed):
-    """The AlphaFold 2 network, monomer or multimer, as its configuration says.
+class AlphaFold(PolicyModule):
+    """The AlphaFold 2 network (supplement Algorithm 2), monomer or multimer, as its configuration says.
 
-    The code is single-device code in the paper's order; precision, memory policy and parallel layout are applied
-    from outside.
+    - Lines 1 and 21: each cycle starts from what the one before it left, the first from zeros.
+    - Lines 5-6: the features and the last cycle are embedded (Algorithms 3, 4 and 32).
+    - Lines 7-8: torsion angles of templates become rows of the MSA.
+    - Lines 9-13: templates update the pair (Algorithms 16 and 17).
+    - Lines 14-15: the extra MSA updates the pair (Algorithm 18).
+    - Line 16: the Evoformer updates MSA and pair, and projects the target's row (Algorithm 6).
+    - Lines 17-19: representations are averaged over the ensemble.
+    - Line 20: the structure module predicts atoms (Algorithm 20); the heads follow after the last cycle.
+
+    The code is single-device code; precision, memory policy and parallel layout are applied from outside.
 
     With a policy that works in place (:mod:`fastfold.evoformer.execution`), there is one pair tensor from the first
     cycle to the heads; with one that gives logits lazily, those of pairs come as
@@ -73,8 +81,8 @@ class AlphaFold(Executed):
         if c.extra_msa_stack_num_block:
             self.extra_msa_embedder = Linear(25, c.extra_msa_channel)
 
-        def stack(blocks: int, channels: int, *, global_column: bool) -> BlockStack:
-            return BlockStack(
+        def stack(blocks: int, channels: int, *, global_column: bool) -> EvoformerStack:
+            return EvoformerStack(
                 [
                     EvoformerBlock(
                         c.evoformer, channels, c_z, global_column=global_column, zero_init=zero_init
@@ -177,7 +185,7 @@ class AlphaFold(Executed):
         return self.policy.heads is None or head in self.policy.heads
 
     @property
-    def _exact_dtype(self) -> torch.dtype:
+    def _structure_dtype(self) -> torch.dtype:
         """Precision of the structure module and the heads, whatever the trunk runs in."""
         return self.structure_module.initial.weight.dtype
 
@@ -190,19 +198,15 @@ class AlphaFold(Executed):
         return {key: torch.as_tensor(value).to(device) for key, value in chosen.items()}
 
     def _first_previous(self, features: Features) -> Features:
-        """What the first cycle finds of a cycle before it: zeros."""
+        """Zeros in the place of a previous cycle's results."""
         c = self.config.model.embeddings_and_evoformer
         shape = tuple(features["aatype"].shape)
-        like = self.single_projection.weight
+        own, like = self._own_rows(shape[-1]), self.single_projection.weight
         return {
-            "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self._exact_dtype),
+            "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self._structure_dtype),
             "prev_msa_first_row": like.new_zeros(*shape, c.msa_channel),
-            "prev_pair": like.new_zeros(*shape[:-1], self._pair_rows(shape[-1]), shape[-1], c.pair_channel),
+            "prev_pair": like.new_zeros(*shape[:-1], own.stop - own.start, shape[-1], c.pair_channel),
         }
-
-    def _pair_rows(self, residues: int) -> int:
-        """How many rows of the pair there are here: all, unless a layout leaves some to other processes."""
-        return residues
 
     def _iterate(self, members: list[Features], previous: Features) -> tuple[Features, dict[str, Any]]:
         """One cycle: representations averaged over the ensemble, then the structure."""
@@ -229,7 +233,7 @@ class AlphaFold(Executed):
         return total, structure
 
     def _add_share(self, total: Tensor | None, value: Tensor, count: int) -> Tensor:
-        """A member's part of the mean of so many, added to those before it; in place if the policy says so."""
+        """A member's part of the mean of ``count``, added to those before it; in place if the policy says so."""
         inplace = self.policy.inplace and not torch.is_grad_enabled()
         share = value.div_(count) if inplace else value / count
         if total is None:
@@ -237,47 +241,80 @@ class AlphaFold(Executed):
         return total.add_(share) if inplace else total + share
 
     def _represent(self, features: Features, previous: Features) -> Features:
-        """Embed the features and run the extra MSA stack and the Evoformer (Algorithm 2, lines 4-18).
+        """Representations of one cycle and ensemble member (supplement Algorithm 2, lines 5-16).
 
-        Features are taken out of the dict when nothing needs them any more.
+        Features are taken out of the dict when nothing needs them any more. Each step can be overridden by itself.
         """
-        msa, pair = self.input_embedder(features, previous)
+        msa, pair = self._embed_inputs(features, previous)
+        sequences, dtype = msa.shape[-3], pair.dtype
         del features["msa_feat"]
-        dtype = pair.dtype
-        seq_mask = features["seq_mask"].to(dtype)
+        msa_mask, seq_mask = features["msa_mask"].to(dtype), features["seq_mask"].to(dtype)
         pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
-        if self.template_embedder is not None:
-            pair = self.template_embedder(pair, features, pair_mask)
-        if self.extra_msa_embedder is not None:
-            extra = self._embed_extra_msa(features, self.extra_msa_embedder)
-            extra_mask = features.pop("extra_msa_mask").to(dtype)
-            pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
-            del extra, extra_mask
-
-        msa_mask = features["msa_mask"].to(dtype)
-        rows = msa.shape[-3]
-        if self.template_torsion_embedder is not None:
-            template_rows, template_mask = self.template_torsion_embedder(features)
-            msa = torch.cat([msa, template_rows], dim=-3)
-            msa_mask = torch.cat([msa_mask, template_mask.to(dtype)], dim=-2)
+        pair = self._add_templates(pair, features, pair_mask)
+        pair = self._add_extra_msa(pair, features, pair_mask)
+        msa, msa_mask = self._append_template_rows(msa, msa_mask, features)
         for key in [key for key in features if key.startswith("template_")]:
             del features[key]
         msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
-        # A copy, so that the rest of the MSA can go.
-        first_row = msa[..., 0, :, :].clone()
+        first_row = self._first_row(msa)
         found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
-        return found | {"msa": msa[..., :rows, :, :]} if self._wants("masked_msa") else found
+        return found | {"msa": msa[..., :sequences, :, :]} if self._wants("masked_msa") else found
 
-    def _embed_extra_msa(self, features: Features, embedder: Linear) -> Tensor:
-        """Embedded extra MSA ``[*, E, N, c_e]``; its features leave the dict."""
+    def _embed_inputs(self, features: Features, previous: Features) -> tuple[Tensor, Tensor]:
+        """Lines 5-6: ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]`` of the features and the last cycle."""
+        msa, pair = self.input_embedder(features, previous)
+        return msa, pair
+
+    def _append_template_rows(
+        self, msa: Tensor, msa_mask: Tensor, features: Features
+    ) -> tuple[Tensor, Tensor]:
+        """Lines 7-8: the MSA and its mask with a row of torsion angles per template, if the network has them."""
+        if self.template_torsion_embedder is None:
+            return msa, msa_mask
+        rows, mask = self._template_rows(self.template_torsion_embedder, features)
+        return torch.cat([msa, rows], dim=-3), torch.cat([msa_mask, mask.to(msa_mask.dtype)], dim=-2)
+
+    def _template_rows(self, embedder: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
+        """Rows ``[*, T, N, c_m]`` for the MSA, and their mask ``[*, T, N]``."""
+        rows, mask = embedder(features)
+        return rows, mask
+
+    def _add_templates(self, pair: Tensor, features: Features, pair_mask: Tensor) -> Tensor:
+        """Lines 9-13: the pair updated by templates, if the network has them."""
+        if self.template_embedder is None:
+            return pair
+        updated: Tensor = self.template_embedder(
+            pair, features, pair_mask, self._own_rows(pair_mask.shape[-1]).start
+        )
+        return updated
+
+    def _add_extra_msa(self, pair: Tensor, features: Features, pair_mask: Tensor) -> Tensor:
+        """Lines 14-15: the pair updated by the extra MSA, if the network has one; its features leave the dict."""
+        if self.extra_msa_embedder is None:
+            return pair
+        extra = self._embed_extra_msa(self.extra_msa_embedder, features)
+        extra_mask = features.pop("extra_msa_mask").to(pair.dtype)
+        updated: Tensor = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
+        return updated
+
+    def _embed_extra_msa(self, embedder: Linear, features: Features) -> Tensor:
+        """Embedded extra MSA ``[*, E, N, c_e]``."""
         taken = {key: features.pop(key) for key in EXTRA_MSA_FEATURES}
 
-        def sequences(_: Tensor, index: slice) -> Tensor:
+        def embed_rows(_: Tensor, index: slice) -> Tensor:
             part = {key: value[..., index, :] for key, value in taken.items()}
             return embedder(extra_msa_features(part).to(embedder.weight.dtype))
 
         extra = taken["extra_msa"].unsqueeze(-1)
-        return self.policy.map(extra, sequences, dim=-3, channels=embedder.out_features)
+        return self.policy.map(extra, embed_rows, dim=-3, channels=embedder.out_features)
+
+    def _first_row(self, msa: Tensor) -> Tensor:
+        """The target's row ``[*, N, c_m]`` of the MSA: a copy, so that the rest of the MSA can go."""
+        return msa[..., 0, :, :].clone()
+
+    def _own_rows(self, residues: int) -> slice:
+        """The rows of the pair that are here: all, unless a layout leaves some to other processes."""
+        return slice(0, residues)
 
     def _report(self, on_cycle: OnCycle | None, cycle: int, representations: Features) -> None:
         if on_cycle is None:

@@ -7,13 +7,19 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, GlobalAttention, columns, self_attention
-from fastfold.evoformer.execution import Executed, add_update
+from fastfold.evoformer.attention import Attention, GlobalAttention, self_attention
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
-class MSARowAttention(Executed):
+class MSARowAttention(PolicyModule):
     """Row-wise gated self-attention with pair bias (supplement Algorithm 7), as a residual update.
+
+    - Line 1: the MSA is normalised.
+    - Lines 2 and 4: queries, keys, values and gate are projected from it.
+    - Line 3: the bias of each head is projected from the normalised pair, for all sequences alike.
+    - Lines 5-7: each sequence attends along its residues; see :class:`~fastfold.evoformer.attention.Attention`.
+    - Algorithm 6, line 2: the result is added with dropout factors that all sequences share.
 
     Args:
         config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
@@ -41,25 +47,33 @@ class MSARowAttention(Executed):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated ``msa [*, S, N, c_m]`` from ``pair [*, N, N, c_z]`` and ``msa_mask [*, S, N]``.
+        """``msa + dropout_rowwise(attention(norm(msa), pair))``, ``[*, S, N, c_m]``.
 
-        ``bias`` is that of the pair if it was computed before.
+        Args:
+            msa: ``[*, S, N, c_m]``.
+            pair: ``[*, N, N, c_z]``.
+            msa_mask: ``[*, S, N]``, 0 for padding.
+            bias: That of the pair if it was computed before.
         """
         bias = self.bias(pair) if bias is None else bias
 
-        def branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            mask = msa_mask[..., index, :]
-            return self_attention(self.norm, self.attention, rows, bias, mask, dropout, out)
+        def add_attention(block: Block) -> Tensor:
+            return self_attention(self.norm, self.attention, block, bias, msa_mask[..., block.rows, :])
 
-        return self.policy.residual(msa, branch, dim=-3, dropout=self.dropout(msa))
+        return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
 
     def bias(self, pair: Tensor) -> Tensor:
         """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
         return kernels.pair_bias(pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight)
 
 
-class MSAColumnAttention(Executed):
+class MSAColumnAttention(PolicyModule):
     """Column-wise gated self-attention (supplement Algorithm 8), as a residual update.
+
+    - Line 1: the MSA is normalised.
+    - Lines 2-3: queries, keys, values and gate are projected from it.
+    - Lines 4-6: each residue attends along the sequences; see :class:`~fastfold.evoformer.attention.Attention`.
+    - Algorithm 6, line 3: the result is added.
 
     Args:
         config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
@@ -84,18 +98,23 @@ class MSAColumnAttention(Executed):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
+        """``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``, under ``msa_mask [*, S, N]``."""
 
-        def branch(block: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            mask = msa_mask[..., index].transpose(-2, -1)
-            x, dropout, out = block.transpose(-3, -2), columns(dropout), columns(out)
-            return self_attention(self.norm, self.attention, x, None, mask, dropout, out).transpose(-3, -2)
+        def add_attention(block: Block) -> Tensor:
+            mask = msa_mask[..., block.rows].transpose(-2, -1)
+            updated = self_attention(self.norm, self.attention, block.transposed(), None, mask)
+            return updated.transpose(-3, -2)
 
-        return self.policy.residual(msa, branch, dim=-2, dropout=self.dropout(msa))
+        return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))
 
 
-class MSAColumnGlobalAttention(Executed):
+class MSAColumnGlobalAttention(PolicyModule):
     """Global column attention of the extra MSA stack (supplement Algorithm 19), as a residual update.
+
+    - Line 1: the MSA is normalised.
+    - Lines 2-7: each residue attends along the sequences with one query per head; see
+      :class:`~fastfold.evoformer.attention.GlobalAttention`.
+    - Algorithm 18, line 3: the result is added.
 
     Args:
         config: Official config node (``num_head``, ``gating``, ``dropout_rate``).
@@ -114,11 +133,10 @@ class MSAColumnGlobalAttention(Executed):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated ``msa [*, S, N, c_e]`` under ``msa_mask [*, S, N]``."""
+        """``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``, under ``msa_mask [*, S, N]``."""
 
-        def branch(block: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            mask = msa_mask[..., index].transpose(-2, -1)
-            update = self.attention(self.norm(block.transpose(-3, -2)), mask).transpose(-3, -2)
-            return add_update(block, update if dropout is None else update * dropout, out)
+        def add_attention(block: Block) -> Tensor:
+            mask = msa_mask[..., block.rows].transpose(-2, -1)
+            return block.add(self.attention(self.norm(block.x.transpose(-3, -2)), mask).transpose(-3, -2))
 
-        return self.policy.residual(msa, branch, dim=-2, dropout=self.dropout(msa))
+        return self.policy.apply_residual(msa, add_attention, dim=-2, dropout=self.dropout(msa))

@@ -8,17 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
-from fastfold.evoformer.execution import Executed, add_update
+from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
+from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer, updated
+from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
 from fastfold.evoformer.xla_rounding import own_frame_direction
-from fastfold.memory.offload import WaitingRows
 from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 
 
-class MultimerTemplateEmbedder(Executed):
-    """Pair update from templates: each is embedded with the query's pair, then all are averaged.
+class MultimerTemplateEmbedder(PolicyModule):
+    """Pair update from templates (AlphaFold-Multimer, section 7.2).
+
+    - Distances, masks, residue types and directions of each template are projected one by one and added.
+    - The query's pair is normalised, projected and added.
+    - The template pair stack updates each template's pair (Algorithm 16), which is then normalised.
+    - The mean over the templates is projected and added to the query's pair.
 
     Args:
         config: Official multimer ``template`` config node.
@@ -40,7 +44,7 @@ class MultimerTemplateEmbedder(Executed):
         self.unit_vector = nn.ModuleList(Linear(1, c_t, init="relu") for _ in range(3))
         self.backbone_mask = Linear(1, c_t, init="relu")
         self.query = Linear(c_z, c_t, init="relu")
-        self.stack = BlockStack(
+        self.stack = TemplatePairStack(
             [
                 TemplatePairBlock(stack, c_t, attention_first=False, zero_init=zero_init)
                 for _ in range(stack.num_block)
@@ -65,16 +69,15 @@ class MultimerTemplateEmbedder(Executed):
         asym_id = features["asym_id"]
         count = features["template_aatype"].shape[-2]
         total: Tensor | None = None
-        waiting = self.policy.parked(pair)
-        pair = pair if waiting is None else waiting.stand_in
+        target = self.policy.pair_rows(pair)
+        del pair
         for t in range(count):
             embedded = self._embed(
                 features["template_aatype"][..., t, :],
                 features["template_all_atom_positions"][..., t, :, :, :],
                 features["template_all_atom_mask"][..., t, :, :],
                 asym_id,
-                pair,
-                waiting,
+                target,
                 pair_mask,
                 first_row,
             )
@@ -82,22 +85,22 @@ class MultimerTemplateEmbedder(Executed):
             del embedded
         assert total is not None, "the multimer network needs at least one (possibly empty) template"
 
-        pair = self._add(pair, total, count, waiting)
+        self._add(target, total, count)
         del total
-        return pair if waiting is None else waiting.back()
+        return target.restore()
 
-    def _add(self, pair: Tensor, total: Tensor, count: int, waiting: WaitingRows | None) -> Tensor:
-        """The pair with the mean of all templates added."""
+    def _add(self, target: PairRows, total: Tensor, count: int) -> None:
+        """Add the mean of all templates to the pair."""
 
-        def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            return updated(rows, self.output(F.relu(total[..., index, :, :] / count)), out, waiting, index)
+        def add_mean(block: Block) -> Tensor:
+            return target.add(block, self.output(F.relu(total[..., block.rows, :, :] / count)))
 
-        return self.policy.residual(pair, branch, dim=-3)
+        target.pair = self.policy.apply_residual(target.pair, add_mean, dim=-3)
 
     def _sum(self, total: Tensor, embedded: Tensor) -> Tensor:
         """The sum of both, in the memory of the first where that is allowed."""
-        return self.policy.residual(
-            total, lambda rows, index, _, out: add_update(rows, embedded[..., index, :, :], out), dim=-3
+        return self.policy.apply_residual(
+            total, lambda block: block.add(embedded[..., block.rows, :, :]), dim=-3
         )
 
     def _embed(
@@ -106,18 +109,18 @@ class MultimerTemplateEmbedder(Executed):
         positions: Tensor,
         mask: Tensor,
         asym_id: Tensor,
-        pair: Tensor,
-        waiting: WaitingRows | None,
+        target: PairRows,
         pair_mask: Tensor,
         first_row: int,
     ) -> Tensor:
-        one_hot = F.one_hot(aatype.long(), 22).to(pair.dtype)
+        dtype = target.pair.dtype
+        one_hot = F.one_hot(aatype.long(), 22).to(dtype)
         beta, has_beta = pseudo_beta(aatype, positions), pseudo_beta_mask(aatype, mask)
         has_backbone = backbone_mask(mask)
         column, row = self.aatype_column(one_hot), self.aatype_row(one_hot)
         own = own_frame_direction(positions).to(positions.dtype)
 
-        def embed_rows(query: Tensor, rows: slice) -> Tensor:
+        def embed_rows(_: Tensor, rows: slice) -> Tensor:
             same_chain = asym_id[..., rows, None] == asym_id[..., None, :]
             beta_pair = (outer(has_beta, rows) * same_chain).unsqueeze(-1)
             backbone_pair = (outer(has_backbone, rows) * same_chain).unsqueeze(-1)
@@ -127,16 +130,15 @@ class MultimerTemplateEmbedder(Executed):
             # The diagonal of this block of rows.
             vectors.diagonal(rows.start, -3, -2).copy_(own[..., rows, :].transpose(-1, -2))
             vectors = vectors * backbone_pair
-            total = self.distance(distances.to(pair.dtype)) + self.beta_mask(beta_pair.to(pair.dtype))
+            total = self.distance(distances.to(dtype)) + self.beta_mask(beta_pair.to(dtype))
             total = total + column[..., None, :, :] + row[..., rows, None, :]
             for axis, linear in enumerate(self.unit_vector):
-                total = total + linear(vectors[..., axis : axis + 1].to(pair.dtype))
-            total = total + self.backbone_mask(backbone_pair.to(pair.dtype))
-            if waiting is not None:
-                query = waiting.rows(slice(rows.start - first_row, rows.stop - first_row))
+                total = total + linear(vectors[..., axis : axis + 1].to(dtype))
+            total = total + self.backbone_mask(backbone_pair.to(dtype))
+            query = target.read(slice(rows.start - first_row, rows.stop - first_row))
             return total + self.query(self.query_norm(query))
 
-        embedded = self.policy.map(pair, embed_rows, dim=-3, start=first_row)
+        embedded = self.policy.map(target.pair, embed_rows, dim=-3, start=first_row)
         embedded = self.stack(embedded, pair_mask)
         return self.policy.map(embedded, lambda rows, _: self.norm(rows), dim=-3, consume=True)
 

@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
-class OuterProductMean(Executed):
-    """Mean over sequences of the outer products of two projected columns, as a residual update of the pair.
+class OuterProductMean(PolicyModule):
+    """Mean over sequences of outer products of two residues' columns (supplement Algorithm 10), added to the pair.
+
+    - Line 1: the MSA is normalised.
+    - Line 2: every position has a left and a right projection.
+    - Line 3: the outer products of two residues' projections are averaged over the sequences.
+    - Line 4: the averages are projected to the pair's channels.
+    - Algorithm 6, line 5: the result is added.
 
     As in the official program the bias of the output projection is divided by the number of sequences too.
 
@@ -36,7 +42,13 @@ class OuterProductMean(Executed):
         self.output = Linear(c * c, c_z, init="final" if zero_init else "relu")
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_z]`` from ``msa [*, S, N, c_m]`` under ``msa_mask [*, S, N]``."""
+        """``pair + output(mean(left ⊗ right))``, ``[*, N, N, c_z]``.
+
+        Args:
+            msa: ``[*, S, N, c_m]``.
+            pair: ``[*, N, N, c_z]``.
+            msa_mask: ``[*, S, N]``, 0 for padding.
+        """
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
         # Of a deep alignment a side is much: the left one is made for the rows that need it.
@@ -66,11 +78,11 @@ class OuterProductMean(Executed):
     ) -> Tensor:
         """Updated ``pair [*, I, J, c_z]`` without gradients; ``left`` gives ``[*, S, rows, c]`` of some residues."""
 
-        def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            assert out is not None  # without gradients there is one
-            return updates.write(out, left(index), left_mask[..., index], rows)
+        def add_mean(block: Block) -> Tensor:
+            assert block.out is not None  # without gradients there is one
+            return updates.write(block.out, left(block.rows), left_mask[..., block.rows], block.x)
 
-        return self.policy.residual(pair, branch, dim=-3)
+        return self.policy.apply_residual(pair, add_mean, dim=-3)
 
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
         """The updates of some rows of the pair after others, from the right side of all in blocks of sequences."""

@@ -19,7 +19,7 @@ def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
     Args:
         model: The network.
         precision: ``fp32``, or ``bf16`` for bfloat16 parameters and activations in embedders, extra MSA stack and
-            Evoformer, whose softmax and normalisation statistics are float32 all the same.
+            Evoformer, whose softmax and normalisation statistics are float32 anyway.
 
     Raises:
         ConfigError: ``precision`` is neither.
@@ -27,9 +27,8 @@ def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"there is no precision {precision!r}; use fp32 or bf16")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
     for module in model.children():
-        module.to(torch.float32 if module in exact else dtype)
+        module.to(torch.float32 if module in _after_trunk(model) else dtype)
     return model
 
 
@@ -44,8 +43,12 @@ def autocast_trunk(model: AlphaFold, device_type: str, *, cache: bool = True) ->
         device_type: Where it runs, ``cpu`` or ``cuda``.
         cache: Keep the bfloat16 copies of parameters until the end of the trunk; not where parameters come and go.
     """
-    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
     for module in model.children():
-        if module not in exact:
+        if module not in _after_trunk(model):
             wrap = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=cache)
             module.forward = wrap(module.forward)
+
+
+def _after_trunk(model: AlphaFold) -> tuple[nn.Module, ...]:
+    """The modules that stay in float32."""
+    return model.structure_module, model.heads

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fastfold.evoformer.execution import Executed, LazyRows
+from fastfold.evoformer.execution import LazyRows, PolicyModule
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
 from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
@@ -16,7 +16,11 @@ from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quatern
 
 
 class AngleResNet(nn.Module):
-    """Torsion angles from the current and the initial single representation (Algorithm 20, lines 11-14).
+    """Torsion angles from the current and the initial single representation (supplement Algorithm 20, lines 11-14).
+
+    - Line 11: both are projected and added.
+    - Lines 12-13: residual blocks of two layers.
+    - Line 14: seven angles as sine and cosine, which are normalised.
 
     Args:
         config: Official ``sidechain`` config node.
@@ -49,8 +53,16 @@ class AngleResNet(nn.Module):
         return raw / raw.square().sum(-1, keepdim=True).clamp(min=1e-12).sqrt(), raw
 
 
-class StructureModule(Executed):
-    """Eight iterations (by default) of one layer with shared weights that move residue frames.
+class StructureModule(PolicyModule):
+    """Iterations of one layer with shared weights that move residue frames (supplement Algorithm 20).
+
+    - Lines 1-3: the single and the pair representation are normalised, the first is projected.
+    - Line 4: all frames start at the origin.
+    - Lines 6-7: invariant point attention (Algorithm 22) updates the single representation; dropout and norm follow.
+    - Lines 8-9: a transition updates it; dropout and norm follow.
+    - Line 10: each frame is moved by an update projected from it (Algorithm 23).
+    - Lines 11-14: torsion angles are predicted (:class:`AngleResNet`), and atoms placed by them (Algorithm 24).
+    - Line 20: no gradient flows through orientations from one iteration to the next.
 
     Runs in the precision of its parameters, float32 by AlphaFold's practice, whatever the trunk ran in.
 

@@ -11,10 +11,9 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.embedders import distogram_bins
-from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
-from fastfold.evoformer.execution import Executed, add_update
+from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
+from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.memory.offload import WaitingRows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
 from fastfold.protein.rigid import Rigid
@@ -53,18 +52,14 @@ def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
     return frames.invert_apply(ca[..., None, :, :])
 
 
-def updated(
-    rows: Tensor, update: Tensor, out: Tensor | None, waiting: WaitingRows | None, index: slice
-) -> Tensor:
-    """The end of a branch that adds to rows of the pair, here or where it waits."""
-    if waiting is None:
-        return add_update(rows, update, out)
-    waiting.write(index, waiting.rows(index).add_(update))
-    return rows
+class TemplateEmbedder(PolicyModule):
+    """Pair update from templates (supplement Algorithm 2, lines 9-13).
 
-
-class TemplateEmbedder(Executed):
-    """Pair update from templates: embed each, then attend from the query (Algorithm 2 lines 9-12, 16, 17).
+    - Line 9: each template's pair features are projected.
+    - Lines 10-12: each runs through the template pair stack by itself (Algorithm 16), and is normalised.
+    - Line 13: each pair of residues attends to its embeddings in all templates, and the result is added. Algorithm 17:
+      queries come from the pair (line 1), keys and values from the templates (line 2), softmax and sum go over the
+      templates (lines 3-4), and all heads together are projected (line 5).
 
     Args:
         config: Official ``template`` config node.
@@ -82,7 +77,7 @@ class TemplateEmbedder(Executed):
         stack = config.template_pair_stack
         c_t = stack.triangle_attention_ending_node.value_dim
         self.embedding = Linear(config.dgram_features.num_bins + 49, c_t, init="relu")
-        self.stack = BlockStack(
+        self.stack = TemplatePairStack(
             [
                 TemplatePairBlock(stack, c_t, attention_first=True, zero_init=zero_init)
                 for _ in range(stack.num_block)
@@ -116,6 +111,10 @@ class TemplateEmbedder(Executed):
             # What the mask hides has a weight of exactly zero.
             present = template_mask.view(-1, len(shown)).any(0).tolist()
             shown = [t for t in shown if present[t]]
+        if not shown:
+            return pair
+        target = self.policy.pair_rows(pair)
+        del pair
 
         def embed(t: int) -> Tensor:
             one = {
@@ -125,27 +124,21 @@ class TemplateEmbedder(Executed):
                 "positions": features["template_all_atom_positions"][..., t, :, :, :],
                 "mask": features["template_all_atom_masks"][..., t, :, :],
             }
-            return self._embed(one, pair, pair_mask, first_row)
+            return self._embed(one, target.pair, pair_mask, first_row)
 
         # The weights need the pair as it was and all templates; after that each template adds its part.
         held: dict[int, Tensor] = {}
         logits = []
-        waiting = self.policy.parked(pair) if shown else None
-        pair = pair if waiting is None else waiting.stand_in
         scores: Tensor | None = None
         if not torch.is_grad_enabled():
-            size = (*pair.shape[:-1], self.attention.heads, len(shown))
-            scores = pair.new_empty(size, dtype=torch.promote_types(pair.dtype, torch.float32))
+            size = (*target.pair.shape[:-1], self.attention.heads, len(shown))
+            scores = target.pair.new_empty(size, dtype=self._logits_dtype(target))
         for place, t in enumerate(shown):
             template = embed(t)
-            logits.append(
-                self._logits(pair, template, waiting, None if scores is None else scores[..., place])
-            )
+            logits.append(self._logits(target, template, None if scores is None else scores[..., place]))
             if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
                 held[t] = template
             del template
-        if not shown:
-            return pair
         hidden = (template_mask[..., shown] == 0)[..., None, None, None, :]
 
         def softmax(rows: Tensor, _: slice) -> Tensor:
@@ -154,51 +147,47 @@ class TemplateEmbedder(Executed):
         weights = torch.stack(logits, -1) if scores is None else scores
         del logits
         weights = self.policy.map(weights, softmax, dim=-4, consume=True)
-        any_template = (template_mask.sum(-1) > 0).to(pair.dtype)[..., None, None, None]
+        any_template = (template_mask.sum(-1) > 0).to(target.pair.dtype)[..., None, None, None]
         for place, t in enumerate(shown):
             template = held.pop(t) if t in held else embed(t)
             bias = self.attention.output.bias if place == 0 else None
-            pair = self._add(pair, waiting, template, weights[..., place], any_template, bias)
+            self._add(target, template, weights[..., place], any_template, bias)
             del template
-        if waiting is not None:
-            del scores, weights
-            pair = waiting.back()
-        return pair
+        del scores, weights
+        return target.restore()
 
-    def _logits(
-        self, pair: Tensor, template: Tensor, waiting: WaitingRows | None, out: Tensor | None
-    ) -> Tensor:
-        """How much each pair attends to a template ``[*, rows, N, c_t]``: ``[*, rows, N, H]``, in an exact dtype."""
-        exact = torch.promote_types(pair.dtype, torch.float32)
+    def _logits_dtype(self, target: PairRows) -> torch.dtype:
+        return torch.promote_types(target.pair.dtype, torch.float32)
 
-        def of_rows(rows: Tensor, index: slice) -> Tensor:
+    def _logits(self, target: PairRows, template: Tensor, out: Tensor | None) -> Tensor:
+        """How much each pair attends to a template ``[*, rows, N, c_t]``: ``[*, rows, N, H]``, at least float32."""
+        dtype = self._logits_dtype(target)
+
+        def logits_of(_: Tensor, rows: slice) -> Tensor:
             split = (self.attention.heads, -1)
-            if waiting is not None:
-                rows = waiting.rows(index)
-            q = self.attention.query(rows).unflatten(-1, split).to(exact)
-            k = self.attention.key(template[..., index, :, :]).unflatten(-1, split).to(exact)
+            q = self.attention.query(target.read(rows)).unflatten(-1, split).to(dtype)
+            k = self.attention.key(template[..., rows, :, :]).unflatten(-1, split).to(dtype)
             return (q * k).sum(-1) * q.shape[-1] ** -0.5
 
-        return self.policy.map(pair, of_rows, dim=-3, out=out)
+        return self.policy.map(target.pair, logits_of, dim=-3, out=out)
 
     def _add(
         self,
-        pair: Tensor,
-        waiting: WaitingRows | None,
+        target: PairRows,
         template: Tensor,
         weights: Tensor,
         any_template: Tensor,
         bias: Tensor | None,
-    ) -> Tensor:
-        """The pair with one template's part of the attention added, and the bias if it is given."""
+    ) -> None:
+        """Add one template's part of the attention to the pair, and the bias if it is given."""
 
-        def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
-            value = self.attention.value(template[..., index, :, :]).unflatten(-1, (self.attention.heads, -1))
-            attended = (value * weights[..., index, :, :].unsqueeze(-1).to(value.dtype)).flatten(-2)
-            update = F.linear(attended, self.attention.output.weight, bias) * any_template
-            return updated(rows, update, out, waiting, index)
+        def add_attended(block: Block) -> Tensor:
+            rows = block.rows
+            value = self.attention.value(template[..., rows, :, :]).unflatten(-1, (self.attention.heads, -1))
+            attended = (value * weights[..., rows, :, :].unsqueeze(-1).to(value.dtype)).flatten(-2)
+            return target.add(block, F.linear(attended, self.attention.output.weight, bias) * any_template)
 
-        return self.policy.residual(pair, branch, dim=-3)
+        target.pair = self.policy.apply_residual(target.pair, add_attended, dim=-3)
 
     def _embed(self, template: dict[str, Tensor], pair: Tensor, pair_mask: Tensor, first_row: int) -> Tensor:
         aatype = F.one_hot(template["aatype"].long(), 22).to(pair.dtype)
@@ -232,7 +221,10 @@ class TemplateEmbedder(Executed):
 
 
 class TemplateTorsionEmbedder(nn.Module):
-    """Rows for the MSA from the templates' torsion angles (Algorithm 2, lines 7-8).
+    """Rows for the MSA from the templates' torsion angles (supplement Algorithm 2, lines 7-8).
+
+    - Line 7: residue types, angles and their masks run through two linear layers with a ReLU between them.
+    - Line 8: the network appends the result to the MSA.
 
     Args:
         c_m: MSA channels.

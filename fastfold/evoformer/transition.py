@@ -7,12 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
-class Transition(Executed):
-    """Layer norm, linear, ReLU, linear on every position, as a residual update.
+class Transition(PolicyModule):
+    """Two-layer perceptron on every position (supplement Algorithms 9 and 15), as a residual update.
+
+    - Line 1: the input is normalised.
+    - Line 2: a linear layer makes ``num_intermediate_factor`` times the channels.
+    - Line 3: ReLU and a second linear layer lead back.
+    - Algorithm 6, lines 4 and 10: the result is added.
 
     Args:
         config: Official config node (``num_intermediate_factor``).
@@ -30,19 +35,19 @@ class Transition(Executed):
         self.output = Linear(hidden, c, init="final" if zero_init else "default")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Updated ``x [*, rows, columns, c]``."""
+        """``x + output(relu(hidden(norm(x))))``, ``[*, rows, columns, c]``."""
 
-        def branch(rows: Tensor, _: slice, __: Tensor | None, out: Tensor | None) -> Tensor:
+        def add_transition(block: Block) -> Tensor:
             return kernels.transition(
-                rows,
+                block.x,
                 self.norm.weight,
                 self.norm.bias,
                 self.hidden.weight,
                 self.hidden.bias,
                 self.output.weight,
                 self.output.bias,
-                residual=rows,
-                out=out,
+                residual=block.x,
+                out=block.out,
             )
 
-        return self.policy.residual(x, branch, dim=-3)
+        return self.policy.apply_residual(x, add_transition, dim=-3)

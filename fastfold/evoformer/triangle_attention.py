@@ -7,13 +7,21 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, columns, self_attention
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.attention import Attention, self_attention
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
-class TriangleAttention(Executed):
-    """Attention of the pair tensor along rows (starting node) or columns (ending node).
+class TriangleAttention(PolicyModule):
+    """Attention of the pair tensor along rows (starting node) or columns (ending node), as a residual update.
+
+    Supplement Algorithm 13 around starting nodes; Algorithm 14 is the same on the transposed tensor.
+
+    - Line 1: the pair is normalised.
+    - Lines 2 and 4: queries, keys, values and gate are projected from it.
+    - Line 3: the bias of each head is projected from it too: the third edge of each triangle.
+    - Lines 5-7: the edges of a node attend to each other; see :class:`~fastfold.evoformer.attention.Attention`.
+    - Algorithm 6, lines 8 and 9: the result is added with dropout factors that rows (starting) or columns share.
 
     Args:
         config: Official config node; ``orientation`` ``per_row`` is the starting node, ``per_column`` the ending.
@@ -40,25 +48,27 @@ class TriangleAttention(Executed):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3 if self.starting else -2)
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Updated ``pair [*, N, N, c_z]`` under ``pair_mask [*, N, N]``; ``bias`` if it was computed before."""
-        # [*, H, i, j] as read along rows of pair; the ending node sees the transposed tensor throughout.
+        """``pair + dropout(attention(norm(pair)))``, ``[*, N, N, c_z]``.
+
+        Args:
+            pair: ``[*, N, N, c_z]``.
+            pair_mask: ``[*, N, N]``, 0 for padding.
+            bias: That of the pair if it was computed before.
+        """
         bias = self.bias(pair) if bias is None else bias
-        if self.starting:
+        if not self.starting:
+            # Transposed once, not for every block; the operator reads a contiguous one fastest.
+            bias = bias.transpose(-2, -1).contiguous()
 
-            def row_branch(rows: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-                mask = pair_mask[..., index, :]
-                return self_attention(self.norm, self.attention, rows, bias, mask, dropout, out)
+        def add_attention(block: Block) -> Tensor:
+            if self.starting:
+                return self_attention(self.norm, self.attention, block, bias, pair_mask[..., block.rows, :])
+            mask = pair_mask[..., block.rows].transpose(-2, -1)
+            updated = self_attention(self.norm, self.attention, block.transposed(), bias, mask)
+            return updated.transpose(-3, -2)
 
-            return self.policy.residual(pair, row_branch, dim=-3, dropout=self.dropout(pair))
-        # Turned once, not for every block; the contiguous one is what the operator reads fastest.
-        bias = bias.transpose(-2, -1).contiguous()
-
-        def column_branch(block: Tensor, index: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
-            mask = pair_mask[..., index].transpose(-2, -1)
-            x, dropout, out = block.transpose(-3, -2), columns(dropout), columns(out)
-            return self_attention(self.norm, self.attention, x, bias, mask, dropout, out).transpose(-3, -2)
-
-        return self.policy.residual(pair, column_branch, dim=-2, dropout=self.dropout(pair))
+        dim = -3 if self.starting else -2
+        return self.policy.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout(pair))
 
     def bias(self, pair: Tensor) -> Tensor:
         """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, as read along its rows."""

@@ -7,16 +7,23 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.execution import Executed
+from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
 
-class TriangleMultiplication(Executed):
+class TriangleMultiplication(PolicyModule):
     """Triangular multiplicative update with outgoing or incoming edges, as a residual update.
 
-    The two projections of the triangle's edges are one layer of twice the width: the first half is the official
-    program's ``left``, the second its ``right``. With incoming edges the official program contracts
-    ``left[k, j]`` with ``right[k, i]``.
+    Supplement Algorithm 11 with outgoing edges, Algorithm 12 with incoming ones:
+
+    - Line 1: the pair is normalised.
+    - Line 2: two projections of every edge are gated. They are one layer of twice the width: the first half is the
+      official program's ``left``, the second its ``right``.
+    - Line 3: an output gate is projected.
+    - Line 4: the products of a triangle's other two edges are summed over the third node, normalised, projected and
+      gated. Outgoing edges are ``left[i, k] right[j, k]``; with incoming ones the official program contracts
+      ``left[k, j]`` with ``right[k, i]``.
+    - Algorithm 6, lines 6 and 7: the result is added with dropout factors that all rows share.
 
     Args:
         config: Official config node; the ``equation`` tells outgoing from incoming.
@@ -39,11 +46,11 @@ class TriangleMultiplication(Executed):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_z]`` under ``pair_mask [*, N, N]``."""
+        """``pair + dropout_rowwise(multiplication(pair))``, ``[*, N, N, c_z]``, under ``pair_mask [*, N, N]``."""
 
-        def branch(_: Tensor, __: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+        def add_multiplication(block: Block) -> Tensor:
             return kernels.triangle_multiplication(
-                pair,
+                block.x,
                 pair_mask,
                 norm_in_weight=self.norm_in.weight,
                 norm_in_bias=self.norm_in.bias,
@@ -58,10 +65,10 @@ class TriangleMultiplication(Executed):
                 out_gate_weight=self.output_gate.weight,
                 out_gate_bias=self.output_gate.bias,
                 outgoing=self.outgoing,
-                residual=pair,
-                dropout=dropout,
-                out=out,
+                residual=block.x,
+                dropout=block.dropout,
+                out=block.out,
                 plan=self.policy.contraction,
             )
 
-        return self.policy.residual(pair, branch, dim=None, dropout=self.dropout(pair))
+        return self.policy.apply_residual(pair, add_multiplication, dim=None, dropout=self.dropout(pair))

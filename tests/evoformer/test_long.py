@@ -84,8 +84,8 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
     plain, host = _tensors(_run(model, source, ExecutionPolicy())), HostTier()
     policies = (
         ExecutionPolicy(1500, True, ContractionPlan(3, HostTier()), hold_templates=False),
-        ExecutionPolicy(1500, True, ContractionPlan(3, host), hold_templates=False, parking=host),
-        ExecutionPolicy(1500, True, ContractionPlan(3), hold_templates=False, parking=host),
+        ExecutionPolicy(1500, True, ContractionPlan(3, host), hold_templates=False, offload=host),
+        ExecutionPolicy(1500, True, ContractionPlan(3), hold_templates=False, offload=host),
         ExecutionPolicy(700, True, ContractionPlan(5), lazy_logits=True),
         ExecutionPolicy(5000, False, hold_templates=False),
     )
@@ -127,7 +127,7 @@ def test_the_pair_leaves_the_device_while_templates_are_embedded(name: str) -> N
             True,
             ContractionPlan(4, host),
             hold_templates=False,
-            parking=host if park else None,
+            offload=host if park else None,
         )
         set_policy(embedder, policy)
         with torch.inference_mode(), device.running():

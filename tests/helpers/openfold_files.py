@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.openfold_names import official_keys
 from tests.helpers.networks import oracle_arrays, oracle_config
 
@@ -34,12 +34,12 @@ def openfold_state(name: str, era: str) -> dict[str, Tensor]:
     )
     names = official_keys(multimer=model.multimer, fused=fused, fused_templates=fused)
     by_key = {key: openfold for openfold, key in names.items()}
-    ties = {tie.key: tie for tie in alphafold_ties(model)}
+    mappings = {mapping.key: mapping for mapping in alphafold_mappings(model)}
     respell = {"v1": _first_era, "v2": _second_era}[era]
     state: dict[str, Tensor] = {}
     for key, array in official_arrays(name).items():
-        flat = array.reshape(ties[key].flat_shape)
-        stacked = ties[key].block is not None
+        flat = array.reshape(mappings[key].flat_shape)
+        stacked = mappings[key].block is not None
         for i, block in enumerate(flat if stacked else [flat]):
             spelled = respell(by_key[key].replace("*", str(i)), multimer=model.multimer)
             state[spelled] = torch.from_numpy(_turned(spelled, block).copy())

@@ -12,7 +12,7 @@ import fastfold
 from fastfold import FastFoldError
 from fastfold.data.msa.find import read_msa
 from fastfold.errors import ConfigError, InputError, WeightsError
-from fastfold.evoformer.execution import Executed, ExecutionPolicy
+from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning import planner
 from tests.helpers.command_line import ORACLES, CommandLine
@@ -139,7 +139,7 @@ def test_folding_in_place_and_in_blocks_gives_what_the_plain_network_gives(
     seen: set[ExecutionPolicy] = set()
 
     def policies(module: AlphaFold) -> set[ExecutionPolicy]:
-        return {m.policy for m in module.modules() if isinstance(m, Executed)}
+        return {m.policy for m in module.modules() if isinstance(m, PolicyModule)}
 
     for name, policy in {
         "own": planner.FOLDING_POLICY,

@@ -113,7 +113,7 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str)
     """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
     config, budget = _config(preset), _small_budget(1024, host * GB, preset)
     found = _simulate(1024, budget, config=config, host_memory=host * GB)
-    assert found.plan.streams == (found.plan.policy.parking is not None) == (host > 0)
+    assert found.plan.streams == (found.plan.policy.offload is not None) == (host > 0)
     assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
     assert found.host == found.plan.chunks.host == (3 * found.plan.unit // 2 if host else 0)
 
@@ -123,7 +123,7 @@ def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
     budget = _small_budget(384, host * GB)
     once, twice = (_simulate(384, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
-    assert (twice.plan.policy.parking is not None) == (host > 0)
+    assert (twice.plan.policy.offload is not None) == (host > 0)
     assert (once.peak, once.host) == (twice.peak, twice.host)
 
 

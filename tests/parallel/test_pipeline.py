@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from examples.gpt.parallel import split_stages
 from fastfold.errors import ConfigError
-from fastfold.evoformer.evoformer import BlockStack
+from fastfold.evoformer.evoformer import EvoformerStack
 from fastfold.parallel import Parallel, ParallelPlan, parallelize
 from fastfold.parallel.alphafold.pipeline import stack_stages
 from fastfold.parallel.comm.collectives import all_reduce
@@ -165,7 +165,7 @@ def test_every_reduction_is_needed() -> None:
 Case = list[tuple[Tensor, Tensor]]
 
 
-def _stack() -> BlockStack:
+def _stack() -> EvoformerStack:
     return small_network("synthetic_monomer", blocks=3).evoformer.eval()
 
 
@@ -201,7 +201,7 @@ def _of(state: tuple[Tensor, Tensor]) -> Tensor:
     return state[0].sin().sum() + (state[1] * state[1].cos()).sum()
 
 
-def _recycled(cycles: int) -> tuple[BlockStack, Case, list[float]]:
+def _recycled(cycles: int) -> tuple[EvoformerStack, Case, list[float]]:
     """One process: gradients in the stack and in the states of the features."""
     stack = _stack()
     states, masks = _proteins()

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fastfold.training.loggers import read_json_lines
 from safetensors.torch import load_file
 
 import fastfold
 from fastfold.training.compose import compose_config
+from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
 from tests.training.conftest import TINY, write_helix

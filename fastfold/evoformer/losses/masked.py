@@ -33,7 +33,7 @@ def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> T
 
 
 class RowPart(Protocol):
-    """Which rows of something are here, and how to get the others: what a layout leaves beside its logits."""
+    """Which rows of something are here, and how to get the others: what a layout adds to its logits."""
 
     @property
     def own(self) -> slice:

@@ -12,7 +12,7 @@ from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.alphafold_names import PREFIX
 from fastfold.evoformer.weights.untrusted import DAMAGED, NO_PICKLES, READABLE
 
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 
 
 class NpzParameters:
@@ -41,11 +41,11 @@ class NpzParameters:
             name = member.filename.removesuffix(".npy")
             if name == member.filename:
                 raise WeightsError(
-                    f"{path}: {member.filename} is no array, so this is no parameter file: {READABLE}"
+                    f"{path}: {member.filename} is not an array, so this is not a parameter file: {READABLE}"
                 )
             if not name.startswith(PREFIX):
                 raise WeightsError(
-                    f"{path}: array {name} is no parameter of AlphaFold 2, whose names all begin with {PREFIX}; "
+                    f"{path}: array {name} is not a parameter of AlphaFold 2, whose names all begin with {PREFIX}; "
                     "give a params_model_*.npz file"
                 )
             key = name.removeprefix(PREFIX)
@@ -98,7 +98,7 @@ class NpzParameters:
             raise WeightsError(
                 f"{self.origin}: array {name} is of type {dtype}; parameters are floating point numbers"
             )
-        if len(shape) > _MOST_DIMENSIONS or any(size <= 0 for size in shape):
+        if len(shape) > _MAX_DIMENSIONS or any(size <= 0 for size in shape):
             raise WeightsError(f"{self.origin}: array {name} has the impossible shape {list(shape)[:20]}")
         if start + prod(shape) * dtype.itemsize != member.file_size:
             raise WeightsError(

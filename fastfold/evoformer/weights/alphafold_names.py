@@ -1,7 +1,7 @@
 """Official AlphaFold parameter names, and where each parameter lies in ours.
 
 The names are Haiku's: scopes joined by slashes, then ``//`` and the parameter. Blocks of a stack lie along a
-leading axis of one array. Each function below yields the ties of one module: ``name`` is ours, ``scope`` theirs.
+leading axis of one array. Each function below yields the mappings of one module: ``name`` is ours, ``scope`` theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.evoformer.weights.mapping import Tie
+from fastfold.evoformer.weights.mapping import ParamMapping
 
 PREFIX = "alphafold/alphafold_iteration/"
 """What every key of an official file begins with."""
@@ -31,7 +31,7 @@ def numbered(name: str, i: int) -> str:
     return f"{name}_{i}" if i else name
 
 
-def alphafold_ties(model: AlphaFold) -> list[Tie]:
+def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
     """Where every official parameter lies in ``model``; each parameter of ours is covered exactly once.
 
     Raises:
@@ -44,14 +44,14 @@ def alphafold_ties(model: AlphaFold) -> list[Tie]:
             "AlphaFold's format holds AlphaFold's networks; this one takes coevolution or lacks the extra MSA: keep it "
             "as .safetensors"
         )
-    ties = [*_embedders(model), *_templates(model)]
+    mappings = [*_embedders(model), *_templates(model)]
     for name in ("extra_msa_stack", "evoformer"):
         scope = "evoformer/extra_msa_stack" if name == "extra_msa_stack" else "evoformer/evoformer_iteration"
-        ties += _stack(name, scope, getattr(model, name), _evoformer_block, fused=_fused(model.config))
-    ties += _linear("single_projection", "evoformer/single_activations", model.single_projection)
-    ties += _structure_module(model.structure_module, multimer=model.multimer)
-    ties += _heads(model)
-    return ties
+        mappings += _stack(name, scope, getattr(model, name), _evoformer_block, fused=_fused(model.config))
+    mappings += _linear("single_projection", "evoformer/single_activations", model.single_projection)
+    mappings += _structure_module(model.structure_module, multimer=model.multimer)
+    mappings += _heads(model)
+    return mappings
 
 
 def _fused(config: Any, *, templates: bool = False) -> bool:
@@ -63,44 +63,48 @@ def _fused(config: Any, *, templates: bool = False) -> bool:
 
 def _linear(
     name: str, scope: str, linear: nn.Linear, shape: tuple[int, ...] = (), **how: Any
-) -> Iterator[Tie]:
-    """A linear layer stored as ``weights`` (inputs first) and ``bias``; ``how`` are further fields of the tie."""
+) -> Iterator[ParamMapping]:
+    """A linear layer stored as ``weights`` (inputs first) and ``bias``; ``how`` are further fields of the mapping."""
     shape = shape or (linear.in_features, linear.out_features)
     view = how.pop("view", ())
-    yield Tie(f"{name}.weight", f"{scope}//weights", shape, view, inputs=1, **how)
+    yield ParamMapping(f"{name}.weight", f"{scope}//weights", shape, view, inputs=1, **how)
     if linear.bias is not None:
-        yield Tie(f"{name}.bias", f"{scope}//bias", shape[1:], view[1:], **how)
+        yield ParamMapping(f"{name}.bias", f"{scope}//bias", shape[1:], view[1:], **how)
 
 
-def _norm(name: str, scope: str, norm: LayerNorm) -> Iterator[Tie]:
-    yield Tie(f"{name}.weight", f"{scope}//scale", tuple(norm.weight.shape))
-    yield Tie(f"{name}.bias", f"{scope}//offset", tuple(norm.bias.shape))
+def _norm(name: str, scope: str, norm: LayerNorm) -> Iterator[ParamMapping]:
+    yield ParamMapping(f"{name}.weight", f"{scope}//scale", tuple(norm.weight.shape))
+    yield ParamMapping(f"{name}.bias", f"{scope}//offset", tuple(norm.bias.shape))
 
 
-def _pair_bias(name: str, scope: str, linear: nn.Linear) -> Iterator[Tie]:
+def _pair_bias(name: str, scope: str, linear: nn.Linear) -> Iterator[ParamMapping]:
     shape = (linear.in_features, linear.out_features)
-    yield Tie(f"{name}.weight", f"{scope}//feat_2d_weights", shape, inputs=1)
+    yield ParamMapping(f"{name}.weight", f"{scope}//feat_2d_weights", shape, inputs=1)
 
 
-def _attention(name: str, scope: str, module: Attention | GlobalAttention) -> Iterator[Tie]:
+def _attention(name: str, scope: str, module: Attention | GlobalAttention) -> Iterator[ParamMapping]:
     h = module.heads
     c = module.query.out_features // h
     for part in ("query", "key", "value"):
         linear = getattr(module, part)
         # Global attention has one head for keys and values, and no axis for it.
         per_head = (h, c) if linear.out_features == h * c else (c,)
-        yield Tie(f"{name}.{part}.weight", f"{scope}//{part}_w", (linear.in_features, *per_head), inputs=1)
+        yield ParamMapping(
+            f"{name}.{part}.weight", f"{scope}//{part}_w", (linear.in_features, *per_head), inputs=1
+        )
     if module.gate is not None:
-        yield Tie(f"{name}.gate.weight", f"{scope}//gating_w", (module.gate.in_features, h, c), inputs=1)
-        yield Tie(f"{name}.gate.bias", f"{scope}//gating_b", (h, c))
+        yield ParamMapping(
+            f"{name}.gate.weight", f"{scope}//gating_w", (module.gate.in_features, h, c), inputs=1
+        )
+        yield ParamMapping(f"{name}.gate.bias", f"{scope}//gating_b", (h, c))
     out = module.output.out_features
-    yield Tie(f"{name}.output.weight", f"{scope}//output_w", (h, c, out), inputs=2)
-    yield Tie(f"{name}.output.bias", f"{scope}//output_b", (out,))
+    yield ParamMapping(f"{name}.output.weight", f"{scope}//output_w", (h, c, out), inputs=2)
+    yield ParamMapping(f"{name}.output.bias", f"{scope}//output_b", (out,))
 
 
 def _triangle_multiplication(
     name: str, scope: str, module: TriangleMultiplication, *, fused: bool
-) -> Iterator[Tie]:
+) -> Iterator[ParamMapping]:
     norm_in, norm_out = (
         ("left_norm_input", "center_norm") if fused else ("layer_norm_input", "center_layer_norm")
     )
@@ -117,13 +121,13 @@ def _triangle_multiplication(
             yield from _linear(f"{name}.{part}", f"{scope}/{side}_{part}", linear, (c_in, c), rows=rows)
 
 
-def _transition(name: str, scope: str, module: Any) -> Iterator[Tie]:
+def _transition(name: str, scope: str, module: Any) -> Iterator[ParamMapping]:
     yield from _norm(f"{name}.norm", f"{scope}/input_layer_norm", module.norm)
     yield from _linear(f"{name}.hidden", f"{scope}/transition1", module.hidden)
     yield from _linear(f"{name}.output", f"{scope}/transition2", module.output)
 
 
-def _pair_steps(name: str, scope: str, block: Any, *, fused: bool) -> Iterator[Tie]:
+def _pair_steps(name: str, scope: str, block: Any, *, fused: bool) -> Iterator[ParamMapping]:
     for node in ("starting", "ending"):
         step = getattr(block, f"triangle_attention_{node}")
         ours, theirs = f"{name}.triangle_attention_{node}", f"{scope}/triangle_attention_{node}_node"
@@ -136,7 +140,7 @@ def _pair_steps(name: str, scope: str, block: Any, *, fused: bool) -> Iterator[T
     yield from _transition(f"{name}.pair_transition", f"{scope}/pair_transition", block.pair_transition)
 
 
-def _evoformer_block(name: str, scope: str, block: Any, *, fused: bool) -> Iterator[Tie]:
+def _evoformer_block(name: str, scope: str, block: Any, *, fused: bool) -> Iterator[ParamMapping]:
     row, ours, theirs = (
         block.msa_row_attention,
         f"{name}.msa_row_attention",
@@ -164,21 +168,26 @@ def _evoformer_block(name: str, scope: str, block: Any, *, fused: bool) -> Itera
     yield from _linear(f"{ours}.left", f"{theirs}/left_projection", outer.left)
     yield from _linear(f"{ours}.right", f"{theirs}/right_projection", outer.right)
     c, c_z = outer.left.out_features, outer.output.out_features
-    yield Tie(f"{ours}.output.weight", f"{theirs}//output_w", (c, c, c_z), inputs=2)
-    yield Tie(f"{ours}.output.bias", f"{theirs}//output_b", (c_z,))
+    yield ParamMapping(f"{ours}.output.weight", f"{theirs}//output_w", (c, c, c_z), inputs=2)
+    yield ParamMapping(f"{ours}.output.bias", f"{theirs}//output_b", (c_z,))
 
     yield from _pair_steps(name, scope, block, fused=fused)
 
 
 def _stack(
-    name: str, scope: str, stack: BlockStack, block_ties: Callable[..., Iterator[Tie]], *, fused: bool
-) -> Iterator[Tie]:
+    name: str,
+    scope: str,
+    stack: BlockStack,
+    block_mappings: Callable[..., Iterator[ParamMapping]],
+    *,
+    fused: bool,
+) -> Iterator[ParamMapping]:
     for i, block in enumerate(stack.blocks):
-        for tie in block_ties(f"{name}.blocks.{i}", scope, block, fused=fused):
-            yield replace(tie, block=i, blocks=len(stack.blocks))
+        for mapping in block_mappings(f"{name}.blocks.{i}", scope, block, fused=fused):
+            yield replace(mapping, block=i, blocks=len(stack.blocks))
 
 
-def _embedders(model: AlphaFold) -> Iterator[Tie]:
+def _embedders(model: AlphaFold) -> Iterator[ParamMapping]:
     embedder: Any = model.input_embedder
     position = "~_relative_encoding/position_activations" if model.multimer else "pair_activiations"
     for ours, theirs in (
@@ -203,7 +212,7 @@ def _embedders(model: AlphaFold) -> Iterator[Tie]:
     yield from _linear("extra_msa_embedder", "evoformer/extra_msa_activations", model.extra_msa_embedder)
 
 
-def _templates(model: AlphaFold) -> Iterator[Tie]:
+def _templates(model: AlphaFold) -> Iterator[ParamMapping]:
     if model.template_embedder is not None:
         embedder: Any = model.template_embedder
         name, scope = "template_embedder", "evoformer/template_embedding"
@@ -227,7 +236,7 @@ def _templates(model: AlphaFold) -> Iterator[Tie]:
             )
 
 
-def _multimer_template_inputs(name: str, scope: str, module: Any) -> Iterator[Tie]:
+def _multimer_template_inputs(name: str, scope: str, module: Any) -> Iterator[ParamMapping]:
     yield from _norm(f"{name}.query_norm", f"{scope}/query_embedding_norm", module.query_norm)
     parts = ["distance", "beta_mask", "aatype_column", "aatype_row"]
     parts += [f"unit_vector.{axis}" for axis in range(3)]
@@ -237,11 +246,11 @@ def _multimer_template_inputs(name: str, scope: str, module: Any) -> Iterator[Ti
         if linear.in_features > 1:
             yield from _linear(f"{name}.{part}", theirs, linear)
         else:  # One input channel: the official weight is a vector.
-            yield Tie(f"{name}.{part}.weight", f"{theirs}//weights", (linear.out_features,))
-            yield Tie(f"{name}.{part}.bias", f"{theirs}//bias", (linear.out_features,))
+            yield ParamMapping(f"{name}.{part}.weight", f"{theirs}//weights", (linear.out_features,))
+            yield ParamMapping(f"{name}.{part}.bias", f"{theirs}//bias", (linear.out_features,))
 
 
-def _structure_module(module: Any, *, multimer: bool) -> Iterator[Tie]:
+def _structure_module(module: Any, *, multimer: bool) -> Iterator[ParamMapping]:
     name, scope = "structure_module", "structure_module"
     yield from _norm(f"{name}.single_norm", f"{scope}/single_layer_norm", module.single_norm)
     yield from _norm(f"{name}.pair_norm", f"{scope}/pair_layer_norm", module.pair_norm)
@@ -251,7 +260,9 @@ def _structure_module(module: Any, *, multimer: bool) -> Iterator[Tie]:
     ours, theirs = f"{name}.attention", f"{scope}/invariant_point_attention"
     yield from points(ours, theirs, module.attention)
     yield from _linear(f"{ours}.pair_bias", f"{theirs}/attention_2d", module.attention.pair_bias)
-    yield Tie(f"{ours}.point_weights", f"{theirs}//trainable_point_weights", (module.attention.heads,))
+    yield ParamMapping(
+        f"{ours}.point_weights", f"{theirs}//trainable_point_weights", (module.attention.heads,)
+    )
     yield from _linear(f"{ours}.output", f"{theirs}/output_projection", module.attention.output)
     yield from _norm(f"{name}.attention_norm", f"{scope}/attention_layer_norm", module.attention_norm)
     for i, linear in enumerate(module.transition):
@@ -269,7 +280,9 @@ def _structure_module(module: Any, *, multimer: bool) -> Iterator[Tie]:
     yield from _linear(f"{name}.angles", f"{scope}/unnormalized_angles", angles.angles)
 
 
-def _monomer_point_attention(name: str, scope: str, module: InvariantPointAttention) -> Iterator[Tie]:
+def _monomer_point_attention(
+    name: str, scope: str, module: InvariantPointAttention
+) -> Iterator[ParamMapping]:
     """Keys and values share a layer; points are stored by axis, head, point. Ours: by head, point, axis."""
     h, c_s = module.heads, module.query.in_features
     yield from _linear(f"{name}.query", f"{scope}/q_scalar", module.query)
@@ -290,7 +303,9 @@ def _monomer_point_attention(name: str, scope: str, module: InvariantPointAttent
         yield from _linear(f"{name}.{part}_points", f"{scope}/kv_point_local", linear, shape, **how)
 
 
-def _multimer_point_attention(name: str, scope: str, module: InvariantPointAttention) -> Iterator[Tie]:
+def _multimer_point_attention(
+    name: str, scope: str, module: InvariantPointAttention
+) -> Iterator[ParamMapping]:
     """Points are stored by head, axis, point. Ours: by head, point, axis."""
     h, c_s = module.heads, module.query.in_features
     for part, c, p in (
@@ -299,7 +314,7 @@ def _multimer_point_attention(name: str, scope: str, module: InvariantPointAtten
         ("value", module.c_v, module.p_v),
     ):
         letter = part[0]
-        yield Tie(
+        yield ParamMapping(
             f"{name}.{part}.weight", f"{scope}/{letter}_scalar_projection//weights", (c_s, h, c), inputs=1
         )
         linear, theirs = getattr(module, f"{part}_points"), f"{scope}/{letter}_point_projection"
@@ -309,7 +324,7 @@ def _multimer_point_attention(name: str, scope: str, module: InvariantPointAtten
         )
 
 
-def _heads(model: AlphaFold) -> Iterator[Tie]:
+def _heads(model: AlphaFold) -> Iterator[ParamMapping]:
     for head, module in model.heads.items():
         name, scope = f"heads.{head}", f"{head}_head"
         if head == "predicted_lddt":

@@ -1,7 +1,7 @@
 """Loading, saving and converting weights: AlphaFold's ``.npz``, OpenFold's ``.pt``, our own ``.safetensors``.
 
 Names and shapes of a file are compared with those of the network before any data are read, and files are written
-beside their place and renamed into it.
+next to their place and renamed into it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fastfold.errors import OutputError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.alphafold_file import NpzParameters
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.infer_config import infer_config, preset_of
 from fastfold.evoformer.weights.info import Kind, WeightsInfo
 from fastfold.evoformer.weights.mapping import (
@@ -182,10 +182,10 @@ def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, A
     if config is None:
         config = infer_config(source.shapes, name_hint=path.name)
     model = _network(config, source.origin)
-    ties = alphafold_ties(model)
-    check_parameters(ties, source)
+    mappings = alphafold_mappings(model)
+    check_parameters(mappings, source)
     info = WeightsInfo.of(path, kind, model, source.dtype, preset_of(model.config, path.name))
-    return _OpenFile(info, model, lambda: read_parameters(model, ties, source))
+    return _OpenFile(info, model, lambda: read_parameters(model, mappings, source))
 
 
 def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -194,7 +194,7 @@ def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
             f"{path}: is a FastFold state dict without its configuration; write it with "
             "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
         )
-    return f"{path}: is no AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
+    return f"{path}: is not an AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
 
 
 def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:
@@ -219,7 +219,7 @@ def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
 def _write_npz(path: Path, model: AlphaFold) -> None:
     """Official layout: stored, without dates, so that equal weights make equal files."""
     with zipfile.ZipFile(path, "w") as archive:
-        for key, array in write_parameters(model, alphafold_ties(model)):
+        for key, array in write_parameters(model, alphafold_mappings(model)):
             member = zipfile.ZipInfo(f"{PREFIX}{key}.npy")
             member.external_attr = 0o644 << 16
             with archive.open(member, "w", force_zip64=True) as file:

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 # Larger numbers cannot be meant; they are left for the comparison with the network's shapes to refuse.
 LARGEST_SIZE = 2**16
-MOST_BLOCKS = 512
+MAX_BLOCKS = 512
 
 
 class Sizes:
@@ -184,7 +184,7 @@ def _embedders(config: ConfigDict, found: Sizes) -> None:
     trunk.recycle_pos = found.has("evoformer/prev_pos_linear//weights")
     trunk.recycle_features = found.has("evoformer/prev_pair_norm//scale")
     if is_multimer(config):
-        # One-hot of the clipped offset and of "another chain", same entity, likewise for copies. How the channels
+        # One-hot of the clipped offset and of "another chain", same entity, the same for copies. How the channels
         # divide between offsets and copies is not told by their number; copies are the preset's.
         channels = found.axis(f"{_CHAIN_POSITION}//weights", 0)
         offsets = None if channels is None else channels - 2 * trunk.max_relative_chain - 5
@@ -222,7 +222,7 @@ def _evoformer(trunk: ConfigDict, found: Sizes) -> None:
 
 
 def _blocks(found: Sizes, scope: str) -> int | None:
-    return found.axis(f"{scope}/pair_transition/transition1//bias", 0, most=MOST_BLOCKS)
+    return found.axis(f"{scope}/pair_transition/transition1//bias", 0, most=MAX_BLOCKS)
 
 
 def _pair_steps(block: ConfigDict, found: Sizes, scope: str) -> None:

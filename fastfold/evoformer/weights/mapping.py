@@ -1,6 +1,6 @@
-"""How the parameters of weight files lie in ours: ties, and the copying along them in both directions.
+"""How the parameters of weight files lie in ours: mappings, and the copying along them in both directions.
 
-A :class:`Tie` says where one official parameter, or a part of it, lies in a parameter of ours. The names
+A :class:`ParamMapping` says where one official parameter, or a part of it, lies in a parameter of ours. The names
 themselves stand in :mod:`fastfold.evoformer.weights.alphafold_names` and
 :mod:`fastfold.evoformer.weights.openfold_names`.
 """
@@ -25,7 +25,7 @@ _NAMED_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
-class Tie:
+class ParamMapping:
     """One official parameter, or a part of its last axis, and the place in ours that holds it.
 
     Attributes:
@@ -92,7 +92,7 @@ class Source(Protocol):
 
     Attributes:
         origin: The file, for errors.
-        flat: Whether head axes are joined with their channels, as in :attr:`Tie.flat_shape`.
+        flat: Whether head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`.
         dtype: Element types of its parameters, for people.
     """
 
@@ -114,14 +114,14 @@ class Source(Protocol):
         """The float32 array of :attr:`shapes`. A parameter is read once; its memory may be let go then."""
 
 
-def check_parameters(ties: Iterable[Tie], source: Source) -> None:
+def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
     """See that a file has the network's parameters, all of them and no others, before anything is read.
 
     Raises:
         WeightsError: A parameter is missing, has another shape, or has no place in the network; the first ones
             are named as the file names them, the rest are counted.
     """
-    wanted = {tie.key: tie.flat_shape if source.flat else tie.full_shape for tie in ties}
+    wanted = {mapping.key: mapping.flat_shape if source.flat else mapping.full_shape for mapping in mappings}
     missing = [f"parameter {source.label(key)} is missing" for key in wanted if key not in source.shapes]
     extra = [
         f"parameter {source.label(key)} has no place in this network"
@@ -159,23 +159,23 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
         )
 
 
-def read_parameters(model: nn.Module, ties: Iterable[Tie], source: Source) -> dict[str, Tensor]:
+def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
     """State dict of a network from a file that :func:`check_parameters` has passed.
 
     Args:
         model: The network; its parameters give names and shapes alone and may be on the meta device.
-        ties: All ties of that network.
+        mappings: All mappings of that network.
         source: The file.
 
     Returns:
-        Float32 tensors by our names. One parameter of the file is in memory besides them at a time.
+        Float32 tensors by our names. One parameter of the file is in memory in addition to them at a time.
 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.
     """
-    by_key: dict[str, list[Tie]] = {}
-    for tie in ties:
-        by_key.setdefault(tie.key, []).append(tie)
+    by_key: dict[str, list[ParamMapping]] = {}
+    for mapping in mappings:
+        by_key.setdefault(mapping.key, []).append(mapping)
     state = {
         name: torch.empty(value.shape, dtype=torch.float32) for name, value in model.state_dict().items()
     }
@@ -183,24 +183,24 @@ def read_parameters(model: nn.Module, ties: Iterable[Tie], source: Source) -> di
         array = source.read(key)
         refuse_not_finite(source.origin, source.label(key), array)
         array = array.reshape(parts[0].full_shape)
-        for tie in parts:
-            place = state[tie.name][tie.rows].numpy()
-            place[...] = tie.read(array).reshape(place.shape)
+        for mapping in parts:
+            place = state[mapping.name][mapping.rows].numpy()
+            place[...] = mapping.read(array).reshape(place.shape)
     return state
 
 
-def write_parameters(model: nn.Module, ties: Iterable[Tie]) -> Iterator[tuple[str, np.ndarray]]:
+def write_parameters(model: nn.Module, mappings: Iterable[ParamMapping]) -> Iterator[tuple[str, np.ndarray]]:
     """Official float32 arrays of a network, one after the other.
 
     Yields:
         Official key (without the common prefix) and array.
     """
-    by_key: dict[str, list[Tie]] = {}
-    for tie in ties:
-        by_key.setdefault(tie.key, []).append(tie)
+    by_key: dict[str, list[ParamMapping]] = {}
+    for mapping in mappings:
+        by_key.setdefault(mapping.key, []).append(mapping)
     state = model.state_dict()
     for key, parts in by_key.items():
         array = np.empty(parts[0].full_shape, np.float32)
-        for tie in parts:
-            tie.write(state[tie.name][tie.rows].detach().cpu().float().numpy(), array)
+        for mapping in parts:
+            mapping.write(state[mapping.name][mapping.rows].detach().cpu().float().numpy(), array)
         yield key, array

@@ -15,7 +15,7 @@ from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.openfold_names import official_keys, spell
 from fastfold.evoformer.weights.untrusted import types_of
 
-# Tables that older releases stored beside the parameters.
+# Tables that older releases stored in addition to the parameters.
 _CONSTANTS = re.compile(r"structure_module\.(?:default_frames|group_idx|atom_mask|lit_positions)")
 # The official weight of a layer with one input channel is a vector.
 _VECTOR = re.compile(r"/template_pair_embedding_[14567]//weights$")

@@ -1,6 +1,6 @@
 """OpenFold's parameter names, of all its releases, and the official keys that they stand for.
 
-One table, built from the modules as :mod:`fastfold.evoformer.weights.alphafold_names` builds its ties. Names that
+One table, built from the modules as :mod:`fastfold.evoformer.weights.alphafold_names` builds its mappings. Names that
 changed between releases (published monomer weights, training checkpoints, the multimer refactoring) are first brought
 to one spelling.
 """

@@ -122,7 +122,7 @@ class OwnFile:
             return ConfigDict(tree)
         except Exception:  # of what a header may hold, parser and tree each refuse some in their own way
             raise WeightsError(
-                f"{self.origin}: the configuration in its header is no configuration tree; the file {DAMAGED}"
+                f"{self.origin}: the configuration in its header is not a configuration tree; the file {DAMAGED}"
             ) from None
 
     def _check_numbers(self, tree: Mapping[str, Any]) -> None:

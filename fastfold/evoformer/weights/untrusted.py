@@ -30,8 +30,8 @@ NO_PICKLES = (
 )
 
 # Parameters hardly compress; a file that unpacks to much more than it is has been made to fill the memory.
-_MOST_COMPRESSION = 100
-_MOST_MEMBERS = 100_000
+_MAX_COMPRESSION = 100
+_MAX_MEMBERS = 100_000
 _LEGACY_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 Format = Literal["npz", "torch", "safetensors"]
@@ -79,7 +79,7 @@ def _head(path: Path) -> tuple[bytes, int]:
 
 
 def _what_else(path: Path, head: bytes) -> str:
-    """The remedy for a file that is no weights file."""
+    """The remedy for a file that is not a weights file."""
     if re.match(rb"\x80[\x02-\x05]", head) or path.suffix in (".pkl", ".pickle"):
         return NO_PICKLES
     if head.startswith(b"\x93NUMPY"):
@@ -120,7 +120,7 @@ def open_archive(path: Path) -> zipfile.ZipFile:
 def _check_contents(path: Path, members: list[zipfile.ZipInfo]) -> None:
     if not members:
         raise WeightsError(f"{path}: the archive is empty: get it again")
-    if len(members) > _MOST_MEMBERS:
+    if len(members) > _MAX_MEMBERS:
         raise WeightsError(f"{path}: has {len(members)} members, which no weights file has: get it again")
     seen: set[str] = set()
     for member in members:
@@ -145,11 +145,11 @@ def check_size(path: Path, size: int) -> None:
     if size > SIZE_LIMIT:
         raise WeightsError(
             f"{path}: would take {size / 2**30:.1f} GiB in memory; weights take at most {SIZE_LIMIT >> 30} GiB. "
-            "This is no AlphaFold network, or a file made to do harm: do not use it"
+            "This is not an AlphaFold network, or is a file made to do harm: do not use it"
         )
-    if size > _MOST_COMPRESSION * path.stat().st_size:
+    if size > _MAX_COMPRESSION * path.stat().st_size:
         raise WeightsError(
-            f"{path}: unpacks to {size / 2**20:.0f} MiB, more than {_MOST_COMPRESSION} times its own size. "
+            f"{path}: unpacks to {size / 2**20:.0f} MiB, more than {_MAX_COMPRESSION} times its own size. "
             "Weights never do; this is a zip bomb or damaged: do not use it"
         )
 
@@ -180,7 +180,7 @@ def read_torch(path: Path) -> dict[str, Tensor]:
         if found is None:
             raise WeightsError(f"{path}: {DAMAGED}") from None
         raise WeightsError(
-            f"{path}: holds a Python object ({found[1]}) besides parameters; it {NO_PICKLES}. (Of a training "
+            f"{path}: holds a Python object ({found[1]}) in addition to parameters; it {NO_PICKLES}. (Of a training "
             "checkpoint, save the parameters alone: torch.save(checkpoint['ema']['params'], FILE).)"
         ) from None
     state = _state_dict(content)

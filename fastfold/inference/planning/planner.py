@@ -144,7 +144,7 @@ class Planner:
         )
         of_templates = policy.contraction
         if embedding is not None:
-            policy = replace(policy, hold_templates=embedding.size > 0, parking=on_host(embedding, "parked"))
+            policy = replace(policy, hold_templates=embedding.size > 0, offload=on_host(embedding, "parked"))
             of_templates = ContractionPlan(embedding.settings["channels"], on_host(embedding, "streamed"))
         row = row_elements(self.config, fold)
         blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}

@@ -12,9 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
+from fastfold.errors import ConfigError
+from fastfold.evoformer.evoformer import (
+    BlockStack,
+    EvoformerBlock,
+    EvoformerStack,
+    TemplatePairBlock,
+    TemplatePairStack,
+)
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.parallel.alphafold.regather import FetchingStep
 from fastfold.parallel.axial.shards import AxialShards
@@ -77,6 +84,31 @@ def run_pair_steps(
     return switch_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
 
 
+def refuse_missing_steps(model: nn.Module) -> None:
+    """See that every Evoformer block has all its steps, each of which has a form for shards.
+
+    Raises:
+        ConfigError: One lacks some, as those of ``mini`` do.
+    """
+    for block in model.modules():
+        if isinstance(block, EvoformerBlock) and None in (
+            block.msa_column_attention,
+            block.triangle_attention_starting,
+            block.triangle_attention_ending,
+        ):
+            raise ConfigError(
+                "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention along "
+                "an axis: use dap=1, or another network"
+            )
+
+
+def keep_gathered(stack: BlockStack) -> None:
+    """Let the steps of recomputed blocks keep what they gather: recomputing gathers it again anyway."""
+    for module in stack.blocks.modules():
+        if isinstance(module, FetchingStep):
+            module.keeps_gathered = stack.checkpointing
+
+
 class AxialEvoformerBlock(EvoformerBlock):
     """An Evoformer block on shards of both representations."""
 
@@ -114,19 +146,22 @@ class AxialEvoformerBlock(EvoformerBlock):
         """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
         msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
-        assert self.msa_column_attention is not None  # networks without are refused
+        assert self.msa_column_attention is not None  # blocks without are refused
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        steps = (
+        steps = self._triangle_steps()
+        return self.pair_transition(
+            run_pair_steps(self.shards, steps, pair, pair_mask, columns=True, end=True)
+        )
+
+    def _triangle_steps(self) -> tuple[Any, ...]:
+        return (
             self.triangle_multiplication_outgoing,
             self.triangle_multiplication_incoming,
             self.triangle_attention_starting,
             self.triangle_attention_ending,
-        )
-        return self.pair_transition(
-            run_pair_steps(self.shards, steps, pair, pair_mask, columns=True, end=True)
         )
 
 
@@ -144,22 +179,18 @@ class AxialTemplatePairBlock(TemplatePairBlock):
         return self.pair_transition(pair)
 
 
-class AxialBlockStack(BlockStack):
-    """A stack of Evoformer blocks on shards along sequences and rows, which it gives back likewise.
-
-    A stack of template blocks takes and gives the rows that its blocks do.
-    """
+class AxialEvoformerStack(EvoformerStack):
+    """Evoformer blocks on shards along sequences and rows, which come back cut in the same way."""
 
     shards: AxialShards
 
-    def forward(self, *state_and_masks: Tensor) -> Any:
-        """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole."""
-        for module in self.blocks.modules():
-            if isinstance(module, FetchingStep):
-                module.keeps_gathered = self.checkpointing
-        if len(state_and_masks) == 2 or not self.blocks:
-            return super().forward(*state_and_masks)
-        msa, pair, msa_mask, pair_mask = state_and_masks
+    def forward(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Updated ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; masks are whole."""
+        if not self.blocks:
+            return msa, pair
+        keep_gathered(self)
         first = self.blocks[0]
         assert isinstance(first, AxialEvoformerBlock)
         residues, inplace = first.outer_product_first, works_in_place(first.msa_transition.policy)
@@ -180,3 +211,14 @@ class AxialBlockStack(BlockStack):
     def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
         """Start moving it back."""
         return switch_pair(self.shards, pair, columns=False, inplace=inplace)
+
+
+class AxialTemplatePairStack(TemplatePairStack):
+    """Template blocks on a shard ``[*, n, N, c_t]`` of the pair along its rows."""
+
+    shards: AxialShards
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        keep_gathered(self)
+        return super().forward(pair, pair_mask)

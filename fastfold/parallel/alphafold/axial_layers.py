@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.attention import columns
+from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention

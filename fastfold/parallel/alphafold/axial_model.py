@@ -6,13 +6,14 @@ import zlib
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, OnCycle
+from fastfold.evoformer.primitives import Linear
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike
 from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
@@ -110,47 +111,39 @@ class AxialAlphaFold(AlphaFold):
             torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), self.policy
         )
 
-    def _pair_rows(self, residues: int) -> int:
-        own = self.shards.own(residues)
-        return own.stop - own.start
+    def _own_rows(self, residues: int) -> slice:
+        return self.shards.own(residues)
 
-    def _represent(self, features: Features, previous: Features) -> Features:
-        shards, torsions = self.shards, self.template_torsion_embedder
+    def _own_sequences(self, sequences: int, templates: int) -> tuple[slice, slice]:
+        """This rank's rows of the MSA and of the templates, which are cut together, the templates last."""
+        own = self.shards.own(sequences + templates)
+        return (
+            slice(min(own.start, sequences), min(own.stop, sequences)),
+            slice(max(own.start - sequences, 0), max(own.stop - sequences, 0)),
+        )
+
+    def _embed_inputs(self, features: Features, previous: Features) -> tuple[Tensor, Tensor]:
+        """This rank's sequences of the MSA and rows of the pair."""
         sequences, residues = features["msa_feat"].shape[-3:-1]
-        templates = 0 if torsions is None else features["template_aatype"].shape[-2]
+        templates = 0
+        if self.template_torsion_embedder is not None:
+            templates = features["template_aatype"].shape[-2]
         self._check_alike(sequences, residues, features["extra_msa"].shape[-2])
-        # The MSA's rows are cut together with those of the templates that follow them.
-        own, own_rows = shards.own(sequences + templates), shards.own(residues)
-        first, last = min(own.start, sequences), min(own.stop, sequences)
+        own, _ = self._own_sequences(sequences, templates)
+        features["msa_feat"] = features["msa_feat"][..., own, :, :]
+        first_row = self._own_rows(residues).start
+        msa, pair = self.input_embedder(features, previous, first_sequence=own.start, first_row=first_row)
+        return msa, pair
 
-        features["msa_feat"] = features["msa_feat"][..., first:last, :, :]
-        msa, pair = self.input_embedder(features, previous, first_sequence=first, first_row=own_rows.start)
-        del features["msa_feat"]
-        dtype = pair.dtype
-        seq_mask = features["seq_mask"].to(dtype)
-        pair_mask = seq_mask[..., :, None] * seq_mask[..., None, :]
-        if self.template_embedder is not None:
-            pair = self.template_embedder(pair, features, pair_mask, own_rows.start)
+    def _template_rows(self, embedder: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
+        rows, mask = super()._template_rows(embedder, features)
+        _, own = self._own_sequences(features["msa_mask"].shape[-2], mask.shape[-2])
+        return rows[..., own, :, :], mask
+
+    def _embed_extra_msa(self, embedder: Linear, features: Features) -> Tensor:
         for key in EXTRA_MSA_FEATURES:
-            features[key] = shards.take(features[key], -2)
-        assert self.extra_msa_embedder is not None  # networks without are refused
-        extra = self._embed_extra_msa(features, self.extra_msa_embedder)
-        extra_mask = features.pop("extra_msa_mask").to(dtype)
-        pair = self.extra_msa_stack(extra, pair, extra_mask, pair_mask)[1]
-        del extra, extra_mask
-
-        msa_mask = features["msa_mask"].to(dtype)
-        if torsions is not None:
-            template_rows, template_mask = torsions(features)
-            part = slice(max(0, own.start - sequences), max(0, own.stop - sequences))
-            msa = torch.cat([msa, template_rows[..., part, :, :]], dim=-3)
-            msa_mask = torch.cat([msa_mask, template_mask.to(dtype)], dim=-2)
-        for key in [key for key in features if key.startswith("template_")]:
-            del features[key]
-        msa, pair = self.evoformer(msa, pair, msa_mask, pair_mask)
-        first_row = self._first_row(msa)
-        found = {"msa_first_row": first_row, "pair": pair, "single": self.single_projection(first_row)}
-        return found | {"msa": msa[..., : last - first, :, :]} if self._wants("masked_msa") else found
+            features[key] = self.shards.take(features[key], -2)
+        return super()._embed_extra_msa(embedder, features)
 
     def _check_alike(self, sequences: int, residues: int, extra: int) -> None:
         device = self.single_projection.weight.device

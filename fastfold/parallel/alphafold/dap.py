@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fastfold.errors import ConfigError
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
@@ -14,9 +13,11 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import (
-    AxialBlockStack,
     AxialEvoformerBlock,
+    AxialEvoformerStack,
     AxialTemplatePairBlock,
+    AxialTemplatePairStack,
+    refuse_missing_steps,
 )
 from fastfold.parallel.alphafold.axial_layers import (
     AxialMSARowAttention,
@@ -36,8 +37,9 @@ from fastfold.parallel.mesh import ParallelMesh
 
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
-    BlockStack: AxialBlockStack,
+    EvoformerStack: AxialEvoformerStack,
     EvoformerBlock: AxialEvoformerBlock,
+    TemplatePairStack: AxialTemplatePairStack,
     TemplatePairBlock: AxialTemplatePairBlock,
     MSARowAttention: AxialMSARowAttention,
     OuterProductMean: AxialOuterProductMean,
@@ -65,11 +67,13 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
         mesh: The ranks; nothing is done where a DAP group is one rank.
 
     Raises:
-        ConfigError: The model was made parallel before, or a ``forward`` was wrapped.
+        ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
+            of ``mini``).
     """
     group = mesh.group("dap")
     if group.size == 1:
         return
+    refuse_missing_steps(model)
     take_forms(model, _FORMS, shards=AxialShards(group))
 
 
@@ -86,16 +90,4 @@ def dap_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
         ConfigError: The model was made parallel before, a ``forward`` was wrapped, or its blocks lack steps (as those
             of ``mini``).
     """
-    for block in model.modules():
-        if isinstance(block, EvoformerBlock) and mesh.plan.dap > 1:
-            steps = (
-                block.msa_column_attention,
-                block.triangle_attention_starting,
-                block.triangle_attention_ending,
-            )
-            if None in steps:
-                raise ConfigError(
-                    "dynamic axial parallelism shards AlphaFold's whole blocks; those of this network lack attention "
-                    "along an axis: use dap=1, or another network"
-                )
     (grid_parallel if mesh.plan.dap_mode == "grid" else axial_parallel)(model, mesh)

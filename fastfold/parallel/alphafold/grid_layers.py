@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.attention import Attention, columns
+from fastfold.evoformer.attention import Attention
+from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.primitives import LayerNorm, SharedDropout

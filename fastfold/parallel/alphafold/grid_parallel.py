@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairStack
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
@@ -15,7 +13,12 @@ from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.parallel.alphafold.axial_blocks import AxialBlockStack, AxialEvoformerBlock, Moving
+from fastfold.parallel.alphafold.axial_blocks import (
+    AxialEvoformerBlock,
+    AxialEvoformerStack,
+    Moving,
+    refuse_missing_steps,
+)
 from fastfold.parallel.alphafold.axial_model import (
     AxialAlphaFold,
     AxialDistogramHead,
@@ -42,56 +45,57 @@ class GridEvoformerBlock(AxialEvoformerBlock):
     """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        pair = self.triangle_multiplication_outgoing(pair, pair_mask)
-        pair = self.triangle_multiplication_incoming(pair, pair_mask)
-        assert self.triangle_attention_starting is not None  # networks without are refused
-        assert self.triangle_attention_ending is not None
-        pair = self.triangle_attention_starting(pair, pair_mask)
-        pair = self.triangle_attention_ending(pair, pair_mask)
+        for step in self._triangle_steps():
+            pair = step(pair, pair_mask)
         return self.pair_transition(pair)
 
 
-class GridBlockStack(AxialBlockStack):
-    """A stack on blocks of the pair, from and to shards along sequences and rows.
+class GridEvoformerStack(AxialEvoformerStack):
+    """Evoformer blocks on blocks of the pair, from and to shards along sequences and rows.
 
     These are the shards of dynamic axial parallelism, which the rest of the network works on.
     """
 
     layout: GridLayout
 
-    def forward(self, *state_and_masks: Tensor) -> Any:
-        """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole.
-
-        Args:
-            state_and_masks: ``msa [*, s, N, c_m]`` and ``pair [*, n, N, c_z]``; ``[*, S, N]`` and ``[*, N, N]``.
-
-        Returns:
-            The updated shards.
-        """
-        if len(state_and_masks) > 2:
-            return super().forward(*state_and_masks)
-        pair, pair_mask = state_and_masks
-        moving = self._entering(pair, pair_mask, inplace=False)
-        pair = super().forward(moving.wait(), pair_mask)
-        return self._leaving(pair, pair_mask, inplace=False).wait()
-
     def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
-        rows, blocks = self._layouts(pair_mask.shape[-1])
-        return redistribute_async(pair, (-3, -2), rows, blocks, self.layout.grid.whole)
+        return rows_to_blocks(self.layout.grid, pair, pair_mask.shape[-1])
 
     def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
-        rows, blocks = self._layouts(pair_mask.shape[-1])
-        return redistribute_async(pair, (-3, -2), blocks, rows, self.layout.grid.whole)
+        return blocks_to_rows(self.layout.grid, pair, pair_mask.shape[-1])
 
-    def _layouts(self, length: int) -> tuple[list[Box], list[Box]]:
-        """Each rank's rows of the pair, and its block."""
-        grid = self.layout.grid
-        return [(part, slice(0, length)) for part in grid.whole_slices(length)], grid.boxes((length, length))
+
+class GridTemplatePairStack(TemplatePairStack):
+    """Template blocks on blocks of the pair, from and to a shard along its rows."""
+
+    layout: GridLayout
+
+    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+        """Updated ``pair [*, n, N, c_t]`` under the whole ``pair_mask [*, N, N]``."""
+        grid, length = self.layout.grid, pair_mask.shape[-1]
+        pair = super().forward(rows_to_blocks(grid, pair, length).wait(), pair_mask)
+        return blocks_to_rows(grid, pair, length).wait()
+
+
+def rows_to_blocks(grid: Grid, pair: Tensor, length: int) -> Moving:
+    """Start moving a shard ``[*, n, N, c]`` of the pair along its rows to this rank's block of it."""
+    return redistribute_async(pair, (-3, -2), _rows(grid, length), grid.boxes((length, length)), grid.whole)
+
+
+def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> Moving:
+    """Start moving this rank's block of the pair back to a shard along its rows."""
+    return redistribute_async(pair, (-3, -2), grid.boxes((length, length)), _rows(grid, length), grid.whole)
+
+
+def _rows(grid: Grid, length: int) -> list[Box]:
+    """Each rank's rows of a pair of ``length`` residues."""
+    return [(part, slice(0, length)) for part in grid.whole_slices(length)]
 
 
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {
-    BlockStack: GridBlockStack,
+    EvoformerStack: GridEvoformerStack,
     EvoformerBlock: GridEvoformerBlock,
+    TemplatePairStack: GridTemplatePairStack,
     MSARowAttention: GridMSARowAttention,
     OuterProductMean: GridOuterProductMean,
     TriangleAttention: GridTriangleAttention,
@@ -124,8 +128,8 @@ def grid_parallel(
         attention: How rows and columns attend: ``ring``, ``switch`` or ``auto``; see :class:`GridLayout`.
 
     Raises:
-        ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, or a ``forward``
-            was wrapped.
+        ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, a ``forward``
+            was wrapped, or blocks lack steps (as those of ``mini``).
     """
     for name, value, known in (
         ("contraction", contraction, CONTRACTIONS),
@@ -136,5 +140,6 @@ def grid_parallel(
     grid = Grid.of(mesh)
     if grid.whole.size == 1:
         return
+    refuse_missing_steps(model)
     layout = GridLayout(grid, contraction, attention)
     take_forms(model, _FORMS | _AXIAL_FORMS, layout=layout, shards=AxialShards(grid.whole))

@@ -27,7 +27,7 @@ class StackStage(nn.Module):
         self.stack._modules = {"blocks": nn.ModuleList(blocks)}
 
     def forward(self, *state: Tensor, masks: Sequence[Tensor]) -> Any:
-        """The state after these blocks.
+        """What the stack gives after these blocks.
 
         Args:
             state: ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]``, or ``pair`` alone; with ``dap`` shards.

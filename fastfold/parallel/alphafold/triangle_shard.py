@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.evoformer.execution import Block
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
@@ -75,10 +76,10 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
             dropout: Factors for this part of the pair, or None.
         """
 
-        def branch(rows: Tensor, _: slice, dropout: Tensor | None, out: Tensor | None) -> Tensor:
+        def add_update(block: Block) -> Tensor:
             return kernels.triangle_update(
                 product,
-                rows,
+                block.x,
                 norm_weight=self.norm_in.weight,
                 norm_bias=self.norm_in.bias,
                 norm_out_weight=self.norm_out.weight,
@@ -88,8 +89,8 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
                 out_gate_weight=self.output_gate.weight,
                 out_gate_bias=self.output_gate.bias,
                 add_z=True,
-                dropout=dropout,
-                out=out,
+                dropout=block.dropout,
+                out=block.out,
             )
 
-        return self.policy.residual(pair, branch, dim=None, dropout=dropout)
+        return self.policy.apply_residual(pair, add_update, dim=None, dropout=dropout)

@@ -163,10 +163,12 @@ def test_arrays_of_other_types_are_refused(tmp_path: Path, arrays: Arrays, dtype
 
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     zip_of(tmp_path / "a.npz", {"word/document.xml": b"<a/>"})
-    with pytest.raises(WeightsError, match=r"word/document\.xml is no array, so this is no parameter file"):
+    with pytest.raises(
+        WeightsError, match=r"word/document\.xml is not an array, so this is not a parameter file"
+    ):
         load_model(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", features=np.zeros(3))
-    with pytest.raises(WeightsError, match=r"array features is no parameter of AlphaFold 2.*params_model"):
+    with pytest.raises(WeightsError, match=r"array features is not a parameter of AlphaFold 2.*params_model"):
         load_model(tmp_path / "b.npz")
 
 

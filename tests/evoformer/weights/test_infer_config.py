@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from fastfold.evoformer.config import PRESETS, model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_ties
+from fastfold.evoformer.weights.alphafold_names import PREFIX, alphafold_mappings
 from fastfold.evoformer.weights.infer_config import (
     has_ptm,
     has_templates,
@@ -55,8 +55,8 @@ STRUCTURAL = {
 def shapes_of(config: ConfigDict, *, flat: bool = False) -> Shapes:
     """Shapes of a network's parameters by official key."""
     with torch.device("meta"):
-        ties = alphafold_ties(AlphaFold(config))
-    return {tie.key: tie.flat_shape if flat else tie.full_shape for tie in ties}
+        mappings = alphafold_mappings(AlphaFold(config))
+    return {mapping.key: mapping.flat_shape if flat else mapping.full_shape for mapping in mappings}
 
 
 _OFFICIAL_SHAPES: dict[tuple[tuple[str, Any], ...], Shapes] = {}

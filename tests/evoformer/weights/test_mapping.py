@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from fastfold.errors import WeightsError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.weights.alphafold_names import alphafold_ties, numbered
+from fastfold.evoformer.weights.alphafold_names import alphafold_mappings, numbered
 from fastfold.evoformer.weights.checkpoint import load_model, read_weights
-from fastfold.evoformer.weights.mapping import Tie, write_parameters
+from fastfold.evoformer.weights.mapping import ParamMapping, write_parameters
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters
 from tests.helpers.networks import folder, oracle_arrays, oracle_config, oracle_features
 from tests.helpers.openfold_files import official_arrays, openfold_state
@@ -41,7 +41,7 @@ def from_openfold(tmp_path: Path, name: str, state: dict[str, Tensor]) -> AlphaF
 def test_official_arrays_are_written_back_unchanged(name: str) -> None:
     """Reading loses nothing and mixes nothing up: writing gives every array bit by bit."""
     model = load_model(folder(name) / "params.npz", config=oracle_config(name))
-    written = dict(write_parameters(model, alphafold_ties(model)))
+    written = dict(write_parameters(model, alphafold_mappings(model)))
     official = official_arrays(name)
     assert written.keys() == official.keys()
     assert [key for key in official if not np.array_equal(written[key], official[key])] == []
@@ -52,10 +52,10 @@ def test_every_parameter_is_tied_exactly_once(name: str) -> None:
     with torch.device("meta"):
         model = AlphaFold(oracle_config(name))
     covered = {key: np.zeros(tuple(value.shape), np.int64) for key, value in model.state_dict().items()}
-    for tie in alphafold_ties(model):
-        covered[tie.name][tie.rows] += 1
-        part = covered[tie.name][tie.rows]
-        assert tie.read(np.zeros(tie.full_shape)).size == part.size, tie
+    for mapping in alphafold_mappings(model):
+        covered[mapping.name][mapping.rows] += 1
+        part = covered[mapping.name][mapping.rows]
+        assert mapping.read(np.zeros(mapping.full_shape)).size == part.size, mapping
     assert [key for key, count in covered.items() if not (count == 1).all()] == []
 
 
@@ -64,21 +64,21 @@ def test_flat_shapes_have_the_same_elements(name: str) -> None:
     with torch.device("meta"):
         model = AlphaFold(oracle_config(name))
     parameters = dict(model.named_parameters())
-    for tie in alphafold_ties(model):
-        assert np.prod(tie.flat_shape) == np.prod(tie.full_shape)
-        if tie.inputs:
-            assert tie.flat_shape[-2] == parameters[tie.name].shape[1], tie
+    for mapping in alphafold_mappings(model):
+        assert np.prod(mapping.flat_shape) == np.prod(mapping.full_shape)
+        if mapping.inputs:
+            assert mapping.flat_shape[-2] == parameters[mapping.name].shape[1], mapping
 
 
 def test_a_tie_reorders_axes_and_takes_parts() -> None:
     """The parts of one official array that two of our parameters share come out in our order of axes."""
     array = np.arange(2 * 3 * 4 * 5).reshape(2, 60)
     view = (2, 3, 4, 5)
-    tie = Tie("ours", "key", (2, 60), view, inputs=1, order=(1, 2, 0), part=slice(1, 3))
+    mapping = ParamMapping("ours", "key", (2, 60), view, inputs=1, order=(1, 2, 0), part=slice(1, 3))
     expected = array.reshape(view)[..., 1:3].transpose(0, 2, 3, 1).reshape(2, -1).T
-    assert np.array_equal(tie.read(array), expected)
+    assert np.array_equal(mapping.read(array), expected)
     back = np.zeros_like(array)
-    tie.write(expected, back)
+    mapping.write(expected, back)
     assert np.array_equal(back.reshape(view)[..., 1:3], array.reshape(view)[..., 1:3])
     assert not back.reshape(view)[..., [0, 3, 4]].any()
 
@@ -365,4 +365,4 @@ def test_openfold_errors_name_parameters_and_shapes_as_openfold_does(tmp_path: P
 
 def test_a_network_with_parts_of_its_own_has_no_official_names() -> None:
     with pytest.raises(WeightsError, match=r"keep it as \.safetensors"):
-        alphafold_ties(AlphaFold(model_config("mini")))
+        alphafold_mappings(AlphaFold(model_config("mini")))

@@ -204,7 +204,7 @@ def test_pytorch_files_without_a_state_dict_are_refused(tmp_path: Path, content:
 def test_a_network_of_another_family_is_refused(tmp_path: Path) -> None:
     torch.save({"trunk.layer.weight": torch.zeros(2, 2)}, tmp_path / "a.pt")
     with pytest.raises(
-        WeightsError, match=r"is no AlphaFold 2 of OpenFold \(it holds trunk\.layer\.weight\)"
+        WeightsError, match=r"is not an AlphaFold 2 of OpenFold \(it holds trunk\.layer\.weight\)"
     ):
         load_model(tmp_path / "a.pt")
 

@@ -73,7 +73,7 @@ def test_ten_thousand_residues_in_bfloat16() -> None:
         assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
         # With four templates, the pair waits on the host too.
         plan = planner.plan(10_000, limit * 10**9, rows=32)
-        assert (plan.policy.parking is not None) == (host > 0)
+        assert (plan.policy.offload is not None) == (host > 0)
         assert plan.chunks.host == (10_000**2 * 128 * 2 if host else 0)
     with pytest.raises(BudgetError):
         Planner(CONFIG, 2, "cuda").plan(10_000, 40 * 10**9, rows=32, templates=0)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel.alphafold import dap_parallel
 from fastfold.parallel.alphafold.regather import FetchingStep
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import counting_mesh
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.alphafold.axial_cases import CASES, differences
 
@@ -42,3 +47,10 @@ def _keeping() -> float:
 def test_steps_that_keep_what_they_gather_equal_one_process() -> None:
     """As in blocks that are recomputed; in the other cases the backward pass gathers again."""
     assert max(launch(_keeping, 2)) < 1e-12
+
+
+@pytest.mark.parametrize("plan", [ParallelPlan(dap=2), ParallelPlan(dap=4, dap_mode="grid")], ids=str)
+def test_blocks_that_lack_steps_are_refused(plan: ParallelPlan) -> None:
+    network = AlphaFold(model_config("mini"))
+    with counting_mesh(plan) as mesh, pytest.raises(ConfigError, match="lack attention along an axis"):
+        dap_parallel(network, mesh)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock
+from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.alphafold.communication_volume import fastfold_elements
 from fastfold.parallel.axial.shards import AxialShards
@@ -83,7 +83,7 @@ def _stack_sends(checkpointing: bool) -> tuple[float, float]:
     trunk = model_config("model_1").model.embeddings_and_evoformer
     with counting_mesh(ParallelPlan(dap=4)) as mesh:
         shards = AxialShards(mesh.group("dap"))
-        stack = BlockStack([EvoformerBlock(trunk.evoformer, 16, 16)], checkpointing=checkpointing)
+        stack = EvoformerStack([EvoformerBlock(trunk.evoformer, 16, 16)], checkpointing=checkpointing)
         axial_parallel(stack, mesh)
         msa = shards.take(torch.randn(8, 12, 16), 0).requires_grad_()
         pair = shards.take(torch.randn(12, 12, 16), 0).requires_grad_()
