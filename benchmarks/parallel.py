@@ -35,13 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.overlap import measure_overlap  # noqa: E402
 from benchmarks.rank_memory import rank_memory  # noqa: E402
+from fastfold.parallel import ParallelPlan, best_plans  # noqa: E402
 from fastfold.parallel.alphafold.communication_volume import block_communication, fastfold_elements  # noqa: E402
 from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
-from fastfold.parallel.plan import ParallelPlan  # noqa: E402
 from fastfold.parallel.planner.cost_model import Cost  # noqa: E402
 from fastfold.parallel.planner.hardware import rates  # noqa: E402
 from fastfold.parallel.planner.report import assumptions_text, seconds_text  # noqa: E402
-from fastfold.parallel.planner.search import best_plans  # noqa: E402
 from fastfold.parallel.planner.workload import standard_layouts  # noqa: E402
 from fastfold.utils.atomic_files import write_atomic  # noqa: E402
 
@@ -276,7 +275,7 @@ pass does, and DAP in it, on up to 128 ranks, the biases and the left projection
 than long once more.
 
 On 2 and 3 ranks, and on more than there are channels, DAP reduce-scatters all terms of triangle products, 256 r²;
-between them it switches their factors to whole channels and the products back, 768 r² / N. What does not fall with N is
+between them it reshards their factors to whole channels and the products back, 768 r² / N. What does not fall with N is
 then 16 r² of biases and 32 s r of projections, the latter not on the grid.
 
 {communication_table(numbers["communication"])}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
-from fastfold.memory.offload import HostTier, WaitingRows
+from fastfold.memory.offload import HostBuffers, OffloadedRows
 
 
 class Block(NamedTuple):
@@ -76,7 +76,7 @@ class ExecutionPolicy:
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     hold_templates: bool = True
-    offload: HostTier | None = None
+    offload: HostBuffers | None = None
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
 
@@ -195,9 +195,9 @@ class OffloadedPairRows(PairRows):
         host: Where it goes.
     """
 
-    def __init__(self, pair: Tensor, host: HostTier) -> None:
-        self._offloaded = WaitingRows(pair, host)
-        super().__init__(self._offloaded.stand_in)
+    def __init__(self, pair: Tensor, host: HostBuffers) -> None:
+        self._offloaded = OffloadedRows(pair, host)
+        super().__init__(self._offloaded.placeholder)
 
     def read(self, rows: slice) -> Tensor:
         return self._offloaded.rows(rows)
@@ -207,7 +207,7 @@ class OffloadedPairRows(PairRows):
         return block.x
 
     def restore(self) -> Tensor:
-        return self._offloaded.back()
+        return self._offloaded.restore()
 
 
 class LazyRows:

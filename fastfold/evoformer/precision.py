@@ -13,6 +13,11 @@ from fastfold.evoformer.model import AlphaFold
 Precision = Literal["fp32", "bf16"]
 
 
+def in_trunk(model: AlphaFold, child: nn.Module) -> bool:
+    """Whether a child of the network runs in reduced precision: embedders and stacks, but not what follows them."""
+    return child is not model.structure_module and child is not model.heads
+
+
 def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
     """Put the trunk into ``precision``, in place; structure module and heads stay in float32.
 

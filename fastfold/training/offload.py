@@ -8,11 +8,9 @@ from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
-from fastfold.memory import Gemini, SimulatedDevice, parse_bytes
-from fastfold.memory.devices.device import CudaDevice, Device
-from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
+from fastfold.memory import Gemini, parse_bytes
+from fastfold.parallel import DistributedContext, ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
-from fastfold.training.distributed import World
 
 
 class Placement:
@@ -25,7 +23,7 @@ class Placement:
     def __init__(self, optimizer: ParallelOptimizer) -> None:
         self._optimizer = optimizer
 
-    def at_home(self) -> AbstractContextManager[None]:
+    def params_on_host(self) -> AbstractContextManager[None]:
         """Inside, parameters and gradients are plain tensors, to be read and changed at will."""
         return nullcontext()
 
@@ -46,11 +44,15 @@ class Managed(Placement):
         model: The network, on the host.
         optimizer: Its optimizer; its states may be there already.
         memory: Budget and policy.
-        world: The run's processes; they decide alike.
+        context: The run's processes; they decide alike.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, world: World
+        self,
+        model: nn.Module,
+        optimizer: ParallelOptimizer,
+        memory: MemoryConfig,
+        context: DistributedContext,
     ) -> None:
         super().__init__(optimizer)
         assert memory.policy is not None
@@ -60,42 +62,44 @@ class Managed(Placement):
             optimizer.inner,
             memory.budget,
             memory.policy,
-            device=_device(memory, world),
+            device=context.device,
             nvme_folder=memory.folder,
             recompute=blocks if memory.checkpointing and memory.policy != "cuda" else (),
-            statistics=world.cpu_group,
+            statistics=context.cpu_group,
         )
 
-    def at_home(self) -> AbstractContextManager[None]:
-        """Inside, parameters and gradients are plain tensors at home."""
-        return self.manager.at_home()
+    def params_on_host(self) -> AbstractContextManager[None]:
+        """Inside, parameters and gradients are plain tensors on the host."""
+        return self.manager.params_on_host()
 
     def running(self) -> AbstractContextManager[None]:
         """Inside, operators take room on the device."""
         return self.manager.device.running()
 
     def step(self) -> None:
-        """The optimizer's step, at home."""
+        """The optimizer's step, on the host."""
         self.manager.step()
         self.manager.zero_grad()
 
 
-def place(model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, world: World) -> Placement:
+def place(
+    model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, context: DistributedContext
+) -> Placement:
     """The placement that the configuration asks for.
 
     Args:
         model: The network.
         optimizer: Its optimizer, with its states.
         memory: Group ``memory``.
-        world: The run's processes.
+        context: The run's processes.
 
     Raises:
         BudgetError: The budget is too small for the network; names the smallest that works.
     """
-    return Placement(optimizer) if memory.policy is None else Managed(model, optimizer, memory, world)
+    return Placement(optimizer) if memory.policy is None else Managed(model, optimizer, memory, context)
 
 
-def check_memory(config: TrainConfig, world: World) -> None:
+def check_memory(config: TrainConfig, context: DistributedContext) -> None:
     """Refuse settings that a managed network does not go together with.
 
     Raises:
@@ -109,12 +113,12 @@ def check_memory(config: TrainConfig, world: World) -> None:
             "memory.policy and optim.name=muon do not go together: a manager steps flat chunks, Muon whole matrices; "
             "set optim.name=adam or memory=checkpointing"
         )
-    if world.mesh.plan.zero:
+    if context.mesh.plan.zero:
         raise ConfigError(
             "memory.policy and parallel.zero do not go together: with a policy optimizer states live on the host, and "
             "sharding them over GPUs gains nothing; set parallel.zero=0 or memory=checkpointing"
         )
-    if world.size > 1 and world.device.type == "cuda" and config.memory.policy != "cuda":
+    if context.size > 1 and context.device.type == "cuda" and config.memory.policy != "cuda":
         raise ConfigError(
             "memory.policy keeps gradients on the host, which several processes with GPUs cannot add up there yet; "
             "train with one process, memory.policy=cuda, or memory=checkpointing"
@@ -124,8 +128,3 @@ def check_memory(config: TrainConfig, world: World) -> None:
             "memory.policy and trainer.compile do not go together: compiled blocks would hold on to parameters that "
             "have left the device; set trainer.compile=false or memory=checkpointing"
         )
-
-
-def _device(memory: MemoryConfig, world: World) -> Device:
-    budget = parse_bytes(memory.budget)
-    return CudaDevice(budget, world.device) if world.device.type == "cuda" else SimulatedDevice(budget)

@@ -20,15 +20,15 @@ from fastfold.inference.planning.memory_model import (
 )
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory import HostBuffers
 from fastfold.memory.autochunk import (
+    Candidate,
     ChunkPlan,
     Operator,
-    Way,
-    choose_ways,
+    choose_candidates,
     longest_that_fits,
     smallest_that_works,
 )
-from fastfold.memory.offload import HostTier
 
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32); logits of pairs are made in blocks of rows when scores are computed from them.
@@ -81,15 +81,15 @@ class FoldPlan:
         """Each step with its chunks in words and its peak in bytes."""
         rows = []
         for operator in self.chunks.operators:
-            way = self.chunks.chosen[operator.name]
-            words = f"{way.size:,} {operator.unit}"
+            candidate = self.chunks.chosen[operator.name]
+            words = f"{candidate.size:,} {operator.unit}"
             if operator.unit == "kept":
-                words = "all kept" if way.size else "embedded twice"
-            if way.settings.get("parked"):
+                words = "all kept" if candidate.size else "embedded twice"
+            if candidate.settings.get("offloaded"):
                 words += ", pair on the host"
-            if way.settings.get("streamed"):
+            if candidate.settings.get("streamed"):
                 words += ", product on the host"
-            rows.append((operator.name, words, operator.resident + way.working))
+            rows.append((operator.name, words, operator.resident + candidate.working))
         return rows
 
 
@@ -101,7 +101,7 @@ class Planner:
         config: Official configuration tree.
         element_size: Bytes per element of the trunk.
         device: ``cpu`` or ``cuda``.
-        costs: What the ways cost there.
+        costs: What the candidates cost there.
         host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
         parameters: Bytes of the parameters.
         host: That memory.
@@ -113,7 +113,7 @@ class Planner:
     costs: Costs = field(default_factory=Costs)
     host_memory: int = 0
     parameters: int = 0
-    host: HostTier = field(default_factory=HostTier)
+    host: HostBuffers = field(default_factory=HostBuffers)
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
@@ -130,13 +130,13 @@ class Planner:
             BudgetError: The smallest plan needs more.
         """
         fold = self._fold(residues, rows, templates)
-        chunks = choose_ways(self._operators(fold), budget, host_budget=self.host_memory)
+        chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
         chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
-        if all(chosen[o.name] == o.ways[0] for o in chunks.operators):
+        if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
             return FoldPlan(chunks, unit, 1.0, FOLDING_POLICY, {}, FOLDING_POLICY.contraction)
 
-        def on_host(way: Way, what: str) -> HostTier | None:
-            return self.host if way.settings[what] else None
+        def on_host(candidate: Candidate, what: str) -> HostBuffers | None:
+            return self.host if candidate.settings[what] else None
 
         product, embedding = chosen["triangle multiplication"], chosen.get("templates")
         policy = replace(
@@ -144,7 +144,9 @@ class Planner:
         )
         of_templates = policy.contraction
         if embedding is not None:
-            policy = replace(policy, hold_templates=embedding.size > 0, offload=on_host(embedding, "parked"))
+            policy = replace(
+                policy, hold_templates=embedding.size > 0, offload=on_host(embedding, "offloaded")
+            )
             of_templates = ContractionPlan(embedding.settings["channels"], on_host(embedding, "streamed"))
         row = row_elements(self.config, fold)
         blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}

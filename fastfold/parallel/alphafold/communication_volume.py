@@ -7,20 +7,20 @@ from torch import Tensor
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.parallel.alphafold.dap import dap_parallel
+from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import CommunicationLog
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 
 
 def fastfold_elements(ranks: int, residues: int, sequences: int) -> float:
     """Elements that a rank sends in the forward pass of a block of FastFold's dynamic axial parallelism.
 
-    Gathers of a factor of each triangle multiplication (128 channels), of three biases and of the projection for
-    the outer product mean, and six switches; Cheng et al. 2022, "FastFold", counted for the official widths.
+    Gathers of a factor of each triangle multiplication (128 channels), of three biases and of the projection for the
+    outer product mean, and six reshards (all-to-all); Cheng et al. 2022, "FastFold", counted for the official widths.
     """
     r, s = residues, sequences
     gathered = 272 * r * r + 32 * s * r
@@ -43,9 +43,9 @@ def block_communication(
         Those of the forward pass and those of the backward pass.
     """
     trunk = model_config("model_1").model.embeddings_and_evoformer
-    with counting_mesh(plan, rank) as mesh:
+    with fake_mesh(plan, rank) as mesh:
         block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel).to("meta")
-        dap_parallel(block, mesh)
+        shard(block, mesh)
         # Not fake tensors: a product that is sent in blocks of channels to 512 ranks is a quarter of a million shards.
         with torch.device("meta"):
             lengths = (sequences, residues), (residues, residues)

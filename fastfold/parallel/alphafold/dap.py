@@ -30,12 +30,12 @@ from fastfold.parallel.alphafold.axial_model import (
     AxialDistogramHead,
     AxialInvariantPointAttention,
 )
-from fastfold.parallel.alphafold.convert import take_forms
+from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.grid_parallel import grid_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 
-_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+_PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
     EvoformerStack: AxialEvoformerStack,
     EvoformerBlock: AxialEvoformerBlock,
@@ -53,7 +53,7 @@ _FORMS: dict[type[nn.Module], type[nn.Module]] = {
 def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     """Shard a network, or a part of it, over the mesh's ``dap`` group, in place.
 
-    Each module that communicates becomes its parallel form (:class:`AxialAlphaFold` and the like) with the same
+    Each module that communicates becomes its parallel variant (:class:`AxialAlphaFold` and the like) with the same
     parameters under the same names. To be called before anything that wraps ``forward`` (autocast, compilation) or
     shards parameters, with the same model on every rank of the group.
 
@@ -74,11 +74,13 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     if group.size == 1:
         return
     refuse_missing_steps(model)
-    take_forms(model, _FORMS, shards=AxialShards(group))
+    convert_modules(model, _PARALLEL_VARIANTS, shards=AxialShards(group))
 
 
-def dap_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
+def shard(model: nn.Module, mesh: ParallelMesh) -> None:
     """Share each protein over the mesh's ``dap`` group, in place: along one axis, or on a grid.
+
+    To be given to :func:`fastfold.parallel.parallelize` as ``dap=``.
 
     See :func:`axial_parallel` and :func:`grid_parallel`, of which the plan's ``dap_mode`` takes one.
 

@@ -1,8 +1,8 @@
 """Steps of the Evoformer on a grid of ranks: the pair in blocks of residues, the MSA cut along one axis.
 
-Transitions and the MSA's column attention run unchanged. Each class here is a form of the layer that it derives from,
-with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn whole,
-alike on every rank, and each takes its part, so that they are those of a single process.
+Transitions and the MSA's column attention run unchanged. Each class here is a variant of the layer that it derives
+from, with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn
+whole, alike on every rank, and each takes its part, so that they are those of a single process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fastfold.parallel.axial.grid_matmul import contract, contract_columns
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 
-ATTENTIONS = ("auto", "ring", "switch")
+ATTENTIONS = ("auto", "ring", "reshard")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GridLayout:
         grid: The ranks.
         contraction: How triangles are summed; see :func:`fastfold.parallel.axial.grid_matmul.contract`.
         attention: ``ring`` (keys and values go round a row or column of ranks, the bias is fetched block by block),
-            ``switch`` (a row of ranks cuts its rows once more and has them whole, the bias is gathered), or ``auto``
+            ``reshard`` (a row of ranks cuts its rows once more and has them whole, the bias is gathered), or ``auto``
             for the one that sends less.
     """
 
@@ -54,8 +54,8 @@ class GridLayout:
         """
         if self.attention != "auto":
             return self.attention == "ring"
-        sent = attention_elements(shape, heads, self.grid.turned if turned else self.grid)
-        return sent["ring"] < sent["switch"]
+        sent = attention_elements(shape, heads, self.grid.transposed if turned else self.grid)
+        return sent["ring"] < sent["reshard"]
 
 
 def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> dict[str, float]:
@@ -79,7 +79,7 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
     return {
         # Keys and values forward, and again backward, where their gradients go one step further.
         "ring": (6 * others + 2 * (others > 0)) * block + turned + masks,
-        "switch": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
+        "reshard": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
     }
 
 
@@ -164,7 +164,7 @@ class GridTriangleAttention(TriangleAttention):
         length = pair_mask.shape[-1]
         lengths = (length, length)
         turned = not self.starting
-        grid = self.layout.grid.turned if turned else self.layout.grid
+        grid = self.layout.grid.transposed if turned else self.layout.grid
         bias = self.bias(pair) if bias is None else bias
         # From here on rows: of the transposed tensor around ending nodes.
         rows = pair.transpose(-3, -2) if turned else pair
@@ -205,7 +205,7 @@ class GridOuterProductMean(OuterProductMean):
         grid, length = self.layout.grid, msa_mask.shape[-1]
         left, right = recomputed(self.sides, msa)
         # The right side, of which more is on other ranks, travels first.
-        moving = grid.turned.rows_of_shards_async(right, -2, length)
+        moving = grid.transposed.rows_of_shards_async(right, -2, length)
         left = grid.rows_of_shards_async(left, -2, length).wait()
         left_mask = msa_mask[..., grid.own_rows(length)]
         right_mask = msa_mask[..., grid.own_columns(length)]

@@ -14,9 +14,9 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import (
+    AsyncTensor,
     AxialEvoformerBlock,
     AxialEvoformerStack,
-    Moving,
     refuse_missing_steps,
 )
 from fastfold.parallel.alphafold.axial_model import (
@@ -24,7 +24,7 @@ from fastfold.parallel.alphafold.axial_model import (
     AxialDistogramHead,
     AxialInvariantPointAttention,
 )
-from fastfold.parallel.alphafold.convert import take_forms
+from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.grid_layers import (
     ATTENTIONS,
     GridLayout,
@@ -58,10 +58,10 @@ class GridEvoformerStack(AxialEvoformerStack):
 
     layout: GridLayout
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         return rows_to_blocks(self.layout.grid, pair, pair_mask.shape[-1])
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         return blocks_to_rows(self.layout.grid, pair, pair_mask.shape[-1])
 
 
@@ -77,12 +77,12 @@ class GridTemplatePairStack(TemplatePairStack):
         return blocks_to_rows(grid, pair, length).wait()
 
 
-def rows_to_blocks(grid: Grid, pair: Tensor, length: int) -> Moving:
+def rows_to_blocks(grid: Grid, pair: Tensor, length: int) -> AsyncTensor:
     """Start moving a shard ``[*, n, N, c]`` of the pair along its rows to this rank's block of it."""
     return redistribute_async(pair, (-3, -2), _rows(grid, length), grid.boxes((length, length)), grid.whole)
 
 
-def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> Moving:
+def blocks_to_rows(grid: Grid, pair: Tensor, length: int) -> AsyncTensor:
     """Start moving this rank's block of the pair back to a shard along its rows."""
     return redistribute_async(pair, (-3, -2), grid.boxes((length, length)), _rows(grid, length), grid.whole)
 
@@ -92,7 +92,7 @@ def _rows(grid: Grid, length: int) -> list[Box]:
     return [(part, slice(0, length)) for part in grid.whole_slices(length)]
 
 
-_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+_PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     EvoformerStack: GridEvoformerStack,
     EvoformerBlock: GridEvoformerBlock,
     TemplatePairStack: GridTemplatePairStack,
@@ -103,7 +103,7 @@ _FORMS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 # What surrounds the stacks works on shards.
-_AXIAL_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+_AXIAL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
     InvariantPointAttention: AxialInvariantPointAttention,
     DistogramHead: AxialDistogramHead,
@@ -125,7 +125,7 @@ def grid_parallel(
         mesh: The ranks, of a plan with ``dap_mode="grid"``; nothing is done where the group is one rank.
         contraction: How triangles are summed: ``summa``, ``channels`` or ``auto``; see
             :func:`fastfold.parallel.axial.grid_matmul.contract`.
-        attention: How rows and columns attend: ``ring``, ``switch`` or ``auto``; see :class:`GridLayout`.
+        attention: How rows and columns attend: ``ring``, ``reshard`` or ``auto``; see :class:`GridLayout`.
 
     Raises:
         ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, a ``forward``
@@ -142,4 +142,6 @@ def grid_parallel(
         return
     refuse_missing_steps(model)
     layout = GridLayout(grid, contraction, attention)
-    take_forms(model, _FORMS | _AXIAL_FORMS, layout=layout, shards=AxialShards(grid.whole))
+    convert_modules(
+        model, _PARALLEL_VARIANTS | _AXIAL_VARIANTS, layout=layout, shards=AxialShards(grid.whole)
+    )

@@ -22,23 +22,23 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 
 
-class FetchingStep(nn.Module):
-    """A step that gathers something from all ranks.
+class RegatheringLayer(nn.Module):
+    """A layer that gathers something from all ranks.
 
     Attributes:
         shards: The cut.
-        keeps_gathered: Whether it keeps that for its backward pass: where blocks are recomputed, which fetches it
-            again anyway.
+        keeps_gathered: Whether it keeps that for its backward pass: where blocks are recomputed, which regathers it
+            anyway.
     """
 
     shards: AxialShards
     keeps_gathered: bool = False
 
-    def fetches_again(self, pair: Tensor) -> bool:
+    def regathers(self, pair: Tensor) -> bool:
         """Whether the backward pass gathers again.
 
         Not on more ranks than the pair ``[*, rows, columns, c_z]`` has channels, which send the terms of all triangle
-        products (``axial_product.py``), as much as may be.
+        products (``axial/matmul.py``), as much as may be.
         """
         few = self.shards.group.size <= pair.shape[-1]
         return few and not self.keeps_gathered and torch.is_grad_enabled()
@@ -78,7 +78,7 @@ class _OuterProduct(Function):
         return own, of_right, grad, None, None, *rest, None
 
 
-def outer_product_fetched_again(
+def outer_product_regathered(
     left: Tensor,
     right: Tensor,
     pair: Tensor,
@@ -92,7 +92,7 @@ def outer_product_fetched_again(
 
     Args:
         left: ``[*, S, n, c]``, this rank's residues.
-        right: ``[*, S, n, c]`` likewise.
+        right: ``[*, S, n, c]``, the same.
         pair: ``[*, N, n, c_z]``.
         left_mask: ``[*, S, N]``.
         right_mask: ``[*, S, n]``.
@@ -141,7 +141,7 @@ class _Attention(Function):
         return grad_x, own, None, None, None, None, None, *of_parameters
 
 
-def attention_fetched_again(
+def attention_regathered(
     norm: LayerNorm,
     attention: Attention,
     x: Tensor,

@@ -1,8 +1,8 @@
 """Products of matrices, one for each channel, that lie in blocks on a grid of ranks.
 
 Two ways to the same result. SUMMA broadcasts panels of the right matrices down the columns and sums panels of the
-product along the rows: each rank sends O(N² c / √P). Or the blocks are switched to whole matrices of some of the
-channels, which are multiplied without communication, and the product is switched back: O(N² c / P), as long as there
+product along the rows: each rank sends O(N² c / √P). Or the blocks are resharded to whole matrices of some of the
+channels, which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there
 are as many channels as ranks.
 """
 
@@ -156,7 +156,7 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
 
     Args:
         left: This rank's block ``[*, c, rows, columns]`` of matrices N x N.
-        right: Likewise.
+        right: The same.
         length: N.
         grid: The ranks.
         way: ``summa``, ``channels``, or ``auto`` (:func:`choose_contraction`).
@@ -179,4 +179,4 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
 def contract_columns(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
     """``out[i, j] = Σ_k left[k, i] right[k, j]`` for every channel (incoming edges); see :func:`contract`."""
     # The transposed product, on the transposed grid, is one along rows.
-    return contract(right.mT, left.mT, length, grid.turned, way).mT
+    return contract(right.mT, left.mT, length, grid.transposed, way).mT

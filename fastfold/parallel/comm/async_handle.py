@@ -1,8 +1,8 @@
 """A collective under way, as a pair of nodes in the autograd graph.
 
-The communication runs between the call that makes a :class:`Handle` and :meth:`Handle.wait`, beside whatever is
-computed in between. The backward pass mirrors it: the gradient's communication starts where ``wait`` stood and
-is waited for where the call stood, so it runs beside the backward pass of what was computed in between (the
+The communication runs between the call that makes a :class:`Handle` and :meth:`Handle.wait`, while something
+else is computed. The backward pass mirrors it: the gradient's communication starts where ``wait`` stood and
+is waited for where the call stood, so it overlaps with the backward pass of what was computed in between (the
 duality of FastFold's asynchronous operations, with the state in the handle rather than in a module).
 """
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.async_ops import AsyncResult
 
-Start = Callable[[Tensor], Pending]
+Start = Callable[[Tensor], AsyncResult]
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Exchange:
 
     forward: Start
     backward: Start
-    pending: Pending | None = None
+    pending: AsyncResult | None = None
 
     def take(self) -> Tensor:
         assert self.pending is not None
@@ -53,7 +53,7 @@ class _Launch(Function):
         return ctx.shared.take(), None
 
 
-class _Land(Function):
+class _Complete(Function):
     """Waits for the collective forward; starts the gradient's backward."""
 
     @staticmethod
@@ -79,5 +79,5 @@ class Handle:
     def wait(self) -> Tensor:
         """The result. On a GPU the current stream waits for it, not the host."""
         if self._result is None:
-            self._result = _Land.apply(self._token, self._shared)
+            self._result = _Complete.apply(self._token, self._shared)
         return self._result

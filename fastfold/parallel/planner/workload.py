@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh, trace
+from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.trace import Trace
 
 Layouts = Callable[[int], Iterator[ParallelPlan]]
-"""Plans that split one sample over so many ranks, by ``sp``, ``dap`` and ``tp`` alone."""
+"""Plans that split one sample over a number of ranks, by ``sp``, ``dap`` and ``tp`` alone."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Workload:
     Attributes:
         name: Shown in tables.
         build: Gives this rank's model with one block in each of ``stacks``, on parameters without data.
-        loss: Runs that model forward on made-up inputs (of one sample, or of ``rows``) and gives a scalar.
+        loss: Runs that model forward on dummy inputs (of one sample, or of ``rows``) and gives a scalar.
         samples: Samples of a step, over all ranks.
         stacks: Names of modules (as in ``named_modules`` of what ``build`` gives) that the real model has more
             often; the first is the one whose result the pipeline's stages hand on.
@@ -46,9 +46,10 @@ class Workload:
         rows: How many samples ``loss`` runs at once under a layout: one, unless ranks of the layout split them.
         stages: Most pipeline stages; 1 where the model cannot be cut.
         zero: ZeRO stages that may be used.
-        passes: Forward passes without gradients before the one with (recycling), in the mean.
+        passes: Forward passes without gradients before the one with (recycling), on average.
         sharded_bytes: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8).
-        copied_bytes: Bytes per parameter that every replica keeps beside the parameter and its gradient (averages).
+        copied_bytes: Bytes per parameter that every replica keeps in addition to the parameter and its gradient
+            (averages).
         small: See :func:`fastfold.parallel.planner.fake_run.trace`.
         description: What a reader has to know of the inputs.
         settings: Further Hydra overrides that give this workload.
@@ -83,7 +84,7 @@ class Workload:
     def trace(self, layout: ParallelPlan) -> Trace:
         """A micro-batch on rank 0 of a layout (which has the longest shards); recorded once."""
         if layout not in self._traces:
-            with counting_mesh(layout) as mesh:
+            with fake_mesh(layout) as mesh:
                 self._traces[layout] = trace(
                     self.build, self.loss, mesh, regions=tuple(self.stacks), small=self.small
                 )

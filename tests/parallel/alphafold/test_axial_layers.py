@@ -7,11 +7,11 @@ import pytest
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.parallel.alphafold import dap_parallel
-from fastfold.parallel.alphafold.regather import FetchingStep
+from fastfold.parallel.alphafold.dap import shard
+from fastfold.parallel.alphafold.regather import RegatheringLayer
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.alphafold.axial_cases import CASES, differences
 
@@ -38,7 +38,7 @@ def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...]) -> N
 
 
 def _keeping() -> float:
-    FetchingStep.keeps_gathered = True
+    RegatheringLayer.keeps_gathered = True
     mesh = ParallelMesh(ParallelPlan(dap=2))
     cases = ("row attention", "outer product", "starting", "ending")
     return max(max(differences(CASES[name], mesh).values()) for name in cases)
@@ -52,5 +52,5 @@ def test_steps_that_keep_what_they_gather_equal_one_process() -> None:
 @pytest.mark.parametrize("plan", [ParallelPlan(dap=2), ParallelPlan(dap=4, dap_mode="grid")], ids=str)
 def test_blocks_that_lack_steps_are_refused(plan: ParallelPlan) -> None:
     network = AlphaFold(model_config("mini"))
-    with counting_mesh(plan) as mesh, pytest.raises(ConfigError, match="lack attention along an axis"):
-        dap_parallel(network, mesh)
+    with fake_mesh(plan) as mesh, pytest.raises(ConfigError, match="lack attention along an axis"):
+        shard(network, mesh)

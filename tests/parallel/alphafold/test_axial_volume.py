@@ -15,7 +15,7 @@ from fastfold.parallel.alphafold.communication_volume import fastfold_elements
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 
 C_M, C_Z = 256, 128
 
@@ -64,7 +64,7 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
 def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
     """Of r² each: 8 + 4 + 4 biases, 32 s r of projections; two products' terms, or two factors and the product.
 
-    The rest are switches, two of the pair instead of FastFold's four. The same again backward, where the biases
+    The rest are reshards, two of the pair instead of FastFold's four. The same again backward, where the biases
     and the left projection of an alignment that is not deep are gathered once more rather than kept.
     """
     r, s = residues, sequences
@@ -81,7 +81,7 @@ def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequence
 def _stack_sends(checkpointing: bool) -> tuple[float, float]:
     """Bytes of a stack of one small block on 4 ranks, forward and backward."""
     trunk = model_config("model_1").model.embeddings_and_evoformer
-    with counting_mesh(ParallelPlan(dap=4)) as mesh:
+    with fake_mesh(ParallelPlan(dap=4)) as mesh:
         shards = AxialShards(mesh.group("dap"))
         stack = EvoformerStack([EvoformerBlock(trunk.evoformer, 16, 16)], checkpointing=checkpointing)
         axial_parallel(stack, mesh)
@@ -97,7 +97,7 @@ def _stack_sends(checkpointing: bool) -> tuple[float, float]:
 def test_blocks_that_are_recomputed_gather_nothing_a_third_time() -> None:
     forward, backward = _stack_sends(checkpointing=False)
     assert backward > forward
-    # The pair is switched around the blocks, which are recomputed without that.
+    # The pair is resharded around the blocks, which are recomputed without that.
     around = 2 * 4 * (3 / 4) * 3 * 12 * 16
     again, recomputed = _stack_sends(checkpointing=True)
     assert again == forward
