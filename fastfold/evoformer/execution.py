@@ -33,7 +33,7 @@ class Block(NamedTuple):
     out: Tensor | None
 
     def add(self, update: Tensor) -> Tensor:
-        """``x + dropout * update``: the end of a branch whose operator does not add it itself."""
+        """``x + dropout * update``, all of the shape of ``x``: the end of a branch whose operator does not add it."""
         if self.dropout is not None:
             update = update * self.dropout
         return self.x + update if self.out is None else torch.add(self.x, update, out=self.out)
@@ -81,7 +81,7 @@ class ExecutionPolicy:
     heads: tuple[str, ...] | None = None
 
     def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
-        """Slices that cover axis ``dim`` of ``x`` in order; each element of ``x`` counts as ``channels``."""
+        """Slices that cover axis ``dim`` of any tensor ``x`` in order; each of its elements counts as ``channels``."""
         size = x.shape[dim]
         step = size
         if self.block_elements is not None:
@@ -200,13 +200,16 @@ class OffloadedPairRows(PairRows):
         super().__init__(self._offloaded.placeholder)
 
     def read(self, rows: slice) -> Tensor:
+        """Rows ``[*, rows, N, c]``, copied from the host."""
         return self._offloaded.rows(rows)
 
     def add(self, block: Block, update: Tensor) -> Tensor:
+        """Add ``update [*, rows, N, c]`` to the block's rows on the host; what is on the device has no contents."""
         self._offloaded.write(block.rows, self._offloaded.rows(block.rows).add_(update))
         return block.x
 
     def restore(self) -> Tensor:
+        """The tensor as it is now, back on the device."""
         return self._offloaded.restore()
 
 

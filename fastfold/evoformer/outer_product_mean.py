@@ -85,7 +85,7 @@ class OuterProductMean(PolicyModule):
         return self.policy.apply_residual(pair, add_mean, dim=-3)
 
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
-        """The updates of some rows of the pair after others, from the right side of all in blocks of sequences."""
+        """Updates of rows of the pair, from right sides ``[*, s, N, c]`` of blocks of sequences."""
         return kernels.OuterProductRows(right, right_mask, self.output.weight, self.output.bias)
 
     def sides(self, msa: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ import torch
 
 from fastfold.cli import main
 from tests.conftest import REPOSITORY
+from tests.helpers.signals import interruptible
 
 ORACLES = REPOSITORY / "tests" / "oracles"
 QUICK = ("--num-recycles", "0", "--no-plots")
@@ -94,7 +95,7 @@ class CommandLine:
         options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | popen
         options["env"] = os.environ | {"OMP_NUM_THREADS": "1"} | (popen.get("env") or {})
         command = [sys.executable, "-m", "fastfold", *map(str, arguments)]
-        return subprocess.Popen(command, cwd=REPOSITORY, **options)
+        return subprocess.Popen(command, cwd=REPOSITORY, preexec_fn=interruptible, **options)
 
     def names(self) -> list[str]:
         """All files of the output folder, hidden ones too; empty if there is no folder."""

@@ -102,6 +102,7 @@ class Listened(list[Communication]):
         self._listener = listener
 
     def append(self, entry: Communication) -> None:
+        """Keep an entry and tell the listener."""
         super().append(entry)
         self._listener(entry)
 

@@ -86,7 +86,7 @@ def gdt_shares(
     cutoffs: Sequence[float],
     reference_length: int | None = None,
 ) -> list[float]:
-    """The share of residues for each cutoff, whose mean is :func:`gdt`; arguments as there."""
+    """The share of residues within each cutoff (Å), whose mean is :func:`gdt`; arguments as there."""
     points = _Points.of(predicted, reference, mask)
     length = points.count if reference_length is None else reference_length
     best = [0] * len(cutoffs)

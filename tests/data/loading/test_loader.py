@@ -17,6 +17,7 @@ import pytest
 from fastfold.data.loading.loader import SampleLoader, draw_rng, merge_states
 from fastfold.errors import ConfigError, InputError
 from tests.conftest import REPOSITORY
+from tests.helpers.signals import interruptible
 
 
 def numbered(number: int, entry: str) -> dict[str, np.ndarray]:
@@ -353,6 +354,7 @@ def start_script(folder: Path, guard: str) -> subprocess.Popen[str]:
         text=True,
         env=environment,
         start_new_session=True,
+        preexec_fn=interruptible,
     )
 
 

@@ -282,7 +282,7 @@ def test_cache_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint covers the readers of structures and alignments and the tables that they use."""
     files = feature_cache._parser_files()
-    assert len(set(files)) == 20
+    assert len(set(files)) == 23
     assert all(file.read_bytes() for file in files)
     assert {"read.py", "pdb_reader.py", "msa.py", "residue_constants.json"} <= {file.name for file in files}
     version = feature_cache.parser_version.__wrapped__

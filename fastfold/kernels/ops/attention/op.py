@@ -207,7 +207,7 @@ _attention.register_autograd(_differentiate, setup_context=_keep)
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
-    """The backend for data like ``x`` with so many channels per head; more than 128 are left to PyTorch."""
+    """The backend for a tensor of any shape like ``x``; more than 128 channels per head are left to PyTorch."""
     chosen = choose_backend(x, backend)
     return "torch" if channels > _MOST_CHANNELS else chosen
 

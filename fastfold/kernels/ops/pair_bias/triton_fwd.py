@@ -84,6 +84,7 @@ def configuration_key(dtype: torch.dtype, channels: int) -> str:
 
 
 def padded_blocks(heads: int, channels: int) -> dict[str, int]:
+    """Block sizes of a kernel that holds all channels and all heads: powers of two."""
     return {"BC": padded(channels), "BH": padded(heads)}
 
 

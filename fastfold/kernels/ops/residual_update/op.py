@@ -44,7 +44,7 @@ def fill_update(
     dropout: Tensor | None,
     backend: str | None,
 ) -> None:
-    """Fill ``out``, which may be ``x``, ``residual`` or ``gate``."""
+    """Fill ``out``, which may be ``x``, ``residual`` or ``gate``, with what :func:`residual_update` gives."""
     if rows_run_on_triton(x, backend):
         from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 

@@ -1,0 +1,80 @@
+"""Every public name says what it is, and every tensor that goes in or out its shape."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.conftest import REPOSITORY
+
+_FILES = sorted((REPOSITORY / "fastfold").rglob("*.py"))
+# A shape in brackets, or a reference to where it is stated, or words for tensors of any shape.
+_SHAPE = re.compile(r"\[[^\]]*\]|:(func|meth|class|data):|shape|scalar|any tensor", re.IGNORECASE)
+_FUNCTIONS = {"torch.autograd.Function", "Function"}
+_INHERITED = {"extra_repr", "reset_parameters"}  # of torch.nn.Module and its layers
+
+
+def _public(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    """Public classes and functions of a file, and public methods of its public classes."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        yield node.name, node
+        if isinstance(node, ast.ClassDef):
+            bases = {ast.unparse(base) for base in node.bases}
+            if "Protocol" in bases:
+                continue
+            inherited = {"forward", "backward"} if bases & _FUNCTIONS else _INHERITED
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and not (
+                    inner.name.startswith("_") or inner.name in inherited
+                ):
+                    yield f"{node.name}.{inner.name}", inner
+
+
+def _names(path: Path) -> list[tuple[str, ast.FunctionDef | ast.ClassDef]]:
+    return [(f"{path.relative_to(REPOSITORY)}: {name}", node) for name, node in _public(path)]
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    everything = [found for path in _FILES for found in _names(path)]
+    assert len(everything) > 1400
+    missing = [
+        name
+        for name, node in everything
+        if ast.get_docstring(node) is None
+        and not any("overload" in ast.dump(d) or "jit" in ast.dump(d) for d in node.decorator_list)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_module_has_a_docstring() -> None:
+    missing = [
+        str(path.relative_to(REPOSITORY))
+        for path in _FILES
+        if path.read_text("utf-8").strip() and ast.get_docstring(ast.parse(path.read_text("utf-8"))) is None
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def _takes_tensors(node: ast.FunctionDef) -> bool:
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return any(a.annotation is not None and ast.unparse(a.annotation) == "Tensor" for a in arguments)
+
+
+def test_functions_of_tensors_state_shapes() -> None:
+    """Of the network, its losses, proteins and the operators: a function that takes a tensor says what shape it has."""
+    missing = []
+    checked = 0
+    for pattern in ("evoformer/**/*.py", "protein/**/*.py", "kernels/ops/*/*op.py"):
+        for path in sorted((REPOSITORY / "fastfold").glob(pattern)):
+            for name, node in _names(path):
+                if isinstance(node, ast.FunctionDef) and _takes_tensors(node):
+                    checked += 1
+                    if not _SHAPE.search(ast.get_docstring(node) or ""):
+                        missing.append(name)
+    assert checked > 100
+    assert not missing, "\n".join(missing)
