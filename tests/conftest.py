@@ -1,10 +1,20 @@
-"""Shared helpers of the test suite."""
+"""Shared helpers of the test suite, and Triton's interpreter where there is no GPU.
+
+The interpreter of Triton 3.6 needs NumPy before 2.4, which no longer turns arrays of one element into numbers; that of
+Triton 3.9 takes any.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
+
+# Triton reads the variable when its own functions are defined, so this stands before any test imports it.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
