@@ -10,7 +10,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.planner import FOLDING_POLICY
-from fastfold.parallel.alphafold.dap import dap_parallel
+from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.alphafold.workload import alphafold_workload, made_up_features, one_block_each
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import counting_mesh
@@ -62,7 +62,7 @@ def _folding_peak(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int
     features = made_up_features(config, residues, msa, extra_msa)
     with counting_mesh(plan) as mesh, torch.no_grad():
         network = AlphaFold(config).eval()
-        dap_parallel(network, mesh)
+        shard(network, mesh)
         set_policy(network, replace(FOLDING_POLICY, block_elements=residues**2 * _C_Z // _BLOCKS))
         recorder = Recorder(network)
         recorder.leave_out(features.values())

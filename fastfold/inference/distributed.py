@@ -2,7 +2,7 @@
 
 The first process is the one that a person sees. It reads the inputs and the weights, and writes the results; the
 others wait for what it sends: a network, then for each target the features of every cycle. Where memory is short,
-MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.axial_parallel`).
+MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.shard`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.folding import OnCycle, run_network
-from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel import alphafold
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 
@@ -139,7 +139,7 @@ class Team:
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
-        axial_parallel(model, self.mesh)
+        alphafold.shard(model, self.mesh)
         self._networks.append(model)
 
     def _send(self, message: str, content: Any) -> None:

@@ -23,6 +23,7 @@ from fastfold.parallel.tensor_parallel.layout import parameter_cuts
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
+AxialSharding = Callable[[nn.Module, ParallelMesh], None]
 
 
 def parallelize(
@@ -32,6 +33,7 @@ def parallelize(
     layers: Mapping[str, Maker] | None = None,
     stages: Split | None = None,
     sequence: Sequencing | None = None,
+    dap: AxialSharding | None = None,
     units: Units = listed_modules,
     device_type: str = "cpu",
     bucket_elements: int = BUCKET_ELEMENTS,
@@ -51,6 +53,8 @@ def parallelize(
         sequence: For ``sp``: puts sequence parallelism into the model, as
             :class:`fastfold.parallel.sequence_parallel.attention.SequenceParallel` does; what it returns is the
             result's ``sequence``.
+        dap: For ``dap``: shards what the model computes over the ranks of one sample, in place, as
+            :func:`fastfold.parallel.alphafold.shard` does.
         units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
         device_type: ``cpu`` or ``cuda``.
         bucket_elements: Elements of gradient that are communicated at once.
@@ -63,12 +67,12 @@ def parallelize(
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
     makers = _makers(model, asked, layers)
-    _check(model, asked, stages, sequence)
+    _check(model, asked, stages, sequence, dap)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type)
     _same_weights(model, mesh, bucket_elements)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
-    if asked.dap > 1:
-        _apply_dap(model, mesh)
+    if asked.dap > 1 and dap is not None:
+        dap(model, mesh)
     tied = _tied(model)
     for path, maker in makers.items():
         _replace(model, path, maker, mesh)
@@ -125,13 +129,15 @@ def _check(
     plan: ParallelPlan,
     stages: Split | None,
     sequence: Sequencing | None,
+    dap: AxialSharding | None,
 ) -> None:
     """Refuse what no collective could make right."""
     kind = type(model).__name__
     tied = next(iter(_tied(model)), None)
-    if plan.dap > 1 and not _has_msa_and_pair(model):
+    if plan.dap > 1 and dap is None:
         raise ConfigError(
-            f"dap={plan.dap} shards MSA and pair of an AlphaFold network, {kind} has none; use sp or tp"
+            f"dap={plan.dap} needs to know how {kind} is sharded: give dap=, for an AlphaFold network "
+            "fastfold.parallel.alphafold.shard; for other models use sp or tp"
         )
     if plan.sp > 1 and sequence is None:
         raise ConfigError(f"sp={plan.sp} needs to know where {kind} looks along the sequence: give sequence=")
@@ -220,15 +226,3 @@ def _moved(makers: Mapping[str, Maker], renamed: Mapping[str, str]) -> dict[str,
             if path == there or path.startswith(f"{there}."):
                 found[here + path[len(there) :]] = maker
     return found
-
-
-def _has_msa_and_pair(model: nn.Module) -> bool:
-    """Whether a module is our network or a part of it, to which axial parallelism applies."""
-    return any(type(part).__module__.startswith("fastfold.evoformer.") for part in model.modules())
-
-
-def _apply_dap(model: nn.Module, mesh: ParallelMesh) -> None:
-    """Shard MSA and pair of our network."""
-    from fastfold.parallel.alphafold import dap_parallel
-
-    dap_parallel(model, mesh)

@@ -11,7 +11,7 @@ from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
-from fastfold.parallel import Parallel, parallelize
+from fastfold.parallel import Parallel, alphafold, parallelize
 from fastfold.training.config import TrainConfig
 from fastfold.training.distributed import World
 from fastfold.training.lora import add_lora, freeze
@@ -62,7 +62,7 @@ def build_network(config: TrainConfig, tree: Any, world: World) -> Parallel:
     # A memory manager decides block by block, unless it leaves activations alone.
     model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
     # Before what wraps forward.
-    parallel = parallelize(model, world.mesh)
+    parallel = parallelize(model, world.mesh, dap=alphafold.shard)
     torch.set_float32_matmul_precision(config.trainer.matmul)
     if config.trainer.precision == "bf16":
         autocast_trunk(model, world.device.type, cache=not managed)

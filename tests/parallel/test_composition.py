@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from fastfold.parallel import ParallelPlan, parallelize
+from fastfold.parallel import ParallelPlan, alphafold, parallelize
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.alphafold.axial_cases import difference
 from tests.parallel.alphafold.axial_networks import (
@@ -30,7 +30,7 @@ def _network_step(plan: ParallelPlan, optimizer: str) -> tuple[float, str]:
     """
     model = small_network("synthetic_monomer")
     samples = [monomer_sample(13, 4, 3), monomer_sample(9, 5, 6, first=8)][: plan.dp]
-    parallel = parallelize(copy.deepcopy(model), plan, bucket_elements=20_000)
+    parallel = parallelize(copy.deepcopy(model), plan, dap=alphafold.shard, bucket_elements=20_000)
     network = parallel.module
     own = parallel.rows(len(samples)).start
 

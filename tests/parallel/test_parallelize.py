@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fastfold.parallel
 from fastfold.errors import ConfigError
-from fastfold.parallel import ParallelPlan, parallelize
+from fastfold.parallel import ParallelPlan, alphafold, parallelize
+from fastfold.parallel.planner import fake_run
 from tests.helpers.drop_reductions import undetected_reductions
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import (
@@ -193,7 +197,7 @@ def test_every_rank_starts_from_the_first_ranks_weights() -> None:
 @pytest.mark.parametrize(
     ("plan", "more", "message"),
     [
-        ({"dap": 2}, {}, "dap=2 shards MSA and pair of an AlphaFold network, GPT has none"),
+        ({"dap": 2}, {}, "dap=2 needs to know how GPT is sharded: give dap="),
         ({"tp": 2}, {}, "tp=2 needs to know which layers of GPT are cut"),
         (
             {"tp": 2},
@@ -218,6 +222,23 @@ def test_what_does_not_go_with_the_model_is_refused_before_any_collective(
     with pytest.raises(ConfigError) as caught:
         parallelize(make_gpt(), plan, **more)
     assert message in str(caught.value)
+
+
+def test_sharding_of_proteins_refuses_a_model_that_has_none() -> None:
+    with fake_run.counting_mesh(ParallelPlan(dap=2)) as mesh, pytest.raises(ConfigError) as caught:
+        parallelize(make_gpt(), mesh, dap=alphafold.shard)
+    assert "GPT has neither MSA nor pair to shard" in str(caught.value)
+
+
+def test_the_general_package_knows_nothing_of_the_network() -> None:
+    """What is special to AlphaFold is handed in, so any model can be given the general part."""
+    folder = Path(fastfold.parallel.__file__).parent
+    general = [path for path in folder.rglob("*.py") if folder / "alphafold" not in path.parents]
+    assert len(general) > 40
+    for path in general:
+        assert not re.search(r"(from|import) fastfold\.(evoformer|parallel\.alphafold)", path.read_text()), (
+            path
+        )
 
 
 def test_a_state_of_another_model_is_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from examples.gpt.parallel import split_stages
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
-from fastfold.parallel import Parallel, ParallelPlan, parallelize
+from fastfold.parallel import Parallel, ParallelPlan, alphafold, parallelize
 from fastfold.parallel.alphafold.pipeline import stack_stages
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.pipeline import Pipeline, split_blocks
@@ -220,7 +220,7 @@ def _recycled(cycles: int) -> tuple[BlockStack, Case, list[float]]:
 
 def _evoformer(plan: ParallelPlan, cycles: int) -> dict[str, float]:
     expected, inputs, losses = _recycled(cycles)
-    parallel = parallelize(_stack(), plan, stages=stack_stages)
+    parallel = parallelize(_stack(), plan, stages=stack_stages, dap=alphafold.shard)
     pipeline = Pipeline(parallel)
     group = parallel.mesh.group("dap")
     states, masks = _proteins()

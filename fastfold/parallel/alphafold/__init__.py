@@ -3,7 +3,7 @@
 What is general lives one level up; here it is put onto the modules of :mod:`fastfold.evoformer`.
 """
 
-from fastfold.parallel.alphafold.dap import axial_parallel, dap_parallel
+from fastfold.parallel.alphafold.dap import axial_parallel, shard
 from fastfold.parallel.alphafold.grid_parallel import grid_parallel
 
-__all__ = ["axial_parallel", "dap_parallel", "grid_parallel"]
+__all__ = ["axial_parallel", "grid_parallel", "shard"]

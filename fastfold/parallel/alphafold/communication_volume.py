@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.parallel.alphafold.dap import dap_parallel
+from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import CommunicationLog
@@ -45,7 +45,7 @@ def block_communication(
     trunk = model_config("model_1").model.embeddings_and_evoformer
     with counting_mesh(plan, rank) as mesh:
         block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel).to("meta")
-        dap_parallel(block, mesh)
+        shard(block, mesh)
         # Not fake tensors: a product that is sent in blocks of channels to 512 ranks is a quarter of a million shards.
         with torch.device("meta"):
             lengths = (sequences, residues), (residues, residues)

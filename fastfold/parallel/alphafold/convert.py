@@ -24,12 +24,14 @@ def take_forms(
         attributes: What each module of a parallel form is given.
 
     Raises:
-        ConfigError: A module is parallel already, or its ``forward`` was wrapped before.
+        ConfigError: A module is parallel already, its ``forward`` was wrapped before, or there is none to turn.
     """
     found = [(name, module) for name, module in model.named_modules() if type(module) in forms]
     for name, module in model.named_modules():
         if isinstance(module, (*forms.values(), *refused)):
             raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
+    if not found:
+        raise ConfigError(f"dap: {type(model).__name__} has neither MSA nor pair to shard; use sp or tp")
     for name, module in found:
         if "forward" in vars(module):
             raise ConfigError(

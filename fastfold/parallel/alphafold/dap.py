@@ -72,8 +72,10 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     take_forms(model, _FORMS, shards=AxialShards(group))
 
 
-def dap_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
+def shard(model: nn.Module, mesh: ParallelMesh) -> None:
     """Share each protein over the mesh's ``dap`` group, in place: along one axis, or on a grid.
+
+    To be given to :func:`fastfold.parallel.parallelize` as ``dap=``.
 
     See :func:`axial_parallel` and :func:`grid_parallel`, of which the plan's ``dap_mode`` takes one.
 

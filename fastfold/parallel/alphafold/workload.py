@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
-from fastfold.parallel.alphafold.dap import dap_parallel
+from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
@@ -71,7 +71,7 @@ def alphafold_workload(
 
     def build(mesh: ParallelMesh) -> nn.Module:
         network = AlphaFold(one_block_each(config)).train()
-        dap_parallel(network, mesh)
+        shard(network, mesh)
         if precision == "bf16":
             autocast_trunk(network, "cpu")
         return network

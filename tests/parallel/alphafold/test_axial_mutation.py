@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from fastfold.parallel.alphafold import dap_parallel
+from fastfold.parallel.alphafold import shard
 from fastfold.parallel.axial.shards import mean_gradients
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -58,7 +58,7 @@ def _network(plan: ParallelPlan) -> tuple[int, list[str]]:
     sample = _sample()
     expected = train_step(plain, sample)
     parallel = copy.deepcopy(plain)
-    dap_parallel(parallel, mesh)
+    shard(parallel, mesh)
 
     def worst() -> float:
         parallel.zero_grad()
