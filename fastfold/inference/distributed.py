@@ -1,13 +1,12 @@
 """Several processes that fold one target together: ``fastfold infer --parallel dap=4`` under torchrun.
 
-The first process is the one that a person sees. It reads the inputs and the weights, and writes the results; the
+Rank 0 is the process that a person sees. It reads the inputs and the weights, and writes the results; the
 others wait for what it sends: a network, then for each target the features of every cycle. Where memory is short,
 MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.shard`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,19 +22,18 @@ from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.folding import OnCycle, run_network
-from fastfold.parallel import alphafold
-from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel import DistributedContext, ParallelPlan, alphafold
+from fastfold.parallel.distributed import init_distributed, started_processes
 
 FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
 
 
-class TeamFailed(FastFoldError):
+class DistributedFoldError(FastFoldError):
     """A process failed in the middle of a target: the others cannot go on to the next one."""
 
 
 class _Abandoned(Exception):
-    """The first process gave a target up before all of its features were there, because of ``error``."""
+    """Rank 0 gave a target up before all of its features were there, because of ``error``."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -43,24 +41,15 @@ class _Abandoned(Exception):
 
 
 @dataclass
-class Team:
-    """This process among those that fold together.
+class DistributedFolder:
+    """Folds with several processes, of which rank 0 reads and writes.
 
     Attributes:
-        mesh: All of them, one DAP group.
-        device: Where this one computes.
-        messages: Group of the processes on their hosts.
+        context: The processes, one DAP group.
     """
 
-    mesh: ParallelMesh
-    device: torch.device
-    messages: dist.ProcessGroup
+    context: DistributedContext
     _networks: list[AlphaFold] = field(default_factory=list)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this is the process that reads and writes."""
-        return dist.get_rank() == 0
 
     def run(
         self,
@@ -70,10 +59,10 @@ class Team:
         on_cycle: OnCycle | None,
         is_complex: bool,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """On the first process: :func:`fastfold.inference.folding.run_network` by all of them.
+        """On rank 0: :func:`fastfold.inference.folding.run_network` by all processes.
 
         Raises:
-            TeamFailed: This process failed where the others could not notice.
+            DistributedFoldError: This process failed where the others could not notice.
         """
 
         def sent(cycle: int, member: int) -> Mapping[str, Tensor]:
@@ -94,27 +83,27 @@ class Team:
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
-            raise TeamFailed(
+            raise DistributedFoldError(
                 f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
                 "ends here; start it again to go on with the next one"
             ) from error
 
-    def serve(self) -> None:
-        """On the other processes: fold what the first one sends until it is done."""
+    def worker_loop(self) -> None:
+        """On the other ranks: fold what rank 0 sends until it is done."""
         message, content = self._receive()
         while message != "stop":
             if message == "network":
                 self._take(*content)
             elif message == "fold":
                 number, num_recycles, is_complex = content
-                model = self._networks[number].to(self.device)
+                model = self._networks[number].to(self.context.device)
                 with suppress(_Abandoned):
                     run_network(model, self._features, num_recycles, None, is_complex)
                 model.to("cpu")
             message, content = self._receive()
 
     def stop(self) -> None:
-        """On the first process: let the others end."""
+        """On rank 0: let the others end."""
         self._send("stop", None)
 
     def _features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
@@ -132,22 +121,22 @@ class Team:
         self._add(model)
 
     def _take(self, config: dict[str, Any], precision: Precision) -> None:
-        self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.device).eval())
+        self._add(set_precision(AlphaFold(ConfigDict(config)), precision).to(self.context.device).eval())
 
     def _add(self, model: AlphaFold) -> None:
         """Give a network the first process' weights and make it parallel."""
         with torch.no_grad():
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, 0)
-        alphafold.shard(model, self.mesh)
+        alphafold.shard(model, self.context.mesh)
         self._networks.append(model)
 
     def _send(self, message: str, content: Any) -> None:
-        dist.broadcast_object_list([message, content], 0, group=self.messages)
+        dist.broadcast_object_list([message, content], 0, group=self.context.cpu_group)
 
     def _receive(self) -> tuple[str, Any]:
         found: list[Any] = [None, None]
-        dist.broadcast_object_list(found, 0, group=self.messages)
+        dist.broadcast_object_list(found, 0, group=self.context.cpu_group)
         return found[0], found[1]
 
 
@@ -157,7 +146,7 @@ def parse_parallel(text: str | None) -> ParallelPlan:
     Raises:
         ConfigError: Not a plan for folding, or not as many processes as it needs were started.
     """
-    started = int(os.environ.get("WORLD_SIZE", "1"))
+    started = started_processes()
     name, _, number = (text or "dap=1").partition("=")
     if name != "dap" or not number.isascii() or not number.isdigit():
         raise ConfigError(
@@ -175,7 +164,7 @@ def parse_parallel(text: str | None) -> ParallelPlan:
 
 
 @contextmanager
-def start_team(text: str | None, device: torch.device) -> Iterator[Team | None]:
+def distributed_folder(text: str | None, device: torch.device) -> Iterator[DistributedFolder | None]:
     """The processes that torchrun started for ``--parallel``; None for one alone.
 
     Args:
@@ -189,19 +178,6 @@ def start_team(text: str | None, device: torch.device) -> Iterator[Team | None]:
     if plan.ranks == 1:
         yield None
         return
-    if device.type == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local >= torch.cuda.device_count():
-            raise ConfigError(
-                f"{local + 1} processes on this machine, but {torch.cuda.device_count()} GPUs; start one process for "
-                "each GPU, or use --device cpu"
-            )
-        device = torch.device("cuda", local)
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        # The others wait here while the first reads alignments and writes results, however long that takes.
-        messages = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-        yield Team(ParallelMesh(plan, device.type), device, messages)
-    finally:
-        dist.destroy_process_group()
+    # The others wait while rank 0 reads alignments and writes results, however long that takes.
+    with init_distributed(plan, device, message_timeout=timedelta(days=7)) as context:
+        yield DistributedFolder(context)

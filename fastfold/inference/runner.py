@@ -16,7 +16,7 @@ from fastfold.data.msa.find import load_alignments
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.precision import Precision
-from fastfold.inference.distributed import Team, TeamFailed, start_team
+from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.folding import fold, keeps_pae
 from fastfold.inference.models import MINI, Network, about_mini, open_networks, suitable
@@ -103,21 +103,24 @@ def run(
         FastFoldError: Nothing can be folded at all: unusable weights, folders, or device.
     """
     where = choose_device(device)
-    with start_team(parallel, where) as team:
-        if team is None:
+    with distributed_folder(parallel, where) as distributed:
+        if distributed is None:
             rest = (complex_, reference, where, settings, None, memory_budget)
             return _run(inputs, output, weights, msa_dir, *rest)
-        if not team.leads:
-            team.serve()
+        if not distributed.context.is_rank_zero:
+            distributed.worker_loop()
             return Summary((), (), ())
         try:
-            summary = _run(inputs, output, weights, msa_dir, complex_, reference, team.device, settings, team)
-        except TeamFailed:
+            where = distributed.context.device
+            summary = _run(
+                inputs, output, weights, msa_dir, complex_, reference, where, settings, distributed
+            )
+        except DistributedFoldError:
             raise  # the others do not listen
         except Exception:
-            team.stop()
+            distributed.stop()
             raise
-        team.stop()
+        distributed.stop()
         return summary
 
 
@@ -130,7 +133,7 @@ def _run(
     reference: Path | None,
     where: torch.device,
     settings: Settings | None,
-    team: Team | None = None,
+    distributed: DistributedFolder | None = None,
     memory_budget: int | None = None,
 ) -> Summary:
     """:func:`run` on the process that reads and writes."""
@@ -148,7 +151,7 @@ def _run(
     skipped: list[str] = []
     costs = [_cost(target, suitable(networks, target), settings) for target in targets]
     with Progress(sum(costs)) as progress:
-        runner = _Runner(networks, output, msa_dir, where, settings, progress, team, memory_budget)
+        runner = _Runner(networks, output, msa_dir, where, settings, progress, distributed, memory_budget)
         if not weights:
             progress.line(about_mini(networks[0]))
         for error in errors:
@@ -159,7 +162,7 @@ def _run(
                 done = runner.fold(target, label, cost)
                 if reference is not None:
                     runner.compare(target, label, reference)
-            except TeamFailed:
+            except DistributedFoldError:
                 raise
             except Exception as error:  # also a bug that one target brings to light: the others go on
                 failed.append((target.name, reason(error, target)))
@@ -182,7 +185,7 @@ class _Runner:
     device: torch.device
     settings: Settings
     progress: Progress
-    team: Team | None = None
+    distributed: DistributedFolder | None = None
     memory_budget: int | None = None
 
     def fold(self, target: Target, label: str, cost: float) -> bool:
@@ -246,7 +249,7 @@ class _Runner:
         )
 
     def _check_fits(self, target: Target, networks: Sequence[Network], alignment_rows: int) -> None:
-        if self.team is not None:
+        if self.distributed is not None:
             return  # the estimate is that of one process
         for network in networks:
             check_fits(
@@ -290,13 +293,13 @@ class _Runner:
                 seed=self.settings.seed,
                 num_recycles=recycles,
                 on_cycle=on_cycle,
-                run=None if self.team is None else self.team.run,
+                run=None if self.distributed is None else self.distributed.run,
                 plan=plan,
                 pae=keeps_pae(target.num_residues, self.settings.pae),
             )
 
         try:
-            if self.team is not None:
+            if self.distributed is not None:
                 prediction = by(None)
             else:
                 prediction = fold_model(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fastfold.parallel.comm.groups import CommunicationLog, Group, shard_sizes
+from fastfold.parallel.distributed import DistributedContext, init_distributed
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.parallelize import parallelize
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommunicationLog",
+    "DistributedContext",
     "Group",
     "Parallel",
     "ParallelMesh",
     "ParallelPlan",
     "best_plans",
+    "init_distributed",
     "parallelize",
     "shard_sizes",
 ]

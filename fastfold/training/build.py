@@ -11,9 +11,8 @@ from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
-from fastfold.parallel import Parallel, alphafold, parallelize
+from fastfold.parallel import DistributedContext, Parallel, alphafold, parallelize
 from fastfold.training.config import TrainConfig
-from fastfold.training.distributed import World
 from fastfold.training.lora import add_lora, freeze
 from fastfold.training.offload import check_memory
 
@@ -41,31 +40,31 @@ def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
     return model
 
 
-def build_network(config: TrainConfig, tree: Any, world: World) -> Parallel:
+def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -> Parallel:
     """The network to train under the run's plan, on its device and in training mode.
 
     Args:
         config: The run's configuration.
         tree: Config tree of the network.
-        world: The run's processes.
+        context: The run's processes.
 
     Raises:
         WeightsError: The weights to start from cannot be read or are of another network.
         ConfigError: A pattern of parameters to freeze matches none, or the plan does not go with the network.
     """
-    check_memory(config, world)
+    check_memory(config, context)
     managed = config.memory.policy is not None
     model = plain_network(config, tree)
     # What is managed stays on the host, and comes to the device piece by piece.
     if not managed:
-        model.to(world.device)
+        model.to(context.device)
     # A memory manager decides block by block, unless it leaves activations alone.
     model.set_checkpointing(config.memory.checkpointing and config.memory.policy in (None, "cuda"))
     # Before what wraps forward.
-    parallel = parallelize(model, world.mesh, dap=alphafold.shard)
+    parallel = parallelize(model, context.mesh, dap=alphafold.shard)
     torch.set_float32_matmul_precision(config.trainer.matmul)
     if config.trainer.precision == "bf16":
-        autocast_trunk(model, world.device.type, cache=not managed)
+        autocast_trunk(model, context.device.type, cache=not managed)
     if config.trainer.compile:
         for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
             for block in stack.blocks:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from fastfold.errors import ConfigError
-from fastfold.training.distributed import World
+from fastfold.parallel import DistributedContext
 
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{8})")
@@ -37,15 +37,17 @@ class Checkpoints:
 
     Args:
         directory: Where they lie.
-        world: The run's processes; all of them call every method.
+        context: The run's processes; all of them call every method.
         keep: Newest checkpoints to keep.
         report: Called with one sentence when something was decided or went wrong.
     """
 
-    def __init__(self, directory: Path, world: World, *, keep: int, report: Callable[[str], None]) -> None:
-        self.directory, self._world, self._keep, self._report = directory, world, keep, report
+    def __init__(
+        self, directory: Path, context: DistributedContext, *, keep: int, report: Callable[[str], None]
+    ) -> None:
+        self.directory, self._context, self._keep, self._report = directory, context, keep, report
         # A group of its own: its messages are sent beside those of the training loop.
-        self._group = dist.new_group(backend="gloo") if world.size > 1 else None
+        self._group = dist.new_group(backend="gloo") if context.size > 1 else None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.last: Path | None = None
@@ -83,7 +85,7 @@ class Checkpoints:
     def _write(self, step: int, tensors: Tensors, state: Json) -> None:
         final = self.directory / f"step_{step:08d}"
         temporary = self.directory / f".step_{step:08d}.tmp"
-        if self._world.is_main:
+        if self._context.is_rank_zero:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         try:
@@ -92,7 +94,7 @@ class Checkpoints:
                 writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
                 dcp.save(dict(tensors), storage_writer=writer, process_group=self._group)
             self._barrier()
-            if self._world.is_main:
+            if self._context.is_rank_zero:
                 files = {path.name: path.stat().st_size for path in sorted(temporary.iterdir())}
                 text = json.dumps({"format": _FORMAT, "step": step, "files": files, "state": state}, indent=1)
                 (temporary / "state.json").write_text(text)
@@ -101,7 +103,7 @@ class Checkpoints:
                 for old in self._folders()[self._keep :]:
                     shutil.rmtree(old, ignore_errors=True)
         finally:
-            if self._world.is_main:
+            if self._context.is_rank_zero:
                 shutil.rmtree(temporary, ignore_errors=True)
         self.last = final
 

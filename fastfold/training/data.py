@@ -31,8 +31,8 @@ from fastfold.data.training.entry import (
 from fastfold.data.training.filters import Filtered, Filters, apply_filters
 from fastfold.data.training.sample import SampleSettings, training_sample
 from fastfold.data.training.sampling import WeightedOrder, sampling_weights
+from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
-from fastfold.training.distributed import World
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,12 @@ def sample_settings(config: DataConfig) -> SampleSettings:
 
 
 def make_loader(
-    source: SampleSource, config: DataConfig, tree: Any, seed: int, world: World, replay: Iterable[int]
+    source: SampleSource,
+    config: DataConfig,
+    tree: Any,
+    seed: int,
+    context: DistributedContext,
+    replay: Iterable[int],
 ) -> SampleLoader:
     """The loader of this process's share of the samples.
 
@@ -204,7 +209,7 @@ def make_loader(
         config: Group ``data``.
         tree: Config tree of the network.
         seed: The run's.
-        world: The run's processes.
+        context: The run's processes.
         replay: Draws of a recorded order, to be repeated first.
     """
     make = MakeSample(entry_reader(config), tree, sample_settings(config), seed)
@@ -214,8 +219,8 @@ def make_loader(
         workers=config.workers,
         prefetch=config.prefetch,
         # Processes that work on one sample together have to draw the same.
-        deterministic=config.order == "draw" or world.shares < world.size,
-        rank=world.share,
-        ranks=world.shares,
+        deterministic=config.order == "draw" or context.dp_size < context.size,
+        rank=context.dp_rank,
+        ranks=context.dp_size,
         replay=replay,
     )

@@ -10,9 +10,9 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.memory import Gemini, SimulatedDevice, parse_bytes
 from fastfold.memory.devices.device import CudaDevice, Device
+from fastfold.parallel import DistributedContext
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
-from fastfold.training.distributed import World
 
 
 class Placement:
@@ -46,11 +46,15 @@ class Managed(Placement):
         model: The network, on the host.
         optimizer: Its optimizer; its states may be there already.
         memory: Budget and policy.
-        world: The run's processes; they decide alike.
+        context: The run's processes; they decide alike.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, world: World
+        self,
+        model: nn.Module,
+        optimizer: ParallelOptimizer,
+        memory: MemoryConfig,
+        context: DistributedContext,
     ) -> None:
         super().__init__(optimizer)
         assert memory.policy is not None
@@ -60,10 +64,10 @@ class Managed(Placement):
             optimizer.inner,
             memory.budget,
             memory.policy,
-            device=_device(memory, world),
+            device=_device(memory, context),
             nvme_folder=memory.folder,
             recompute=blocks if memory.checkpointing and memory.policy != "cuda" else (),
-            statistics=world.cpu_group,
+            statistics=context.cpu_group,
         )
 
     def at_home(self) -> AbstractContextManager[None]:
@@ -80,22 +84,24 @@ class Managed(Placement):
         self.manager.zero_grad()
 
 
-def place(model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, world: World) -> Placement:
+def place(
+    model: nn.Module, optimizer: ParallelOptimizer, memory: MemoryConfig, context: DistributedContext
+) -> Placement:
     """The placement that the configuration asks for.
 
     Args:
         model: The network.
         optimizer: Its optimizer, with its states.
         memory: Group ``memory``.
-        world: The run's processes.
+        context: The run's processes.
 
     Raises:
         BudgetError: The budget is too small for the network; names the smallest that works.
     """
-    return Placement(optimizer) if memory.policy is None else Managed(model, optimizer, memory, world)
+    return Placement(optimizer) if memory.policy is None else Managed(model, optimizer, memory, context)
 
 
-def check_memory(config: TrainConfig, world: World) -> None:
+def check_memory(config: TrainConfig, context: DistributedContext) -> None:
     """Refuse settings that a managed network does not go together with.
 
     Raises:
@@ -104,12 +110,12 @@ def check_memory(config: TrainConfig, world: World) -> None:
     if config.memory.policy is None:
         return
     parse_bytes(config.memory.budget)
-    if world.mesh.plan.zero:
+    if context.mesh.plan.zero:
         raise ConfigError(
             "memory.policy and parallel.zero do not go together: with a policy optimizer states live on the host, and "
             "sharding them over GPUs gains nothing; set parallel.zero=0 or memory=checkpointing"
         )
-    if world.size > 1 and world.device.type == "cuda" and config.memory.policy != "cuda":
+    if context.size > 1 and context.device.type == "cuda" and config.memory.policy != "cuda":
         raise ConfigError(
             "memory.policy keeps gradients on the host, which several processes with GPUs cannot add up there yet; "
             "train with one process, memory.policy=cuda, or memory=checkpointing"
@@ -121,6 +127,6 @@ def check_memory(config: TrainConfig, world: World) -> None:
         )
 
 
-def _device(memory: MemoryConfig, world: World) -> Device:
+def _device(memory: MemoryConfig, context: DistributedContext) -> Device:
     budget = parse_bytes(memory.budget)
-    return CudaDevice(budget, world.device) if world.device.type == "cuda" else SimulatedDevice(budget)
+    return CudaDevice(budget, context.device) if context.device.type == "cuda" else SimulatedDevice(budget)

@@ -13,12 +13,12 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
+from fastfold.parallel.distributed import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import EntryReader, SampleSource, entry_reader, make_loader, open_source
-from fastfold.training.distributed import World, start_world
 from fastfold.training.logging.draw_log import OrderLog, consumed_chains
 from fastfold.training.logging.loggers import (
     CsvLogger,
@@ -30,10 +30,12 @@ from fastfold.training.logging.loggers import (
 from fastfold.training.logging.progress import TrainingProgress
 from fastfold.training.lora import merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
+from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
 from fastfold.training.trainer import Hooks, Numbers, Trainer
 from fastfold.training.validation import ChainScore, score_entry
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.device import choose_device
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
@@ -56,25 +58,27 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
         from fastfold.training.auto_parallel import choose_plan  # brings in much that no other run needs
 
         config, chosen = choose_plan(config, tree)
-    with start_world(config.trainer.device, config.parallel) as world:
-        _agree(config, world)
-        if chosen is not None and world.is_main:
+    plan = plan_of(config.parallel, started_processes())
+    device = choose_device(config.trainer.device, setting="trainer.device=")
+    with init_distributed(plan, device) as context:
+        _agree(config, context)
+        if chosen is not None and context.is_rank_zero:
             print(f"parallel=auto: {chosen}", flush=True)
         source = open_source(
             config.data,
             config.trainer.validate_chains,
             complexes=bool(tree.model.global_config.multimer_mode),
         )
-        return _Run(config, tree, source, world, loggers).train()
+        return _Run(config, tree, source, context, loggers).train()
 
 
 def _nothing(step: int, draws: list[tuple[int, str]]) -> None:
     """Another process of the same share has written down what is consumed."""
 
 
-def _agree(config: TrainConfig, world: World) -> None:
+def _agree(config: TrainConfig, context: DistributedContext) -> None:
     """Refuse configurations that differ between processes: they would wait for each other for ever."""
-    of_all = [to_yaml(each).splitlines() for each in world.gather(config)]
+    of_all = [to_yaml(each).splitlines() for each in context.gather(config)]
     for other, lines in enumerate(of_all):
         differing = [(a, b) for a, b in zip(of_all[0], lines, strict=False) if a != b]
         if differing or len(lines) != len(of_all[0]):
@@ -91,41 +95,48 @@ class _Run:
         config: The run's configuration.
         tree: Config tree of the network.
         source: The chains.
-        world: The run's processes.
+        context: The run's processes.
         loggers: Besides those of the configuration.
     """
 
     def __init__(
-        self, config: TrainConfig, tree: Any, source: SampleSource, world: World, loggers: Sequence[Logger]
+        self,
+        config: TrainConfig,
+        tree: Any,
+        source: SampleSource,
+        context: DistributedContext,
+        loggers: Sequence[Logger],
     ) -> None:
-        self.config, self.tree, self.source, self.world = config, tree, source, world
+        self.config, self.tree, self.source, self.context = config, tree, source, context
         self.out = Path(config.trainer.out)
         prepare_output_directory(self.out)
-        self.parallel = build_network(config, tree, world)
+        self.parallel = build_network(config, tree, context)
         self.model = cast(AlphaFold, self.parallel.module)
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
         self.reader: EntryReader = entry_reader(config.data)
-        self.progress = TrainingProgress(config.trainer.steps, quiet=not world.is_main)
-        self.loggers = LoggerGroup([*self._open_loggers(), *loggers] if world.is_main else [], self._say)
+        self.progress = TrainingProgress(config.trainer.steps, quiet=not context.is_rank_zero)
+        self.loggers = LoggerGroup(
+            [*self._open_loggers(), *loggers] if context.is_rank_zero else [], self._say
+        )
 
     def train(self) -> bool:
         """Train, and write what a run leaves behind."""
-        config, world = self.config, self.world
-        order = OrderLog(self.out, world.share, world.shares) if world.is_leader else None
+        config, context = self.config, self.context
+        order = OrderLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
-            self.out / "checkpoints", world, keep=config.trainer.keep_checkpoints, report=self._say
+            self.out / "checkpoints", context, keep=config.trainer.keep_checkpoints, report=self._say
         )
         repeats = config.data.order == "ready" and config.trainer.resume != "never"
-        replay = order.replay() if order is not None and repeats and world.shares == world.size else []
-        loader = make_loader(self.source, config.data, self.tree, config.trainer.seed, world, replay)
+        replay = order.replay() if order is not None and repeats and context.dp_size == context.size else []
+        loader = make_loader(self.source, config.data, self.tree, config.trainer.seed, context, replay)
         hooks = Hooks(
             log=self._log,
             consumed=_nothing if order is None else order.write,
             validate=self._validate,
             report=self._say,
         )
-        trainer = Trainer(self.parallel, self.tree, config, loader, world, checkpoints, self.ema, hooks)
-        if world.is_main:
+        trainer = Trainer(self.parallel, self.tree, config, loader, context, checkpoints, self.ema, hooks)
+        if context.is_rank_zero:
             write_atomic(self.out / "config.yaml", to_yaml(config))
         with loader, self.progress:
             trainer.restore(config.trainer.resume)
@@ -137,7 +148,7 @@ class _Run:
             except BaseException:
                 # Other processes may be anywhere: nothing may wait for them, this one's error has to be heard.
                 self._write_quarantine([loader.quarantined])
-                if world.size == 1:
+                if context.size == 1:
                     checkpoints.close()
                 raise
             finally:
@@ -145,13 +156,13 @@ class _Run:
                 if order is not None:
                     order.close()
             checkpoints.close()
-            self._write_quarantine(world.gather(loader.quarantined))
+            self._write_quarantine(context.gather(loader.quarantined))
         if trainer.was_stopped:
             return False
         self._export(trainer)
-        if world.is_main:
+        if context.is_rank_zero:
             self._say(f"report in {write_report(self.out)}")
-        world.barrier()
+        context.barrier()
         return True
 
     def _open_loggers(self) -> list[Logger]:
@@ -182,7 +193,7 @@ class _Run:
         failed: list[str] = []
         self.model.eval()
         with self.ema.swapped_in():
-            for entry in entries[self.world.share :: self.world.shares]:
+            for entry in entries[self.context.dp_rank :: self.context.dp_size]:
                 try:
                     data = self.reader(entry)
                 except InputError as error:
@@ -191,11 +202,11 @@ class _Run:
                 own.append(
                     score_entry(self.model, entry.id, data, self.tree, self.config.trainer.validate_recycles)
                 )
-        gathered = self.world.leaders(self.world.gather((own, failed)))
+        gathered = self.context.leaders(self.context.gather((own, failed)))
         scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)
         for reason in (reason for _, part in gathered for reason in part):
             self._say(f"left out of validation: {reason}")
-        if self.world.is_main and scores:
+        if self.context.is_rank_zero and scores:
             self._record_validation(step, scores)
 
     def _record_validation(self, step: int, scores: list[ChainScore]) -> None:
@@ -227,7 +238,7 @@ class _Run:
     def _forget_validations(self, step: int) -> None:
         """Drop validations after the step that the run continues from: they come again."""
         path = self.out / "validation.jsonl"
-        if not (self.world.is_main and path.is_file()):
+        if not (self.context.is_rank_zero and path.is_file()):
             return
         kept = []
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -244,7 +255,7 @@ class _Run:
         everything = dict(self.source.unreadable)
         for part in parts:
             everything.update(part)
-        if self.world.is_main and everything:
+        if self.context.is_rank_zero and everything:
             path = self.out / "quarantine.tsv"
             lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]
             write_atomic(path, "".join(lines))
@@ -254,7 +265,7 @@ class _Run:
         """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""
         with self.ema.swapped_in():
             state = {name: x.detach().cpu().clone() for name, x in self.parallel.state_dict().items()}
-        if not self.world.is_main:
+        if not self.context.is_rank_zero:
             return
         if self.config.finetune.lora_rank:
             model = plain_network(self.config, self.tree)

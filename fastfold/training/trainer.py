@@ -20,13 +20,12 @@ from fastfold.data.training.complex_sample import COPIES
 from fastfold.data.training.sample import FEATURES, LABELS
 from fastfold.errors import FastFoldError
 from fastfold.evoformer.losses import alphafold_loss
-from fastfold.parallel import Parallel
+from fastfold.parallel import DistributedContext, Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig
-from fastfold.training.distributed import World
 from fastfold.training.offload import place
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
@@ -93,12 +92,12 @@ class Trainer:
     """Trains one network on the samples of a loader.
 
     Args:
-        parallel: The network under the run's plan, on the world's device.
+        parallel: The network under the run's plan, on this process's device.
         tree: Its configuration tree.
         config: The run's configuration.
         loader: Samples of :func:`fastfold.data.training.sample.training_sample`, or for a multimer network of
             :func:`fastfold.data.training.complex_sample.complex_sample`; every process has its own share.
-        world: The run's processes.
+        context: The run's processes.
         checkpoints: Where to save.
         ema: The average of the network's weights.
         hooks: What to tell.
@@ -110,7 +109,7 @@ class Trainer:
         tree: Any,
         config: TrainConfig,
         loader: SampleLoader,
-        world: World,
+        context: DistributedContext,
         checkpoints: Checkpoints,
         ema: ExponentialMovingAverage,
         hooks: Hooks,
@@ -118,7 +117,7 @@ class Trainer:
         optim = config.optim
         self.parallel, self.tree, self.config, self.loader = parallel, tree, config, loader
         self.model = parallel.module
-        self.world, self.checkpoints, self.ema, self.hooks = world, checkpoints, ema, hooks
+        self.context, self.checkpoints, self.ema, self.hooks = context, checkpoints, ema, hooks
         self.progress = Progress()
         self._schedule = AlphaFoldSchedule(
             optim.lr,
@@ -131,7 +130,7 @@ class Trainer:
         self._optimizer = parallel.optimizer(lambda named: make_optimizer(optim, named))
         # So checkpoints always have the same tensors.
         self._optimizer.initialise()
-        self.placement = place(self.model, self._optimizer, config.memory, world)
+        self.placement = place(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.at_home
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
         self.signalled = False  # this process was told to stop
@@ -179,7 +178,7 @@ class Trainer:
         recycles = num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
         share = _Share(signalled=self.signalled)
         waited = self.loader.waited_s
-        for _ in range(self.world.share, batch, self.world.shares):
+        for _ in range(self.context.dp_rank, batch, self.context.dp_size):
             draw = next(self.loader)
             self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
@@ -193,13 +192,13 @@ class Trainer:
             for key, value in numbers.items():
                 share.means[key] = share.means.get(key, 0.0) + value / batch
         share.waited_s = self.loader.waited_s - waited
-        shares = self.world.gather(share)
+        shares = self.context.gather(share)
         self.progress.step += 1
         self.progress.samples += batch
         self._stop = any(share.signalled for share in shares)
         names = list(dict.fromkeys(name for share in shares for name in share.bad))
         # What processes that work on one sample have to say counts once.
-        shares = self.world.leaders(shares)
+        shares = self.context.leaders(shares)
         total = {key: sum(share.means.get(key, 0.0) for share in shares) for key in share.means}
         total |= {
             "residues": float(sum(share.residues for share in shares)),
@@ -221,7 +220,7 @@ class Trainer:
 
     def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> Numbers:
         """Forward and backward of one sample; leaves the gradients in the parameters."""
-        device = self.world.device
+        device = self.context.device
         features, labels, copies = (
             {
                 key.removeprefix(p): torch.as_tensor(x, device=device)
@@ -238,7 +237,7 @@ class Trainer:
         loss, parts = alphafold_loss(result, batch, self.tree)
         # Longer crops weigh more (supplement, section 1.9). Gradients are those of the sum of all processes' losses,
         # of which those that work on this sample together each have one.
-        (loss * math.sqrt(len(batch["aatype"])) / self.world.mesh.plan.dap).backward()
+        (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
         structure = parts["structure_module"]
         numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
         numbers |= {key: structure[key] for key in ("fape", "sidechain_fape")}
@@ -262,7 +261,7 @@ class Trainer:
             )
 
     def _log(self, numbers: Numbers) -> None:
-        if self.world.is_main:
+        if self.context.is_rank_zero:
             progress = self.progress
             rest = {"samples": progress.samples, "skipped": progress.skipped, "seconds": progress.seconds}
             self.hooks.log(progress.step, numbers | {key: float(value) for key, value in rest.items()})
@@ -271,7 +270,7 @@ class Trainer:
 
     def save(self) -> None:
         """Start writing a checkpoint of everything that the next step depends on."""
-        loaders = self.world.leaders(self.world.gather(self.loader.state_dict()))
+        loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
         with self.placement.at_home():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
@@ -297,8 +296,8 @@ class Trainer:
         self.progress = Progress(**progress)
         self.ema.load_counters(state["ema"])
         loaders = state["loaders"]
-        same = len(loaders) == self.world.shares
-        self.loader.load_state_dict(loaders[self.world.share] if same else merge_states(loaders))
+        same = len(loaders) == self.context.dp_size
+        self.loader.load_state_dict(loaders[self.context.dp_rank] if same else merge_states(loaders))
         self.hooks.report(f"continues from {path}, after step {self.progress.step}")
         return True
 

@@ -9,8 +9,12 @@ import torch
 from fastfold.errors import ConfigError
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
     """The device called ``auto`` (CUDA where there is one, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
+
+    Args:
+        name: One of these.
+        setting: How the name was given, for error messages.
 
     Raises:
         ConfigError: There is no such device, or CUDA was asked for and cannot be used.
@@ -24,7 +28,7 @@ def choose_device(name: str) -> torch.device:
     if not torch.cuda.is_available():
         raise ConfigError(
             "no CUDA device can be used here: check the driver with nvidia-smi and that PyTorch is a CUDA build, "
-            "or use --device cpu"
+            f"or use {setting}cpu"
         )
     device = torch.device(name)
     if (device.index or 0) >= torch.cuda.device_count():

@@ -11,8 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from fastfold.errors import ConfigError
+from fastfold.parallel import DistributedContext
 from fastfold.training.checkpoint import Checkpoints
-from fastfold.training.distributed import World
 
 
 class Run:
@@ -21,7 +21,7 @@ class Run:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.said: list[str] = []
         self.checkpoints = Checkpoints(
-            folder, World(0, 1, torch.device("cpu")), keep=keep, report=self.said.append
+            folder, DistributedContext(0, 1, torch.device("cpu")), keep=keep, report=self.said.append
         )
 
     def save(self, step: int) -> None:

@@ -179,8 +179,8 @@ def test_the_labels_of_the_alignment_are_those_of_the_last_iteration(monkeypatch
         return alphafold_loss(result, batch, config)
 
     monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", recorded)
-    world = SimpleNamespace(device=torch.device("cpu"), mesh=ParallelMesh(ParallelPlan()))
-    trainer: Any = SimpleNamespace(world=world, model=random_model(tree), tree=tree)
+    context = SimpleNamespace(device=torch.device("cpu"), mesh=ParallelMesh(ParallelPlan()))
+    trainer: Any = SimpleNamespace(context=context, model=random_model(tree), tree=tree)
     Trainer._sample(trainer, found, 3)
     true = found[f"{FEATURES}true_msa"]
     assert not np.array_equal(true[1], true[3])

@@ -151,7 +151,7 @@ def test_processes_that_share_a_sample_draw_the_same_ones(data_folder: Path) -> 
     """Whatever becomes ready first."""
 
     class Shared:
-        share, shares, size = 0, 1, 2
+        dp_rank, dp_size, size = 0, 1, 2
 
     config = compose_config([*TINY, f"data.directory={data_folder}", "trainer.out=run", "data.order=ready"])
     source = open_source(config.data, 1)

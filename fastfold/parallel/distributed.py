@@ -1,0 +1,121 @@
+"""The processes of a run, as an object: who am I, which samples are mine, and messages to all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DistributedContext:
+    """The processes that work on one model together.
+
+    Attributes:
+        rank: This process's number.
+        size: How many there are.
+        device: Where this process computes.
+        mesh: The processes laid out by the run's plan.
+        cpu_group: For small messages and checkpoints on the host; None when the process is alone.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: ParallelMesh = field(default_factory=lambda: ParallelMesh(ParallelPlan()))
+    cpu_group: dist.ProcessGroup | None = None
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.rank == 0
+
+    @property
+    def dp_rank(self) -> int:
+        """Which part of the samples this process works on, from 0."""
+        return self.mesh.group("dp").rank
+
+    @property
+    def dp_size(self) -> int:
+        """How many parts there are; processes that work on one sample together have the same one."""
+        return self.mesh.group("dp").size
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this process speaks for those that work on the same samples."""
+        return self.mesh.group("dap").rank == 0
+
+    def leaders(self, of_all: list[T]) -> list[T]:
+        """Of what :meth:`gather` gave, that of one process for each part of the samples, in their order."""
+        return of_all[:: self.size // self.dp_size]
+
+    def gather(self, value: T) -> list[T]:
+        """One small object of every process, in rank order, on every process."""
+        if self.cpu_group is None:
+            return [value]
+        found: list[T] = [value] * self.size
+        dist.all_gather_object(found, value, group=self.cpu_group)
+        return found
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        if self.cpu_group is not None:
+            dist.barrier(group=self.cpu_group)
+
+
+def started_processes() -> int:
+    """Number of processes that torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@contextmanager
+def init_distributed(
+    plan: ParallelPlan, device: torch.device, *, message_timeout: timedelta = timedelta(minutes=30)
+) -> Iterator[DistributedContext]:
+    """The processes that torchrun describes in the environment, or this one alone; left in order at the end.
+
+    Args:
+        plan: How they are laid out.
+        device: Where to compute; on CUDA each process takes the GPU of its local rank.
+        message_timeout: How long a process waits for a message on the host.
+
+    Raises:
+        ConfigError: The plan needs another number of processes, or differs between them; or there are fewer GPUs than
+            processes.
+    """
+    size = started_processes()
+    if device.type == "cuda" and (size > 1 or device.index is None):
+        device = _local_gpu()
+    if size == 1:
+        yield DistributedContext(0, 1, device)
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
+    mesh = ParallelMesh(plan, device.type)
+    messages = dist.new_group(backend="gloo", timeout=message_timeout)
+    yield DistributedContext(dist.get_rank(), size, device, mesh, messages)
+    # Not after an error: the others may be waiting, and notice when this process ends.
+    dist.destroy_process_group()
+
+
+def _local_gpu() -> torch.device:
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{local + 1} processes on this machine, but {torch.cuda.device_count()} GPUs; start one process for each "
+            "GPU, or compute on the CPU"
+        )
+    return torch.device("cuda", local)
