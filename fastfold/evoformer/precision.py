@@ -13,6 +13,11 @@ from fastfold.evoformer.model import AlphaFold
 Precision = Literal["fp32", "bf16"]
 
 
+def in_trunk(model: AlphaFold, child: nn.Module) -> bool:
+    """Whether a child of the network runs in reduced precision: embedders and stacks, but not what follows them."""
+    return child is not model.structure_module and child is not model.heads
+
+
 def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
     """Put the trunk into ``precision``, in place; structure module and heads stay in float32.
 
@@ -27,9 +32,8 @@ def set_precision(model: AlphaFold, precision: Precision) -> AlphaFold:
     if precision not in ("fp32", "bf16"):
         raise ConfigError(f"there is no precision {precision!r}; use fp32 or bf16")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
     for module in model.children():
-        module.to(torch.float32 if module in exact else dtype)
+        module.to(dtype if in_trunk(model, module) else torch.float32)
     return model
 
 
@@ -44,8 +48,7 @@ def autocast_trunk(model: AlphaFold, device_type: str, *, cache: bool = True) ->
         device_type: Where it runs, ``cpu`` or ``cuda``.
         cache: Keep the bfloat16 copies of parameters until the end of the trunk; not where parameters come and go.
     """
-    exact: tuple[nn.Module, ...] = (model.structure_module, model.heads)
     for module in model.children():
-        if module not in exact:
+        if in_trunk(model, module):
             wrap = torch.autocast(device_type, dtype=torch.bfloat16, cache_enabled=cache)
             module.forward = wrap(module.forward)

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, make_dataclass, replace
+from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
 
+# The axes of a plan, each with its type and default, in a class whose fields can be set: Hydra fills it.
+_Axes: Any = make_dataclass("_Axes", [(axis.name, axis.type, axis.default) for axis in fields(ParallelPlan)])
+
 
 @dataclass
-class ParallelConfig:
+class ParallelConfig(_Axes):
     """Group ``parallel``: how the processes that torchrun started share the work.
 
-    The product of ``dp`` and ``dap`` is their number. See :class:`fastfold.parallel.ParallelPlan`, which checks them.
+    Its other fields are the axes of :class:`fastfold.parallel.ParallelPlan`, which says what they are and checks them.
+    The product of ``dp`` and ``dap`` is the number of processes. ``pp``, ``tp`` and ``sp`` are for other models than
+    this network, and ``zero=3`` goes without ``dp``, because each sample's gradient is clipped.
 
     Attributes:
         dp: Groups that share each step's samples (data parallelism), or null for as many as there are processes for.
-        zero: What is sharded over the processes: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too (only
-            without ``dp``: each sample's gradient is clipped).
-        pp: Pipeline stages; other models than this network have them.
-        tp: Ranks of a tensor parallel group; other models than this network have them.
-        tp_mode: ``1d``, ``2d``, ``2.5d`` or ``3d``.
-        tp_depth: Depth of ``2.5d``.
-        sp: Ranks over which a sequence is sharded; other models than this network have them.
-        dap: Processes that share one sample, whose MSA and pair they shard.
-        dap_mode: ``axial`` (along one axis) or ``grid`` (the pair in blocks).
-        dap_rows: Rows of that grid; 0 for a square one.
-        auto: Take the fastest plan by the cost model of ``fastfold plan`` instead of the axes above.
+        auto: Take the fastest plan by the cost model of ``fastfold plan`` instead of these axes.
         gpu: With ``auto``: which GPU to plan for, or null for the one that is there.
     """
 
     dp: int | None = None
-    zero: int = 0
-    pp: int = 1
-    tp: int = 1
-    tp_mode: str = "1d"
-    tp_depth: int = 1
-    sp: int = 1
-    dap: int = 1
-    dap_mode: str = "axial"
-    dap_rows: int = 0
     auto: bool = False
     gpu: str | None = None
 
