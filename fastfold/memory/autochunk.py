@@ -1,8 +1,8 @@
 """Sizes of the blocks in which big operators run, from a budget and what each size costs.
 
-Operators that run one after the other share a budget without sharing memory: each takes the fastest of its ways that
-fits beside what is resident at that time. How long a way takes is measured (:func:`measure_blocks`), not guessed: an
-operator's time is that of its work and, for every block, an overhead.
+Operators that run one after the other share a budget without sharing memory: each takes the fastest of its candidates
+that fits in addition to what is resident at that time. How long a candidate takes is measured
+(:func:`measure_blocks`), not guessed: an operator's time is that of its work and, for every block, an overhead.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 
 from fastfold.memory.planner.planner import BudgetError
 
-_MOST = 1 << 20
+_MAX_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """One way to run an operator.
 
     Attributes:
         size: Of its blocks, in the operator's own unit.
-        working: Bytes that it takes beside what is resident.
+        working: Bytes that it takes in addition to what is resident.
         seconds: What it costs.
         host: Bytes that it takes of the host's memory, if the operator runs elsewhere.
         settings: What else has to be told to the operator, by whatever name it has there.
@@ -43,19 +43,19 @@ class Operator:
     Attributes:
         name: What people call it.
         resident: Bytes that are there while it runs, whichever way that is.
-        ways: At least one.
+        candidates: At least one.
         unit: What sizes count.
     """
 
     name: str
     resident: int
-    ways: tuple[Way, ...]
+    candidates: tuple[Candidate, ...]
     unit: str = "rows"
 
     @property
     def smallest(self) -> int:
         """Bytes without which it cannot run."""
-        return self.resident + min(way.working for way in self.ways)
+        return self.resident + min(c.working for c in self.candidates)
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class ChunkPlan:
 
     Attributes:
         operators: What was planned.
-        chosen: The way of each, by its name.
+        chosen: The candidate of each, by its name.
         budget: Bytes that there are.
     """
 
     operators: tuple[Operator, ...]
-    chosen: Mapping[str, Way]
+    chosen: Mapping[str, Candidate]
     budget: int
 
     @property
@@ -80,22 +80,24 @@ class ChunkPlan:
     @property
     def host(self) -> int:
         """Most bytes of the host's memory at any time."""
-        return max(way.host for way in self.chosen.values())
+        return max(c.host for c in self.chosen.values())
 
     @property
     def seconds(self) -> float:
         """Time of everything once."""
-        return sum(way.seconds for way in self.chosen.values())
+        return sum(c.seconds for c in self.chosen.values())
 
     @property
     def slow_down(self) -> float:
-        """Time over that of the fastest ways, whatever memory they take: 1 where the budget costs nothing."""
-        fastest = sum(min(way.seconds for way in o.ways) for o in self.operators)
+        """Time over that of the fastest candidates, whatever memory they take: 1 where the budget costs nothing."""
+        fastest = sum(min(c.seconds for c in o.candidates) for o in self.operators)
         return self.seconds / fastest if fastest else 1.0
 
 
-def choose_ways(operators: Sequence[Operator], budget: int, *, host_budget: int | None = None) -> ChunkPlan:
-    """The fastest way of each operator that fits; of equally fast ones the one that takes the least.
+def choose_candidates(
+    operators: Sequence[Operator], budget: int, *, host_budget: int | None = None
+) -> ChunkPlan:
+    """The fastest candidate of each operator that fits; of equally fast ones the one that takes the least.
 
     Args:
         operators: With different names.
@@ -103,38 +105,38 @@ def choose_ways(operators: Sequence[Operator], budget: int, *, host_budget: int 
         host_budget: Bytes of the host's memory for operators that run elsewhere; None for any.
 
     Raises:
-        BudgetError: An operator fits in no way; says which, and the smallest budget that works.
+        BudgetError: No candidate of an operator fits; says which operator, and the smallest budget that works.
     """
     chosen = {}
     for operator in operators:
         room = budget - operator.resident
-        ways = [way for way in operator.ways if host_budget is None or way.host <= host_budget]
-        if not ways:
-            least = min(way.host for way in operator.ways)
+        candidates = [c for c in operator.candidates if host_budget is None or c.host <= host_budget]
+        if not candidates:
+            least = min(c.host for c in operator.candidates)
             raise BudgetError(f"{operator.name} needs {least:,} bytes of the host's memory", budget)
-        fitting = [way for way in ways if way.working <= room]
+        fitting = [c for c in candidates if c.working <= room]
         if not fitting:
             smallest = smallest_that_works(operators, host_budget=host_budget)
             raise BudgetError(
                 f"a budget of {budget:,} bytes is too small: {operator.name} needs "
-                f"{operator.resident + min(way.working for way in ways):,} bytes at once; the smallest budget that "
+                f"{operator.resident + min(c.working for c in candidates):,} bytes at once; the smallest budget that "
                 f"works is {smallest:,} bytes",
                 smallest,
             )
-        chosen[operator.name] = min(fitting, key=lambda way: (way.seconds, way.working, way.host))
+        chosen[operator.name] = min(fitting, key=lambda c: (c.seconds, c.working, c.host))
     return ChunkPlan(tuple(operators), chosen, budget)
 
 
 def smallest_that_works(operators: Sequence[Operator], *, host_budget: int | None = None) -> int:
-    """The smallest budget with which :func:`choose_ways` finds a plan, in bytes."""
+    """The smallest budget with which :func:`choose_candidates` finds a plan, in bytes."""
     return max(
         operator.resident
-        + min(way.working for way in operator.ways if host_budget is None or way.host <= host_budget)
+        + min(c.working for c in operator.candidates if host_budget is None or c.host <= host_budget)
         for operator in operators
     )
 
 
-def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int = _MOST) -> int:
+def longest_that_fits(smallest: Callable[[int], int], budget: int, *, most: int = _MAX_LENGTH) -> int:
     """The largest length whose smallest budget is no more than a budget.
 
     Args:
@@ -165,7 +167,7 @@ class BlockCost:
     per_block: float
 
     def seconds(self, blocks: float) -> float:
-        """Seconds with so many blocks."""
+        """Seconds with this number of blocks."""
         return self.work + self.per_block * blocks
 
 

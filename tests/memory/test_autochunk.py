@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fastfold.memory import BudgetError
 from fastfold.memory.autochunk import (
+    Candidate,
     Operator,
-    Way,
-    choose_ways,
+    choose_candidates,
     fit_blocks,
     longest_that_fits,
     measure_blocks,
@@ -21,56 +21,60 @@ from fastfold.memory.autochunk import (
 
 _WAYS = st.lists(
     st.builds(
-        Way, st.integers(1, 99), st.integers(0, 50), st.floats(0.0, 9.0), host=st.sampled_from([0, 0, 30])
+        Candidate,
+        st.integers(1, 99),
+        st.integers(0, 50),
+        st.floats(0.0, 9.0),
+        host=st.sampled_from([0, 0, 30]),
     ),
     min_size=1,
     max_size=4,
 ).map(tuple)
 _OPERATORS = st.lists(st.tuples(st.integers(0, 50), _WAYS), min_size=1, max_size=3).map(
-    lambda found: [Operator(str(i), resident, ways) for i, (resident, ways) in enumerate(found)]
+    lambda found: [Operator(str(i), resident, candidates) for i, (resident, candidates) in enumerate(found)]
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(_OPERATORS, st.integers(0, 100))
 def test_no_other_choice_within_the_budget_is_faster(operators: list[Operator], budget: int) -> None:
-    """Compared with every combination of ways; and a plan is found exactly when the smallest budget says so."""
+    """Compared with every combination of candidates; and a plan is found exactly when the smallest budget says so."""
     fitting = [
-        sum(way.seconds for way in combination)
-        for combination in itertools.product(*(o.ways for o in operators))
+        sum(candidate.seconds for candidate in combination)
+        for combination in itertools.product(*(o.candidates for o in operators))
         if all(o.resident + w.working <= budget for o, w in zip(operators, combination, strict=True))
     ]
     assert bool(fitting) == (smallest_that_works(operators) <= budget)
     if fitting:
-        plan = choose_ways(operators, budget)
+        plan = choose_candidates(operators, budget)
         assert plan.peak <= budget
         assert plan.seconds == pytest.approx(min(fitting))
         assert plan.slow_down >= 1.0
     else:
         with pytest.raises(BudgetError) as caught:
-            choose_ways(operators, budget)
-        choose_ways(operators, caught.value.smallest)
+            choose_candidates(operators, budget)
+        choose_candidates(operators, caught.value.smallest)
         with pytest.raises(BudgetError):
-            choose_ways(operators, caught.value.smallest - 1)
+            choose_candidates(operators, caught.value.smallest - 1)
 
 
 def test_the_hosts_memory_is_a_budget_too() -> None:
-    operator = Operator("product", 10, (Way(8, 1, 2.0, host=100), Way(8, 50, 1.0)))
-    assert choose_ways([operator], 20).host == 100
-    assert choose_ways([operator], 60).host == 0
+    operator = Operator("product", 10, (Candidate(8, 1, 2.0, host=100), Candidate(8, 50, 1.0)))
+    assert choose_candidates([operator], 20).host == 100
+    assert choose_candidates([operator], 60).host == 0
     with pytest.raises(
         BudgetError, match="product needs 60 bytes at once; the smallest budget that works is 60"
     ):
-        choose_ways([operator], 20, host_budget=99)
+        choose_candidates([operator], 20, host_budget=99)
 
 
 def test_what_the_budget_costs_is_said() -> None:
     operators = [
-        Operator("a", 0, (Way(4, 4, 1.0), Way(1, 1, 3.0))),
-        Operator("b", 0, (Way(4, 2, 1.0),)),
+        Operator("a", 0, (Candidate(4, 4, 1.0), Candidate(1, 1, 3.0))),
+        Operator("b", 0, (Candidate(4, 2, 1.0),)),
     ]
-    assert choose_ways(operators, 4).slow_down == 1.0
-    assert choose_ways(operators, 3).slow_down == 2.0
+    assert choose_candidates(operators, 4).slow_down == 1.0
+    assert choose_candidates(operators, 3).slow_down == 2.0
 
 
 @pytest.mark.parametrize("budget", [0, 1, 99, 100, 10**9])

@@ -14,7 +14,7 @@ from typing import Any
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
-from fastfold.memory.autochunk import Operator, Way
+from fastfold.memory.autochunk import Candidate, Operator
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
 # leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and
@@ -113,12 +113,12 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
 
 
 def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Operator]:
-    """Every step of a fold that can be the largest, with the ways to run it.
+    """Every step of a fold that can be the largest, with the candidates for running it.
 
     Args:
         config: Official configuration tree.
         fold: Sizes.
-        costs: What the ways cost.
+        costs: What the candidates cost.
         host: Whether something may wait in the host's memory.
     """
     c = config.model.embeddings_and_evoformer
@@ -146,8 +146,8 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
         sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
-        ways = tuple(
-            Way(
+        candidates = tuple(
+            Candidate(
                 size,
                 max(before(size * row[name]), constant + int(per_element * size * row[name]))
                 + gaps * size * row[name],
@@ -155,7 +155,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
             )
             for size in dict.fromkeys(sizes)
         )
-        return Operator(name, resident, ways, "rows")
+        return Operator(name, resident, candidates, "rows")
 
     embedding = max(5 * e + _EMBEDDING / c.pair_channel, 14)
     found = [
@@ -214,8 +214,8 @@ def _multiplication(
     evoformer = config.model.embeddings_and_evoformer.evoformer
     n, e = fold.residues, fold.element_size
     c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
-    ways = tuple(
-        Way(
+    candidates = tuple(
+        Candidate(
             channels,
             contraction_bytes(n, c, e, channels=channels, streamed=streamed) + n * n,
             steps.trunk.seconds(-(-c // channels), streamed=streamed),
@@ -225,7 +225,7 @@ def _multiplication(
         for streamed in places
         for channels in channel_groups(c)
     )
-    return Operator("triangle multiplication", resident, ways, "channels")
+    return Operator("triangle multiplication", resident, candidates, "channels")
 
 
 def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places: Sequence[bool]) -> Operator:
@@ -246,15 +246,15 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places:
     kept = {1: one if multimer else (count - 1) * one + scores}
     if not multimer and count > 1:
         kept[0] = scores
-    ways = []
+    candidates = []
     for held, parked, streamed in itertools.product(kept, places, places):
         for channels in channel_groups(c):
             working = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
             seconds = steps.templates.seconds(-(-c // channels), streamed=streamed) * (1 if held else 2)
             if parked:
                 seconds += (2 + count * (1 if multimer else 3)) * steps.unit_copy
-            ways.append(
-                Way(
+            candidates.append(
+                Candidate(
                     held,
                     max(0, kept[held] + working - (unit if parked else 0)),
                     seconds,
@@ -262,4 +262,4 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places:
                     settings={"parked": parked, "streamed": streamed, "channels": channels},
                 )
             )
-    return Operator("templates", resident, tuple(ways), "kept")
+    return Operator("templates", resident, tuple(candidates), "kept")

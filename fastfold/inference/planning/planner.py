@@ -21,10 +21,10 @@ from fastfold.inference.planning.memory_model import (
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory.autochunk import (
+    Candidate,
     ChunkPlan,
     Operator,
-    Way,
-    choose_ways,
+    choose_candidates,
     longest_that_fits,
     smallest_that_works,
 )
@@ -81,15 +81,15 @@ class FoldPlan:
         """Each step with its chunks in words and its peak in bytes."""
         rows = []
         for operator in self.chunks.operators:
-            way = self.chunks.chosen[operator.name]
-            words = f"{way.size:,} {operator.unit}"
+            candidate = self.chunks.chosen[operator.name]
+            words = f"{candidate.size:,} {operator.unit}"
             if operator.unit == "kept":
-                words = "all kept" if way.size else "embedded twice"
-            if way.settings.get("parked"):
+                words = "all kept" if candidate.size else "embedded twice"
+            if candidate.settings.get("parked"):
                 words += ", pair on the host"
-            if way.settings.get("streamed"):
+            if candidate.settings.get("streamed"):
                 words += ", product on the host"
-            rows.append((operator.name, words, operator.resident + way.working))
+            rows.append((operator.name, words, operator.resident + candidate.working))
         return rows
 
 
@@ -101,7 +101,7 @@ class Planner:
         config: Official configuration tree.
         element_size: Bytes per element of the trunk.
         device: ``cpu`` or ``cuda``.
-        costs: What the ways cost there.
+        costs: What the candidates cost there.
         host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
         parameters: Bytes of the parameters.
         host: That memory.
@@ -130,13 +130,13 @@ class Planner:
             BudgetError: The smallest plan needs more.
         """
         fold = self._fold(residues, rows, templates)
-        chunks = choose_ways(self._operators(fold), budget, host_budget=self.host_memory)
+        chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
         chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
-        if all(chosen[o.name] == o.ways[0] for o in chunks.operators):
+        if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
             return FoldPlan(chunks, unit, 1.0, FOLDING_POLICY, {}, FOLDING_POLICY.contraction)
 
-        def on_host(way: Way, what: str) -> HostTier | None:
-            return self.host if way.settings[what] else None
+        def on_host(candidate: Candidate, what: str) -> HostTier | None:
+            return self.host if candidate.settings[what] else None
 
         product, embedding = chosen["triangle multiplication"], chosen.get("templates")
         policy = replace(

@@ -85,7 +85,7 @@ def fold_model(
 ) -> Result:
     """:func:`fold_within` for a network on its device.
 
-    What ways of running it cost there is measured when the fastest one does not fit.
+    What the candidates for running it cost there is measured when the fastest one does not fit.
 
     Args:
         run: Folds by a plan.
