@@ -41,7 +41,7 @@ from fastfold.evoformer.precision import set_precision  # noqa: E402
 from fastfold.inference.planning.available_memory import available_bytes, host_memory_bytes  # noqa: E402
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes  # noqa: E402
 from fastfold.memory import parse_bytes  # noqa: E402
-from fastfold.memory.offload import HostTier  # noqa: E402
+from fastfold.memory.offload import HostBuffers  # noqa: E402
 from fastfold.utils.device import choose_device  # noqa: E402
 
 C_Z = 128
@@ -89,7 +89,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
     config = config_of(options.blocks)
     unit = n * n * C_Z * dtype.itemsize
-    host = HostTier()
+    host = HostBuffers()
     planned, module = _prepare(options, config, device, dtype, host)
     run = _stack_run if options.part == "stack" else _network_run
     rows = options.msa, options.extra_msa
@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prepare(
-    options: argparse.Namespace, config: Any, device: torch.device, dtype: torch.dtype, host: HostTier
+    options: argparse.Namespace, config: Any, device: torch.device, dtype: torch.dtype, host: HostBuffers
 ) -> tuple[FoldPlan | None, torch.nn.Module]:
     """The module with its policy, and the plan."""
     trunk = config.model.embeddings_and_evoformer

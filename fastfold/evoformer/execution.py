@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
-from fastfold.memory.offload import HostTier, WaitingRows
+from fastfold.memory.offload import HostBuffers, OffloadedRows
 
 Branch = Callable[[Tensor, slice, Tensor | None, Tensor | None], Tensor]
 """``(block, index, dropout, out)`` to ``block + dropout * update(block)``, written to ``out`` if that is given.
@@ -42,7 +42,7 @@ class ExecutionPolicy:
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     hold_templates: bool = True
-    parking: HostTier | None = None
+    parking: HostBuffers | None = None
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
 
@@ -86,12 +86,12 @@ class ExecutionPolicy:
             return out
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
-    def parked(self, pair: Tensor) -> WaitingRows | None:
+    def offloaded(self, pair: Tensor) -> OffloadedRows | None:
         """The pair ``[*, N, N, c]`` on the host until it is asked back; None where it stays."""
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
         if self.parking is None or not self.inplace or not alone or torch.is_grad_enabled():
             return None
-        return WaitingRows(pair, self.parking)
+        return OffloadedRows(pair, self.parking)
 
     def map(
         self,

@@ -13,7 +13,7 @@ from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer, updated
 from fastfold.evoformer.xla_rounding import own_frame_direction
-from fastfold.memory.offload import WaitingRows
+from fastfold.memory.offload import OffloadedRows
 from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 
 
@@ -65,8 +65,8 @@ class MultimerTemplateEmbedder(Executed):
         asym_id = features["asym_id"]
         count = features["template_aatype"].shape[-2]
         total: Tensor | None = None
-        waiting = self.policy.parked(pair)
-        pair = pair if waiting is None else waiting.stand_in
+        waiting = self.policy.offloaded(pair)
+        pair = pair if waiting is None else waiting.placeholder
         for t in range(count):
             embedded = self._embed(
                 features["template_aatype"][..., t, :],
@@ -84,9 +84,9 @@ class MultimerTemplateEmbedder(Executed):
 
         pair = self._add(pair, total, count, waiting)
         del total
-        return pair if waiting is None else waiting.back()
+        return pair if waiting is None else waiting.restore()
 
-    def _add(self, pair: Tensor, total: Tensor, count: int, waiting: WaitingRows | None) -> Tensor:
+    def _add(self, pair: Tensor, total: Tensor, count: int, waiting: OffloadedRows | None) -> Tensor:
         """The pair with the mean of all templates added."""
 
         def branch(rows: Tensor, index: slice, _: Tensor | None, out: Tensor | None) -> Tensor:
@@ -107,7 +107,7 @@ class MultimerTemplateEmbedder(Executed):
         mask: Tensor,
         asym_id: Tensor,
         pair: Tensor,
-        waiting: WaitingRows | None,
+        waiting: OffloadedRows | None,
         pair_mask: Tensor,
         first_row: int,
     ) -> Tensor:

@@ -14,7 +14,7 @@ from fastfold.evoformer.embedders import distogram_bins
 from fastfold.evoformer.evoformer import BlockStack, TemplatePairBlock
 from fastfold.evoformer.execution import Executed, add_update
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.memory.offload import WaitingRows
+from fastfold.memory.offload import OffloadedRows
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
 from fastfold.protein.rigid import Rigid
@@ -54,7 +54,7 @@ def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
 
 
 def updated(
-    rows: Tensor, update: Tensor, out: Tensor | None, waiting: WaitingRows | None, index: slice
+    rows: Tensor, update: Tensor, out: Tensor | None, waiting: OffloadedRows | None, index: slice
 ) -> Tensor:
     """The end of a branch that adds to rows of the pair, here or where it waits."""
     if waiting is None:
@@ -130,8 +130,8 @@ class TemplateEmbedder(Executed):
         # The weights need the pair as it was and all templates; after that each template adds its part.
         held: dict[int, Tensor] = {}
         logits = []
-        waiting = self.policy.parked(pair) if shown else None
-        pair = pair if waiting is None else waiting.stand_in
+        waiting = self.policy.offloaded(pair) if shown else None
+        pair = pair if waiting is None else waiting.placeholder
         scores: Tensor | None = None
         if not torch.is_grad_enabled():
             size = (*pair.shape[:-1], self.attention.heads, len(shown))
@@ -162,11 +162,11 @@ class TemplateEmbedder(Executed):
             del template
         if waiting is not None:
             del scores, weights
-            pair = waiting.back()
+            pair = waiting.restore()
         return pair
 
     def _logits(
-        self, pair: Tensor, template: Tensor, waiting: WaitingRows | None, out: Tensor | None
+        self, pair: Tensor, template: Tensor, waiting: OffloadedRows | None, out: Tensor | None
     ) -> Tensor:
         """How much each pair attends to a template ``[*, rows, N, c_t]``: ``[*, rows, N, H]``, in an exact dtype."""
         exact = torch.promote_types(pair.dtype, torch.float32)
@@ -184,7 +184,7 @@ class TemplateEmbedder(Executed):
     def _add(
         self,
         pair: Tensor,
-        waiting: WaitingRows | None,
+        waiting: OffloadedRows | None,
         template: Tensor,
         weights: Tensor,
         any_template: Tensor,

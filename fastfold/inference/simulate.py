@@ -23,10 +23,10 @@ from fastfold.inference.planning.memory_model import FIXED_CUDA
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.kernels.common.backend import without_launches
 from fastfold.memory import SimulatedDevice
-from fastfold.memory.offload import HostTier
+from fastfold.memory.offload import HostBuffers
 
 
-class SimulatedHost(HostTier):
+class SimulatedHost(HostBuffers):
     """The host's memory beside a simulated device, which learns what waits here and what it gets back.
 
     Args:
@@ -42,7 +42,7 @@ class SimulatedHost(HostTier):
         self._device = device
 
     def resize(self, tensor: Tensor, nbytes: int) -> None:
-        """See :meth:`~fastfold.memory.offload.HostTier.resize`."""
+        """See :meth:`~fastfold.memory.offload.HostBuffers.resize`."""
         super().resize(tensor, nbytes)
         self._device.resized(tensor)
 

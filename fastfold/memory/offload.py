@@ -1,6 +1,6 @@
 """A tensor that is made in parts, waits in the host's memory, and is read back in blocks of rows.
 
-On CUDA the host's memory is page-locked and all copies run on a stream of their own: while the part after it is
+On CUDA the host's memory is pinned and all copies run on a stream of their own: while the part after it is
 computed, a part leaves; while a block is used, the next one comes. Elsewhere the same copies are made one after the
 other.
 """
@@ -27,10 +27,10 @@ def host_memory(elements: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(elements, dtype=dtype)
 
 
-def lock(buffer: Tensor, device: torch.device) -> bool:
-    """Let the driver of a GPU lock the pages of memory on the host; False, with a warning, where it cannot.
+def pin(buffer: Tensor, device: torch.device) -> bool:
+    """Pin memory of the host with the driver of a GPU; False, with a warning, where it cannot.
 
-    PyTorch's allocator of page-locked memory rounds sizes up to powers of two, which would nearly double a buffer of
+    PyTorch's allocator of pinned memory rounds sizes up to powers of two, which would nearly double a buffer of
     a hundred gibibytes; so plain memory is registered with the driver instead. Copies are right without, but wait.
     """
     if not buffer.nbytes:
@@ -41,15 +41,15 @@ def lock(buffer: Tensor, device: torch.device) -> bool:
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)  # with which the driver reports the same error again, to nobody
     _log.warning(
-        "CUDA cannot lock %.2f GiB of the host's memory (error %d): copies to and from the GPU will be slower",
+        "CUDA cannot pin %.2f GiB of the host's memory (error %d): copies to and from the GPU will be slower",
         buffer.nbytes / 2**30,
         status,
     )
     return False
 
 
-class HostTier:
-    """Host memory for what leaves the device for a while; kept from one use to the next.
+class HostBuffers:
+    """Buffers in the host's memory for what leaves the device for a while; kept from one use to the next.
 
     Args:
         allocate: Where the memory comes from.
@@ -64,7 +64,7 @@ class HostTier:
         # Each with the tensor that was last handed out of it.
         self._buffers: list[tuple[Tensor, weakref.ref[Tensor]]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._locked: set[int] = set()  # addresses
+        self._pinned: set[int] = set()  # addresses
         self.sent = self.returned = 0
 
     @property
@@ -73,7 +73,7 @@ class HostTier:
         return sum(buffer.nbytes for buffer, _ in self._buffers)
 
     def buffer(self, elements: int, like: Tensor) -> Tensor:
-        """Flat memory of the dtype of ``like``, page-locked if that is on a GPU; with any content.
+        """Flat memory of the dtype of ``like``, pinned if that is on a GPU; with any content.
 
         It is the caller's for as long as the caller keeps what is returned, views of it not counted.
         """
@@ -85,8 +85,8 @@ class HostTier:
         else:
             self._release(free)
             buffer = self._allocate(elements, like.dtype)
-            if like.is_cuda and lock(buffer, like.device):
-                self._locked.add(buffer.data_ptr())
+            if like.is_cuda and pin(buffer, like.device):
+                self._pinned.add(buffer.data_ptr())
         handed_out = buffer[:elements]
         self._buffers.append((buffer, weakref.ref(handed_out)))
         return handed_out
@@ -108,58 +108,58 @@ class HostTier:
         self._release([buffer for buffer, _ in self._buffers])
 
     def _release(self, buffers: Sequence[Tensor]) -> None:
-        if self._locked and buffers:
+        if self._pinned and buffers:
             torch.cuda.synchronize()
-            for address in self._locked & {buffer.data_ptr() for buffer in buffers}:
+            for address in self._pinned & {buffer.data_ptr() for buffer in buffers}:
                 torch.cuda.cudart().cudaHostUnregister(address)
-                self._locked.remove(address)
+                self._pinned.remove(address)
         gone = {id(buffer) for buffer in buffers}
         self._buffers = [held for held in self._buffers if id(held[0]) not in gone]
 
     def __del__(self) -> None:
-        if self._locked:
+        if self._pinned:
             self.free()
 
 
-class WaitingRows:
+class OffloadedRows:
     """A tensor ``[*, N, N, c]`` without memory on the device, which is read and written on the host in blocks of rows.
 
     Args:
-        tensor: Contiguous and alone in its memory; not to be used until :meth:`back`.
+        tensor: Contiguous and alone in its memory; not to be used until :meth:`restore`.
         host: Where it waits.
 
     Attributes:
-        stand_in: A tensor of its shape without memory or contents, to be cut into blocks in its place.
+        placeholder: A tensor of its shape without memory or contents, to be cut into blocks in its place.
     """
 
-    def __init__(self, tensor: Tensor, host: HostTier) -> None:
-        self.stand_in = tensor.new_empty(()).expand(tensor.shape)
+    def __init__(self, tensor: Tensor, host: HostBuffers) -> None:
+        self.placeholder = tensor.new_empty(()).expand(tensor.shape)
         self._tensor, self._host = tensor, host
         self._memory = host.buffer(tensor.numel(), tensor)
-        self._home = self._memory.view(tensor.shape)
-        self._home.copy_(tensor, non_blocking=True)
+        self._host_copy = self._memory.view(tensor.shape)
+        self._host_copy.copy_(tensor, non_blocking=True)
         host.sent += tensor.nbytes
         # Freed memory is used again by what is queued on this stream, after the copy.
         host.resize(tensor, 0)
 
     def rows(self, index: slice) -> Tensor:
         """Rows ``[*, rows, N, c]`` on the device."""
-        home = self._home[..., index, :, :]
-        self._host.returned += home.nbytes
-        return torch.empty(home.shape, dtype=home.dtype, device=self._tensor.device).copy_(
-            home, non_blocking=True
+        found = self._host_copy[..., index, :, :]
+        self._host.returned += found.nbytes
+        return torch.empty(found.shape, dtype=found.dtype, device=self._tensor.device).copy_(
+            found, non_blocking=True
         )
 
     def write(self, index: slice, rows: Tensor) -> None:
         """Let rows ``[*, rows, N, c]`` take the place of those that wait."""
-        self._home[..., index, :, :].copy_(rows, non_blocking=True)
+        self._host_copy[..., index, :, :].copy_(rows, non_blocking=True)
         self._host.sent += rows.nbytes
 
-    def back(self) -> Tensor:
+    def restore(self) -> Tensor:
         """The tensor, with its memory and contents."""
         self._host.resize(self._tensor, self._tensor.nbytes)
         self._host.returned += self._tensor.nbytes
-        return self._tensor.copy_(self._home, non_blocking=True)
+        return self._tensor.copy_(self._host_copy, non_blocking=True)
 
 
 class StreamedRows:
@@ -176,7 +176,7 @@ class StreamedRows:
 
     def __init__(
         self,
-        host: HostTier,
+        host: HostBuffers,
         channels: int,
         blocks: Sequence[slice],
         columns: int,

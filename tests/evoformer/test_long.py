@@ -25,14 +25,14 @@ from fastfold.inference.simulate import SimulatedHost
 from fastfold.inference.verify import verify
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import SimulatedDevice
-from fastfold.memory.offload import HostTier
+from fastfold.memory.offload import HostBuffers
 from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.networks import folder, oracle_arrays, oracle_config, oracle_features, random_model
 
 
 def smallest() -> ExecutionPolicy:
     """Blocks of one row, one channel at a time, nothing kept."""
-    contraction = ContractionPlan(1, HostTier())
+    contraction = ContractionPlan(1, HostBuffers())
     return ExecutionPolicy(1, True, contraction, hold_templates=False, lazy_logits=True)
 
 
@@ -81,9 +81,9 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
     """Within 1e-5 in float32, with templates kept or embedded twice, and with logits in blocks of rows."""
     config = oracle_config(name)
     model, source = random_model(config), _source(name, config)
-    plain, host = _tensors(_run(model, source, ExecutionPolicy())), HostTier()
+    plain, host = _tensors(_run(model, source, ExecutionPolicy())), HostBuffers()
     policies = (
-        ExecutionPolicy(1500, True, ContractionPlan(3, HostTier()), hold_templates=False),
+        ExecutionPolicy(1500, True, ContractionPlan(3, HostBuffers()), hold_templates=False),
         ExecutionPolicy(1500, True, ContractionPlan(3, host), hold_templates=False, parking=host),
         ExecutionPolicy(1500, True, ContractionPlan(3), hold_templates=False, parking=host),
         ExecutionPolicy(700, True, ContractionPlan(5), lazy_logits=True),
@@ -162,7 +162,7 @@ def test_bfloat16_in_small_blocks_stays_near_float32(name: str) -> None:
     """
     config = oracle_config(name)
     source = _source(name, config)
-    small = ExecutionPolicy(1000, True, ContractionPlan(3, HostTier()), hold_templates=False)
+    small = ExecutionPolicy(1000, True, ContractionPlan(3, HostBuffers()), hold_templates=False)
     positions: list[Tensor] = []
 
     def run(
@@ -206,7 +206,9 @@ def test_a_trained_network_in_bfloat16_in_small_blocks_stays_near_float32(record
         return _tensors(_run(model, source, policy, num_recycles=3))
 
     exact = run("fp32", ExecutionPolicy())
-    found = run("bf16", ExecutionPolicy(100_000, True, ContractionPlan(3, HostTier()), hold_templates=False))
+    found = run(
+        "bf16", ExecutionPolicy(100_000, True, ContractionPlan(3, HostBuffers()), hold_templates=False)
+    )
     for key in _compared(exact):
         assert (found[key].float() - exact[key]).norm() < 3e-2 * exact[key].norm(), key
 

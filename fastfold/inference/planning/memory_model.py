@@ -247,19 +247,19 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places:
     if not multimer and count > 1:
         kept[0] = scores
     candidates = []
-    for held, parked, streamed in itertools.product(kept, places, places):
+    for held, offloaded, streamed in itertools.product(kept, places, places):
         for channels in channel_groups(c):
             working = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
             seconds = steps.templates.seconds(-(-c // channels), streamed=streamed) * (1 if held else 2)
-            if parked:
+            if offloaded:
                 seconds += (2 + count * (1 if multimer else 3)) * steps.unit_copy
             candidates.append(
                 Candidate(
                     held,
-                    max(0, kept[held] + working - (unit if parked else 0)),
+                    max(0, kept[held] + working - (unit if offloaded else 0)),
                     seconds,
-                    host=(unit if parked else 0) + (one if streamed else 0),
-                    settings={"parked": parked, "streamed": streamed, "channels": channels},
+                    host=(unit if offloaded else 0) + (one if streamed else 0),
+                    settings={"offloaded": offloaded, "streamed": streamed, "channels": channels},
                 )
             )
     return Operator("templates", resident, tuple(candidates), "kept")

@@ -28,7 +28,7 @@ from fastfold.memory.autochunk import (
     longest_that_fits,
     smallest_that_works,
 )
-from fastfold.memory.offload import HostTier
+from fastfold.memory.offload import HostBuffers
 
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32); logits of pairs are made in blocks of rows when scores are computed from them.
@@ -85,7 +85,7 @@ class FoldPlan:
             words = f"{candidate.size:,} {operator.unit}"
             if operator.unit == "kept":
                 words = "all kept" if candidate.size else "embedded twice"
-            if candidate.settings.get("parked"):
+            if candidate.settings.get("offloaded"):
                 words += ", pair on the host"
             if candidate.settings.get("streamed"):
                 words += ", product on the host"
@@ -113,7 +113,7 @@ class Planner:
     costs: Costs = field(default_factory=Costs)
     host_memory: int = 0
     parameters: int = 0
-    host: HostTier = field(default_factory=HostTier)
+    host: HostBuffers = field(default_factory=HostBuffers)
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
@@ -135,7 +135,7 @@ class Planner:
         if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
             return FoldPlan(chunks, unit, 1.0, FOLDING_POLICY, {}, FOLDING_POLICY.contraction)
 
-        def on_host(candidate: Candidate, what: str) -> HostTier | None:
+        def on_host(candidate: Candidate, what: str) -> HostBuffers | None:
             return self.host if candidate.settings[what] else None
 
         product, embedding = chosen["triangle multiplication"], chosen.get("templates")
@@ -144,7 +144,9 @@ class Planner:
         )
         of_templates = policy.contraction
         if embedding is not None:
-            policy = replace(policy, hold_templates=embedding.size > 0, parking=on_host(embedding, "parked"))
+            policy = replace(
+                policy, hold_templates=embedding.size > 0, parking=on_host(embedding, "offloaded")
+            )
             of_templates = ContractionPlan(embedding.settings["channels"], on_host(embedding, "streamed"))
         row = row_elements(self.config, fold)
         blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}

@@ -195,7 +195,7 @@ def _parameters(like: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def _bandwidth(like: Tensor, wait: Callable[[], None]) -> float:
-    """Bytes per second of copies between the device and page-locked memory."""
+    """Bytes per second of copies between the device and pinned memory."""
     size = 1 << (24 if like.is_cuda else 20)
     waiting = torch.empty(size, dtype=torch.uint8, pin_memory=like.is_cuda)
     here = torch.zeros(size, dtype=torch.uint8, device=like.device)

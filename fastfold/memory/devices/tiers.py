@@ -20,7 +20,7 @@ class Tier:
     """A place for flat buffers. This one is the host's memory.
 
     Args:
-        pinned: Page-locked, so that a GPU copies from it beside its work.
+        pinned: Whether memory is pinned, so that a GPU copies from it while it works.
 
     Attributes:
         used: Bytes of chunks that live here now.

@@ -19,7 +19,7 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
 )
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from fastfold.memory import DeviceFull, SimulatedDevice
-from fastfold.memory.offload import HostTier
+from fastfold.memory.offload import HostBuffers
 from tests.helpers.forced_blocks import force_blocks
 from tests.helpers.kernel_checks import DEVICE, relative_error
 
@@ -44,14 +44,14 @@ def _inputs(n: int, c_z: int = 12, c: int = 16, batch: tuple[int, ...] = ()) -> 
     return inputs | {name: torch.randn(*shape) * 0.4 for name, shape in shapes.items()}
 
 
-def _host(simulated: SimulatedDevice, device: str) -> HostTier:
+def _host(simulated: SimulatedDevice, device: str) -> HostBuffers:
     """Host memory that the simulated device does not count."""
 
     def allocate(elements: int, dtype: torch.dtype) -> Tensor:
         with simulated.host_work():
             return simulated.on_host(torch.empty(elements, dtype=dtype, device=device))
 
-    return HostTier(allocate)
+    return HostBuffers(allocate)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_every_plan_gives_the_definition(
     exact = {k: x.double() for k, x in inputs.items()}
     expected = exact["z"] + dropout * triangle_multiplication_definition(**exact, outgoing=outgoing)
     on_device: dict[str, Any] = {k: x.to(DEVICE) for k, x in inputs.items()}
-    host = HostTier() if streamed else None
+    host = HostBuffers() if streamed else None
     z = on_device["z"]
     kernels.triangle_multiplication(
         **on_device,
@@ -142,7 +142,7 @@ def test_blocks_that_come_back_fit_where_the_factors_were() -> None:
 
 
 def test_host_memory_is_kept_for_the_next_use_and_given_back() -> None:
-    host = HostTier()
+    host = HostBuffers()
     like = torch.empty(1)
     where = host.buffer(100, like).data_ptr()
     assert host.buffer(60, like).data_ptr() == where
@@ -154,7 +154,7 @@ def test_host_memory_is_kept_for_the_next_use_and_given_back() -> None:
 
 def test_host_memory_belongs_to_one_use_at_a_time() -> None:
     """What waits stays, what comes meanwhile has memory of its own, and the smallest that is enough is used again."""
-    host = HostTier()
+    host = HostBuffers()
     like = torch.empty(1)
     waiting = host.buffer(100, like).fill_(1.0)
     host.buffer(50, like).fill_(2.0)
@@ -170,18 +170,18 @@ def test_host_memory_belongs_to_one_use_at_a_time() -> None:
 
 
 class _Driver:
-    """A driver of a GPU that may refuse to lock memory."""
+    """A driver of a GPU that may refuse to pin memory."""
 
     def __init__(self, status: int) -> None:
-        self.status, self.locked = status, set[int]()
+        self.status, self.pinned = status, set[int]()
 
     def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
         if self.status == 0:
-            self.locked.add(address)
+            self.pinned.add(address)
         return self.status
 
     def cudaHostUnregister(self, address: int) -> int:
-        self.locked.remove(address)  # an error where it is not locked
+        self.pinned.remove(address)  # an error where it is not pinned
         return 0
 
 
@@ -189,18 +189,18 @@ class _Driver:
 def test_memory_that_the_driver_cannot_lock_is_used_all_the_same(
     status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a warning; and what was locked is unlocked before it is given back."""
+    """With a warning; and what was pinned is unpinned before it is given back."""
     driver = _Driver(status)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     like: Any = SimpleNamespace(dtype=torch.float32, is_cuda=True, device=torch.device("cpu"))
-    host = HostTier()
+    host = HostBuffers()
     first = host.buffer(1 << 20, like)
-    assert driver.locked == ({first.data_ptr()} if status == 0 else set())
-    assert ("cannot lock 0.00 GiB of the host's memory (error 2)" in caplog.text) == (status != 0)
+    assert driver.pinned == ({first.data_ptr()} if status == 0 else set())
+    assert ("cannot pin 0.00 GiB of the host's memory (error 2)" in caplog.text) == (status != 0)
     del first
     second = host.buffer(1 << 21, like)
-    assert driver.locked == ({second.data_ptr()} if status == 0 else set())
+    assert driver.pinned == ({second.data_ptr()} if status == 0 else set())
     host.free()
     assert host.nbytes == 0
-    assert not driver.locked
+    assert not driver.pinned

@@ -1,4 +1,4 @@
-"""The same on a GPU: side streams, page-locked memory and storages that come and go."""
+"""The same on a GPU: side streams, pinned memory and storages that come and go."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The middle of a triangle multiplication: which factors exist when, and where their product waits.
 
 All of a pair tensor takes part in each element of the product, so old and new exist together. The product is made for
-a group of channels at a time, because only so many of its factors then exist; with a :class:`HostTier` its finished
+a group of channels at a time, because only so many of its factors then exist; with :class:`HostBuffers` its finished
 parts leave the device, and come back in blocks of rows when all are there.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.memory.offload import HostTier, StreamedRows
+from fastfold.memory.offload import HostBuffers, StreamedRows
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ContractionPlan:
     """
 
     channels: int | None = None
-    host: HostTier | None = None
+    host: HostBuffers | None = None
 
 
 def contraction_bytes(n: int, c: int, element_size: int, *, channels: int, streamed: bool) -> int:
@@ -77,7 +77,7 @@ def multiply(
     residual: Tensor | None,
     dropout: Tensor | None,
     scratch: Scratch,
-    host: HostTier | None,
+    host: HostBuffers | None,
 ) -> None:
     """Fill ``out [*, N, N, c_z]``, which may be ``z`` or ``residual``.
 
@@ -111,7 +111,7 @@ def _product(
     channels: int,
     halves: Halves,
     scratch: Scratch,
-    host: HostTier | None,
+    host: HostBuffers | None,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows of the product with their content ``[c, rows, N]``, when all of it is there."""
     n = z.shape[-2]
