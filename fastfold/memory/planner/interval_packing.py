@@ -1,10 +1,10 @@
-"""Which chunks stay on the device between two of their uses: a packing of stays into the room that is left.
+"""Which chunks stay on the device between two of their uses: a packing of intervals into the room that is left.
 
-In an endlessly repeated schedule a chunk that stays from one use to the next saves one load. Every stay takes its
-chunk's bytes at all accesses in between, and the bytes saved are to be as many as fit. For chunks of one size,
+In an endlessly repeated schedule a chunk that stays from one use to the next saves one load. Every such interval takes
+its chunk's bytes at all accesses in between, and the bytes saved are to be as many as fit. For chunks of one size,
 farthest next use finds the best packing (Belady 1966); for chunks of several sizes that problem is NP-hard (Chrobak,
 Woeginger, Makino and Xu, "Caching is hard", Algorithmica 63, 2012), and what farthest next use has found is improved by
-exchanges: a stay comes in for cheaper ones, or several for a dearer one.
+exchanges: an interval comes in for cheaper ones, or several for a dearer one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 # Accesses looked at before the search for exchanges ends: about a second's worth.
 _WORK = 400_000
-# Stays that may leave for one that comes.
+# Intervals that may leave for one that comes.
 _DEPTH = 3
 
 
 @dataclass(frozen=True)
-class Stay:
+class ResidencyInterval:
     """A chunk between two uses.
 
     Args:
@@ -38,10 +38,10 @@ class Stay:
     size: int
 
 
-def all_stays(
+def residency_intervals(
     uses: Sequence[Collection[int]], sizes: Mapping[int, int], cycles: int, volatile: Collection[int]
-) -> list[Stay]:
-    """Every stay of an endlessly repeated schedule.
+) -> list[ResidencyInterval]:
+    """Every interval between two uses of an endlessly repeated schedule.
 
     Args:
         uses: Chunks used at each access of one cycle.
@@ -50,7 +50,7 @@ def all_stays(
         volatile: Chunks that do not stay from one cycle to the next.
 
     Returns:
-        The stays of one period. Uses at neighbouring accesses have none between them: the chunk is in use.
+        The intervals of one period. Uses at neighbouring accesses have none between them: the chunk is in use.
     """
     length = len(uses)
     period = cycles * length
@@ -59,33 +59,35 @@ def all_stays(
         for position, used in enumerate(uses):
             for chunk in used:
                 positions.setdefault(chunk, []).append(cycle * length + position)
-    stays = []
+    intervals = []
     for chunk, found in sorted(positions.items()):
         for here, after in zip(found, [*found[1:], found[0] + period], strict=True):
             if chunk in volatile and here // length != after // length:
                 continue
-            # A stay of no length is always kept; the chunk is needed before and after.
-            stays.append(Stay(chunk, here + 1, after - here - 1, sizes[chunk]))
-    return stays
+            # An interval of no length is always kept; the chunk is needed before and after.
+            intervals.append(ResidencyInterval(chunk, here + 1, after - here - 1, sizes[chunk]))
+    return intervals
 
 
-class Packing:
-    """Stays that are kept, and the room that they leave.
+class IntervalPacking:
+    """Intervals that are kept, and the room that they leave.
 
     Args:
         room: Bytes left at each access of the period by what is in use there.
-        stays: All that could be kept.
+        intervals: All that could be kept.
         kept: Indices of those that are, to begin with.
 
     Attributes:
         kept: As above, changed by :meth:`improve`.
     """
 
-    def __init__(self, room: Sequence[int], stays: Sequence[Stay], kept: Iterable[int]) -> None:
-        self.stays, self.kept = stays, set(kept)
+    def __init__(
+        self, room: Sequence[int], intervals: Sequence[ResidencyInterval], kept: Iterable[int]
+    ) -> None:
+        self.intervals, self.kept = intervals, set(kept)
         self._slack = np.array(room, dtype=np.int64)
-        self._starts = np.array([stay.start for stay in stays], dtype=np.int64)
-        self._lengths = np.array([stay.length for stay in stays], dtype=np.int64)
+        self._starts = np.array([interval.start for interval in intervals], dtype=np.int64)
+        self._lengths = np.array([interval.length for interval in intervals], dtype=np.int64)
         self._cover: list[set[int]] = [set() for _ in room]
         self._work = 0
         for index in self.kept:
@@ -93,14 +95,14 @@ class Packing:
         assert self._slack.min(initial=0) >= 0, "what is kept at the beginning must fit"
 
     def _spans(self, index: int) -> tuple[slice, slice]:
-        stay, period = self.stays[index], len(self._slack)
-        self._work += stay.length + 20
-        start, end = stay.start % period, stay.start % period + stay.length
+        interval, period = self.intervals[index], len(self._slack)
+        self._work += interval.length + 20
+        start, end = interval.start % period, interval.start % period + interval.length
         return slice(start, min(end, period)), slice(0, max(0, end - period))
 
     def _put(self, index: int, sign: int) -> None:
         for span in self._spans(index):
-            self._slack[span] += sign * self.stays[index].size
+            self._slack[span] += sign * self.intervals[index].size
             for covered in self._cover[span]:
                 covered.symmetric_difference_update({index})
 
@@ -113,7 +115,7 @@ class Packing:
         self._put(index, 1)
 
     def _tightest(self, index: int) -> tuple[int, int]:
-        """Least room over a stay's accesses, and where."""
+        """Least room over an interval's accesses, and where."""
         least, where = 1 << 62, -1
         for span in self._spans(index):
             part = self._slack[span]
@@ -124,10 +126,10 @@ class Packing:
         return least, where
 
     def fill(self, order: Iterable[int]) -> list[int]:
-        """Keeps, in this order, every further stay that fits; returns these."""
+        """Keeps, in this order, every further interval that fits; returns these."""
         added = []
         for index in order:
-            if index not in self.kept and self._tightest(index)[0] >= self.stays[index].size:
+            if index not in self.kept and self._tightest(index)[0] >= self.intervals[index].size:
                 self._add(index)
                 added.append(index)
         return added
@@ -135,32 +137,34 @@ class Packing:
     @property
     def saved(self) -> int:
         """Bytes that need not be loaded in a period."""
-        return sum(self.stays[index].size for index in self.kept)
+        return sum(self.intervals[index].size for index in self.kept)
 
     def improve(self, rounds: int = 16) -> None:
-        """Exchanges stays until no exchange tried saves more bytes; equal arguments give equal results.
+        """Exchanges intervals until no exchange tried saves more bytes; equal arguments give equal results.
 
         Args:
-            rounds: Fresh starts with some stays taken out at random, by a fixed sequence of random numbers.
+            rounds: Fresh starts with some intervals taken out at random, by a fixed sequence of random numbers.
         """
         shortest = sorted(
-            range(len(self.stays)), key=lambda i: (self.stays[i].length, -self.stays[i].size, i)
+            range(len(self.intervals)), key=lambda i: (self.intervals[i].length, -self.intervals[i].size, i)
         )
-        largest = sorted(range(len(self.stays)), key=lambda i: (-self.stays[i].size, self.stays[i].length, i))
+        largest = sorted(
+            range(len(self.intervals)), key=lambda i: (-self.intervals[i].size, self.intervals[i].length, i)
+        )
         self.fill(shortest)
-        if len(self.kept) == len(self.stays):
+        if len(self.kept) == len(self.intervals):
             return
         self._climb(shortest, largest)
         random = Random(0)
         for _ in range(rounds):
-            if self._work > _WORK or len(self.kept) == len(self.stays):
+            if self._work > _WORK or len(self.kept) == len(self.intervals):
                 return
             before, saved = set(self.kept), self.saved
-            outside = sorted(set(range(len(self.stays))) - self.kept)
+            outside = sorted(set(range(len(self.intervals))) - self.kept)
             wanted = random.choice(outside)
             for index in sorted(self._against(wanted)):
                 self._remove(index)
-            if self._tightest(wanted)[0] >= self.stays[wanted].size:
+            if self._tightest(wanted)[0] >= self.intervals[wanted].size:
                 self._add(wanted)
             self.fill(random.sample(shortest, len(shortest)))
             self._climb(shortest, largest)
@@ -171,11 +175,11 @@ class Packing:
                     self._add(index)
 
     def _against(self, wanted: int) -> set[int]:
-        """Kept stays at accesses where the wanted one does not fit."""
+        """Kept intervals at accesses where the wanted one does not fit."""
         found: set[int] = set()
         for span in self._spans(wanted):
             for slack, covered in zip(self._slack[span], self._cover[span], strict=True):
-                if slack < self.stays[wanted].size:
+                if slack < self.intervals[wanted].size:
                     found |= covered
         return found
 
@@ -188,44 +192,46 @@ class Packing:
             self.fill(shortest)
 
     def _bring(self, wanted: int) -> bool:
-        """Keeps a stay in exchange for cheaper ones, if there are such."""
-        leaving = self._exchange(wanted, self.stays[wanted].size, _DEPTH)
+        """Keeps an interval in exchange for cheaper ones, if there are such."""
+        leaving = self._exchange(wanted, self.intervals[wanted].size, _DEPTH)
         if leaving is None:
             return False
         self._add(wanted)
         return True
 
     def _exchange(self, wanted: int, worth: int, depth: int) -> list[int] | None:
-        """Removes kept stays of together less than ``worth`` bytes so that the wanted one fits, or none at all."""
+        """Removes kept intervals of together less than ``worth`` bytes so that the wanted one fits, or none at all."""
         least, where = self._tightest(wanted)
         if self._work > _WORK:
             return None
-        if least >= self.stays[wanted].size:
+        if least >= self.intervals[wanted].size:
             return []
         if depth == 0:
             return None
-        candidates = sorted((i for i in self._cover[where] if self.stays[i].size < worth), key=self._price)
+        candidates = sorted(
+            (i for i in self._cover[where] if self.intervals[i].size < worth), key=self._price
+        )
         for index in candidates:
             self._remove(index)
-            more = self._exchange(wanted, worth - self.stays[index].size, depth - 1)
+            more = self._exchange(wanted, worth - self.intervals[index].size, depth - 1)
             if more is not None:
                 return [index, *more]
             self._add(index)
         return None
 
     def _price(self, index: int) -> tuple[int, int, int]:
-        return self.stays[index].size, -self.stays[index].length, index
+        return self.intervals[index].size, -self.intervals[index].length, index
 
     def _release(self, index: int, orders: Sequence[Mapping[int, int]]) -> bool:
-        """Lets one stay go if others that then fit save more."""
+        """Lets one interval go if others that then fit save more."""
         if self._work > _WORK:
             return False
-        size = self.stays[index].size
+        size = self.intervals[index].size
         near = self._near(index)
         for order in orders:
             self._remove(index)
             added = self.fill(sorted(near, key=order.__getitem__))
-            if sum(self.stays[i].size for i in added) > size:
+            if sum(self.intervals[i].size for i in added) > size:
                 return True
             for other in added:
                 self._remove(other)
@@ -233,13 +239,13 @@ class Packing:
         return False
 
     def _near(self, index: int) -> list[int]:
-        """Stays outside that share an access with this one."""
-        period, stay = len(self._slack), self.stays[index]
-        self._work += len(self.stays) // 10
-        after = (self._starts - stay.start) % period < stay.length
-        before = (stay.start - self._starts) % period < self._lengths
+        """Intervals outside that share an access with this one."""
+        period, interval = len(self._slack), self.intervals[index]
+        self._work += len(self.intervals) // 10
+        after = (self._starts - interval.start) % period < interval.length
+        before = (interval.start - self._starts) % period < self._lengths
         return [i for i in np.flatnonzero(after | before).tolist() if i not in self.kept and i != index]
 
     def resident(self) -> list[frozenset[int]]:
         """Chunks that stay at each access of the period; those in use are not among them."""
-        return [frozenset(self.stays[i].chunk for i in covered) for covered in self._cover]
+        return [frozenset(self.intervals[i].chunk for i in covered) for covered in self._cover]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fastfold.memory.planner.interval_packing import Packing, Stay, all_stays
+from fastfold.memory.planner.interval_packing import IntervalPacking, ResidencyInterval, residency_intervals
 from fastfold.memory.planner.schedule import (
     Access,
     BudgetError,
@@ -154,10 +154,13 @@ def choose_spans(
     if smallest_budget(trace, sizes) > budget:
         return frozenset()
     room = [budget - access.other - sum(map(sizes.__getitem__, access.chunks)) for access in trace]
-    stays = all_stays([access.chunks for access in trace], sizes, 1, volatile)
-    first = len(stays)
-    stays += [Stay(-1 - i, span.first, span.last - span.first + 1, span.size) for i, span in enumerate(spans)]
-    packing = Packing(room, stays, ())
+    intervals = residency_intervals([access.chunks for access in trace], sizes, 1, volatile)
+    first = len(intervals)
+    intervals += [
+        ResidencyInterval(-1 - i, span.first, span.last - span.first + 1, span.size)
+        for i, span in enumerate(spans)
+    ]
+    packing = IntervalPacking(room, intervals, ())
     packing.improve()
     return frozenset(index - first for index in packing.kept if index >= first)
 
@@ -177,26 +180,26 @@ def _pack(
     budget: int,
     volatile: frozenset[Chunk],
     resident: frozenset[Chunk],
-) -> Packing:
-    """The best packing of stays that was found, over as many cycles as it takes to repeat."""
+) -> IntervalPacking:
+    """The best packing of intervals that was found, over as many cycles as it takes to repeat."""
     uses = [access.chunks for access in trace]
     room = [budget - access.other - sum(map(sizes.__getitem__, access.chunks)) for access in trace]
     repeating = _farthest_next_use(trace, sizes, budget, volatile, resident)
-    stays = all_stays(uses, sizes, len(repeating), volatile)
+    intervals = residency_intervals(uses, sizes, len(repeating), volatile)
     here = [step.resident for cycle in repeating for step in cycle]
     kept = [
         index
-        for index, stay in enumerate(stays)
-        if all(stay.chunk in here[(stay.start + i) % len(here)] for i in range(stay.length))
+        for index, interval in enumerate(intervals)
+        if all(interval.chunk in here[(interval.start + i) % len(here)] for i in range(interval.length))
     ]
-    best = Packing(room * len(repeating), stays, kept)
-    if len({stay.size for stay in stays}) < 2:
-        best.fill(range(len(stays)))
+    best = IntervalPacking(room * len(repeating), intervals, kept)
+    if len({interval.size for interval in intervals}) < 2:
+        best.fill(range(len(intervals)))
         return best
     best.improve()
     cycles = len(repeating)
     for count in range(1, 1 + min(_PERIODS, _SHORT // len(trace))):
-        other = Packing(room * count, all_stays(uses, sizes, count, volatile), ())
+        other = IntervalPacking(room * count, residency_intervals(uses, sizes, count, volatile), ())
         other.improve()
         if other.saved * cycles > best.saved * count:
             best, cycles = other, count
