@@ -25,7 +25,7 @@ class Placement:
     def __init__(self, optimizer: ParallelOptimizer) -> None:
         self._optimizer = optimizer
 
-    def at_home(self) -> AbstractContextManager[None]:
+    def params_on_host(self) -> AbstractContextManager[None]:
         """Inside, parameters and gradients are plain tensors, to be read and changed at will."""
         return nullcontext()
 
@@ -70,16 +70,16 @@ class Managed(Placement):
             statistics=context.cpu_group,
         )
 
-    def at_home(self) -> AbstractContextManager[None]:
-        """Inside, parameters and gradients are plain tensors at home."""
-        return self.manager.at_home()
+    def params_on_host(self) -> AbstractContextManager[None]:
+        """Inside, parameters and gradients are plain tensors on the host."""
+        return self.manager.params_on_host()
 
     def running(self) -> AbstractContextManager[None]:
         """Inside, operators take room on the device."""
         return self.manager.device.running()
 
     def step(self) -> None:
-        """The optimizer's step, at home."""
+        """The optimizer's step, on the host."""
         self.manager.step()
         self.manager.zero_grad()
 

@@ -131,7 +131,7 @@ class Trainer:
         # So checkpoints always have the same tensors.
         self._optimizer.initialise()
         self.placement = place(self.model, self._optimizer, config.memory, context)
-        ema.reach = self.placement.at_home
+        ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
         self.signalled = False  # this process was told to stop
         self._stop = False  # some process was
@@ -184,7 +184,7 @@ class Trainer:
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
             with self.placement.running():
                 numbers = self._sample(draw.sample, recycles)
-            with self.placement.at_home():
+            with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
             share.residues += len(draw.sample[f"{LABELS}aatype"])
             if not all(math.isfinite(numbers[key]) for key in ("loss", "gradient_norm")):
@@ -210,7 +210,7 @@ class Trainer:
             self._skip(names)
         else:
             self.progress.bad_in_a_row = 0
-            with self.placement.at_home():
+            with self.placement.params_on_host():
                 total["mean_gradient_norm"] = self._gradients.finish(batch)
             for group in self._optimizer.param_groups:
                 group["lr"] = total["lr"]
@@ -246,7 +246,7 @@ class Trainer:
     def _skip(self, names: list[str]) -> None:
         """Leave out a step on all processes because of samples whose numbers are not finite."""
         progress = self.progress
-        with self.placement.at_home():
+        with self.placement.params_on_host():
             self._gradients.discard()
         progress.skipped += 1
         progress.bad_in_a_row += 1
@@ -272,7 +272,7 @@ class Trainer:
         """Start writing a checkpoint of everything that the next step depends on."""
         loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
-        with self.placement.at_home():
+        with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
     def restore(self, resume: str) -> bool:
@@ -287,7 +287,7 @@ class Trainer:
         path = self.checkpoints.find(resume)
         if path is None:
             return False
-        with self.placement.at_home():
+        with self.placement.params_on_host():
             tensors = self._tensors()
             state = self.checkpoints.load(path, tensors)
             self._take(tensors)

@@ -76,18 +76,18 @@ class Device(Tier):
         """Takes a buffer's memory away again."""
         raise NotImplementedError
 
-    def send(self, tensor: Tensor, home: Tier) -> Tensor:
+    def send(self, tensor: Tensor, host: Tier) -> Tensor:
         """A copy of a dense tensor's memory, flat, on another tier."""
         with self.host_work(), torch.no_grad():
-            copy = home.allocate(tensor.numel(), tensor.dtype, "activations")
+            copy = host.allocate(tensor.numel(), tensor.dtype, "activations")
             copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
         return copy
 
-    def bring(self, home: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    def bring(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
         """The tensor that :meth:`send` copied, on the device again."""
         with self.host_work():
-            waiting = home.as_strided(tuple(shape), tuple(stride))
-        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=home.dtype, device=self.device)
+            waiting = host_copy.as_strided(tuple(shape), tuple(stride))
+        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         return back.copy_(waiting)
 
     @contextmanager
@@ -95,7 +95,7 @@ class Device(Tier):
         """Operators inside run on this device; only a simulated one needs to be told."""
         yield
 
-    def elsewhere(self) -> int:
+    def other_bytes(self) -> int:
         """Bytes of things other than chunks now."""
         raise NotImplementedError
 
@@ -159,27 +159,27 @@ class CudaDevice(Device):
         buffer.untyped_storage().resize_(0)
         self._discharge(buffer.nbytes)
 
-    def send(self, tensor: Tensor, home: Tier) -> Tensor:
+    def send(self, tensor: Tensor, host: Tier) -> Tensor:
         """Copies on the side stream; the tensor's memory is not reused before that is done."""
-        copy = home.allocate(tensor.numel(), tensor.dtype, "activations")
+        copy = host.allocate(tensor.numel(), tensor.dtype, "activations")
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream), torch.no_grad():
             copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor, non_blocking=True)
         tensor.record_stream(self._stream)
         return copy
 
-    def bring(self, home: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    def bring(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
         """Copies on the side stream, after :meth:`send`; operators queued after this find the contents."""
         main = torch.cuda.current_stream(self.device)
-        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=home.dtype, device=self.device)
+        back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream), torch.no_grad():
-            back.copy_(home.as_strided(tuple(shape), tuple(stride)), non_blocking=True)
+            back.copy_(host_copy.as_strided(tuple(shape), tuple(stride)), non_blocking=True)
         main.wait_stream(self._stream)
         back.record_stream(self._stream)
         return back
 
-    def elsewhere(self) -> int:
+    def other_bytes(self) -> int:
         """What PyTorch has allocated, without chunks."""
         return max(0, torch.cuda.memory_allocated(self.device) - self.used)
 

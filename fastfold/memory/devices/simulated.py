@@ -74,7 +74,7 @@ class SimulatedDevice(Device):
         _poison(buffer)
         self._discharge(buffer.nbytes)
 
-    def elsewhere(self) -> int:
+    def other_bytes(self) -> int:
         """Bytes of operators' tensors now."""
         return self.other
 

@@ -1,9 +1,9 @@
-"""Saved activations between the forward and the backward pass: kept, recomputed, or sent home.
+"""Saved activations between the forward and the backward pass: kept, recomputed, or sent to the host.
 
 What autograd saves is used again in reverse order, so its next use is as well known as that of a chunk of parameters,
 and one plan decides about both (:func:`fastfold.memory.planner.planner.choose_spans`). A block may be recomputed: then
-its inputs alone are saved, and these may wait at home. In a first step, before anything has been measured, every block
-is recomputed and everything else that is saved goes home.
+its inputs alone are saved, and these may wait on the host. In a first step, before anything has been measured, every
+block is recomputed and everything else that is saved goes to the host.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Ledger(Protocol):
 
 
 class _Saved:
-    """A tensor that autograd has saved: here, or its copy at home."""
+    """A tensor that autograd has saved: here, or its host copy."""
 
-    def __init__(self, key: SpanKey, here: Tensor | None, home: Tensor | None, like: Tensor) -> None:
-        self.key, self.here, self.home = key, here, home
+    def __init__(self, key: SpanKey, here: Tensor | None, host_copy: Tensor | None, like: Tensor) -> None:
+        self.key, self.here, self.host_copy = key, here, host_copy
         self.shape, self.stride = like.shape, like.stride()
 
 
@@ -53,16 +53,16 @@ class SavedTensors:
 
     Args:
         device: What computes.
-        home: Where tensors wait.
+        host: Where tensors wait.
         ledger: Who plans.
 
     Attributes:
-        sent: Bytes sent home so far; as many come back when they are used.
+        sent: Bytes sent to the host so far; as many come back when they are used.
         recomputed: Calls of blocks that were recomputed.
     """
 
-    def __init__(self, device: Device, home: Tier, ledger: Ledger) -> None:
-        self.device, self.home, self.ledger = device, home, ledger
+    def __init__(self, device: Device, host: Tier, ledger: Ledger) -> None:
+        self.device, self.host, self.ledger = device, host, ledger
         self.sent = self.recomputed = 0
         self._call = -1
         self._count = 0
@@ -82,7 +82,7 @@ class SavedTensors:
         if self.ledger.stays(key, tensor.nbytes):
             return _Saved(key, tensor, None, tensor)
         self.sent += tensor.nbytes
-        return _Saved(key, None, self.device.send(tensor, self.home), tensor)
+        return _Saved(key, None, self.device.send(tensor, self.host), tensor)
 
     def _unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
@@ -90,8 +90,8 @@ class SavedTensors:
         self.ledger.used(saved.key)
         if saved.here is not None:
             return saved.here
-        assert saved.home is not None
-        return self.device.bring(saved.home, saved.shape, saved.stride)
+        assert saved.host_copy is not None
+        return self.device.bring(saved.host_copy, saved.shape, saved.stride)
 
     # Blocks
 
@@ -146,12 +146,12 @@ class SavedTensors:
                 return forward(*args, **kwargs)
             self.recomputed += 1
             self.ledger.used(key)
-            before = self.device.elsewhere()
+            before = self.device.other_bytes()
             try:
                 return forward(*args, **kwargs)
             finally:
                 # It ends by an exception as soon as everything saved is there again.
-                self.ledger.resize(key, max(0, self.device.elsewhere() - before))
+                self.ledger.resize(key, max(0, self.device.other_bytes() - before))
 
         return run
 

@@ -1,8 +1,8 @@
-"""Every chunk's home and its copy on the device.
+"""Every chunk's host copy and its copy on the device.
 
-The home copies (host memory or memory-mapped files, or the device itself) are the truth: the optimizer works on them,
-and checkpoints are read from them. Device copies are only read, so that leaving the device costs nothing. A parameter
-whose chunk is away is a tensor of NaN with its usual shape.
+The host copies (in host memory or memory-mapped files, or the device itself) are the truth: the optimizer works on
+them, and checkpoints are read from them. Device copies are only read, so that leaving the device costs nothing. A
+parameter whose chunk is away is a tensor of NaN with its usual shape.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ def _probed(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> dict[
 
 
 class ChunkStore:
-    """Moves chunks between their home and the device.
+    """Moves chunks between the host and the device.
 
     Args:
-        chunks: All of them; their parameters are moved home at once.
+        chunks: All of them; their parameters are moved to the host at once.
         device: What computes.
-        home: Where parameters, gradients and optimizer states live. The device itself: nothing ever moves.
+        host: Where parameters, gradients and optimizer states live. The device itself: nothing ever moves.
 
     Attributes:
         loads: Chunks brought to the device so far.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], device: Device, home: Tier) -> None:
-        self.chunks, self.device, self.home = chunks, device, home
-        self.fixed = home is device
+    def __init__(self, chunks: Sequence[Chunk], device: Device, host: Tier) -> None:
+        self.chunks, self.device, self.host = chunks, device, host
+        self.fixed = host is device
         self.loads = 0
-        self._homes: list[Tensor] = []
+        self._host_copies: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
         self._states: dict[tuple[int, str, torch.dtype], Tensor] = {}
-        self._at_home = 0
+        self._on_host = 0
         self._resident: set[int] = set()
         self._away: list[list[Tensor]] = []
         self._here: list[list[Tensor]] = []
@@ -79,11 +79,11 @@ class ChunkStore:
                 self._settle(chunk)
 
     def _settle(self, chunk: Chunk) -> None:
-        """First move home."""
+        """First move to the host."""
         buffer = self._allocate(chunk.numel, chunk.dtype, "parameters")
         for slot in chunk.slots:
             slot.view(buffer).copy_(slot.parameter)
-        self._homes.append(buffer)
+        self._host_copies.append(buffer)
         self._copies.append(buffer if self.fixed else self.device.reserve(chunk.numel, chunk.dtype))
         if self.fixed:
             chunk.become(ChunkState.HOLD)
@@ -99,7 +99,7 @@ class ChunkStore:
 
     def _allocate(self, numel: int, dtype: torch.dtype, what: str) -> Tensor:
         try:
-            return self.home.allocate(numel, dtype, what)
+            return self.host.allocate(numel, dtype, what)
         except DeviceFull as error:
             raise BudgetError(
                 f"policy 'cuda' keeps {what} on the device, and they do not fit: {error}. Policy 'auto' needs no more "
@@ -132,7 +132,7 @@ class ChunkStore:
         chunk, copy = self.chunks[index], self._copies[index]
         with self.device.host_work(), torch.no_grad():
             try:
-                self.device.fill(copy, self._homes[index])
+                self.device.fill(copy, self._host_copies[index])
             except DeviceFull as error:
                 needed = error.used + error.wanted
                 raise BudgetError(
@@ -160,17 +160,17 @@ class ChunkStore:
             self.device.wait(self._copies[index])
 
     def gradient(self, chunk: Chunk) -> Tensor:
-        """The flat gradients of a chunk, at home. Parts of parameters that got none are not defined."""
+        """The flat gradients of a chunk, on the host. Parts of parameters that got none are not defined."""
         if chunk.index not in self._gradients:
             self._gradients[chunk.index] = self._allocate(chunk.numel, chunk.dtype, "gradients")
         return self._gradients[chunk.index]
 
-    def home_of(self, chunk: Chunk) -> Tensor:
-        """The flat parameters of a chunk, at home."""
-        return self._homes[chunk.index]
+    def host_copy(self, chunk: Chunk) -> Tensor:
+        """The flat parameters of a chunk, on the host."""
+        return self._host_copies[chunk.index]
 
     def take_gradient(self, parameter: Tensor) -> None:
-        """Moves a gradient home, adding to what has come there since gradients were last cleared."""
+        """Moves a gradient to the host, adding to what has come there since gradients were last cleared."""
         chunk, slot = self._where[parameter]  # type: ignore[index]
         if chunk.state is not ChunkState.COMPUTE:
             raise RuntimeError(
@@ -201,7 +201,7 @@ class ChunkStore:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Inside, operators work on home copies, wherever these live."""
+        """Inside, operators work on host copies, wherever these live."""
         if self.fixed:
             yield
         else:
@@ -209,41 +209,41 @@ class ChunkStore:
                 yield
 
     @contextmanager
-    def at_home(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:
-        """Inside, parameters and their gradients are plain tensors at home, to be read and changed at will.
+    def params_on_host(self, chunks: Sequence[Chunk] | None = None) -> Iterator[None]:
+        """Inside, parameters and their gradients are plain tensors on the host, to be read and changed at will.
 
         Args:
             chunks: Only these; None for all.
         """
-        self._at_home += 1
-        if self._at_home > 1:
+        self._on_host += 1
+        if self._on_host > 1:
             try:
                 yield
             finally:
-                self._at_home -= 1
+                self._on_host -= 1
             return
         chosen = self.chunks if chunks is None else chunks
         try:
             with self.work():
                 for chunk in chosen:
-                    self._go_home(chunk)
+                    self._move_to_host(chunk)
                 yield
         finally:
-            self._at_home -= 1
+            self._on_host -= 1
             with self.device.host_work(), torch.no_grad():
                 for chunk in chosen:
-                    self._leave_home(chunk)
+                    self._leave_host(chunk)
 
-    def _go_home(self, chunk: Chunk) -> None:
-        # What is changed at home would be stale on the device.
+    def _move_to_host(self, chunk: Chunk) -> None:
+        # What is changed on the host would be stale on the device.
         if not self.fixed and chunk.state is not ChunkState.FREE:
             self.evict(chunk.index)
         for slot in chunk.slots:
-            slot.parameter.data = slot.view(self._homes[chunk.index])
+            slot.parameter.data = slot.view(self._host_copies[chunk.index])
             arrived = slot.name in chunk.arrived
             slot.parameter.grad = slot.view(self._gradients[chunk.index]) if arrived else None
 
-    def _leave_home(self, chunk: Chunk) -> None:
+    def _leave_host(self, chunk: Chunk) -> None:
         for slot in chunk.slots:
             gradient, slot.parameter.grad = slot.parameter.grad, None
             if gradient is None:
@@ -257,13 +257,13 @@ class ChunkStore:
             self._place(chunk, self._away)
 
     def release(self) -> None:
-        """Makes the parameters plain tensors at home for good, with their gradients."""
+        """Makes the parameters plain tensors on the host for good, with their gradients."""
         with self.device.host_work(), torch.no_grad():
             for chunk in self.chunks:
-                self._go_home(chunk)
+                self._move_to_host(chunk)
 
     def settle_states(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> None:
-        """Moves the optimizer's states of a chunk home; those that are there stay."""
+        """Moves the optimizer's states of a chunk to the host; those that are there stay."""
         with self.device.host_work(), torch.no_grad():
             for slot in chunk.slots:
                 states: dict[str, Any] = optimizer.state.get(slot.parameter, {})

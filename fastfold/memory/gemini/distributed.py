@@ -69,8 +69,8 @@ class Ranks:
     def publish(self, store: ChunkStore, chunk: Chunk) -> None:
         """Every rank gets the parameters that a chunk's owner has stepped."""
         if self.shard:
-            with store.at_home([chunk]), torch.no_grad():
-                dist.broadcast(store.home_of(chunk), self._owner(chunk), group=self.group)
+            with store.params_on_host([chunk]), torch.no_grad():
+                dist.broadcast(store.host_copy(chunk), self._owner(chunk), group=self.group)
 
     def gather_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
         """Gives every rank the optimizer's states of all chunks, to be written down (a collective)."""

@@ -16,7 +16,7 @@ from fastfold.memory.planner.planner import choose_spans, plan, with_spans
 from fastfold.memory.planner.schedule import NextUse, Plan, Step, choose_evictions
 
 # A training loop that never steps the optimizer must not be recorded for ever.
-_LONGEST = 100_000
+_MAX_ACCESSES = 100_000
 
 
 class _Cycle:
@@ -87,7 +87,7 @@ class Residency:
             self._release(index, self._pins[index])
         if key.evaluation:
             self._evaluation = _Cycle()
-        elif len(self._step.recorder) > _LONGEST:
+        elif len(self._step.recorder) > _MAX_ACCESSES:
             self.end_step()
         cycle = self._evaluation or self._step
         if len(cycle.recorder):
@@ -249,8 +249,8 @@ class Residency:
         """One access: evictions, loads and prefetches."""
         cycle = self._evaluation or self._step
         cycle.recorder.measured(self.store.device.mark())
-        elsewhere = self.store.device.elsewhere()
-        cycle.recorder.access(needed, elsewhere)
+        other_bytes = self.store.device.other_bytes()
+        cycle.recorder.access(needed, other_bytes)
         if self.store.fixed:
             return
         resident, trace, position = self.store.resident, cycle.trace, cycle.position
@@ -261,7 +261,7 @@ class Residency:
             return
         cycle.position += 1
         # What has stayed on the device since the recording (a batch, a kept loss) leaves less room than planned.
-        other = trace.accesses[position].other + max(0, elsewhere - trace.before[position])
+        other = trace.accesses[position].other + max(0, other_bytes - trace.before[position])
         if cycle.steps is not None:
             step = cycle.steps[position]
             as_planned = resident == cycle.before and self._fits(step, other)

@@ -8,7 +8,7 @@
 
 In the spirit of Colossal-AI's Gemini (Fang et al. 2022, "Parallel Training of Pre-Trained Models via Chunk-Based
 Dynamic Memory Management"): chunks of parameters come to the device when the operators need them, in an order that the
-last steps have shown; gradients and optimizer states live at home, where the optimizer works.
+last steps have shown; gradients and optimizer states live on the host, where the optimizer works.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Gemini:
 
     Args:
         model: Any module. Its parameters may be frozen, shared or unused; which are trainable is fixed from here on.
-        optimizer: Of these parameters; any of ``torch.optim`` that treats each parameter alone. It works at home, chunk
-            by chunk. None for inference.
+        optimizer: Of these parameters; any of ``torch.optim`` that treats each parameter alone. It works on the host,
+            chunk by chunk. None for inference.
         budget: Bytes on the device for chunks and activations together, such as ``"20GiB"``.
-        policy: ``"auto"``: at home on the host; on the device by the planner. ``"cpu"``: likewise, but off the device
-            after each use. ``"nvme"``: as ``auto``, at home in memory-mapped files. ``"cuda"``: all on the device, so
-            a budget smaller than parameters, gradients and optimizer states together is refused.
+        policy: ``"auto"``: on the host, and on the device by the planner. ``"cpu"``: the same, but off the device after
+            each use. ``"nvme"``: as ``auto``, in memory-mapped files instead of the host's memory. ``"cuda"``: all on
+            the device, so a budget smaller than parameters, gradients and optimizer states together is refused.
         device: What computes; None for a GPU where there is one, else a simulated device of that budget.
         nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files.
         lookahead: Operators by which loads start early.
@@ -61,8 +61,8 @@ class Gemini:
             :meth:`step` together.
         shard: Over ``group``, each rank keeps the optimizer's states of its share of the parameters alone (ZeRO stage
             1); :meth:`state_dict` is a collective then.
-        activations: Saved tensors are planned too: what the budget has no room for goes home until the backward pass.
-            Not with ``"cuda"``, under which nothing leaves the device.
+        activations: Saved tensors are planned too: what the budget has no room for goes to the host until the backward
+            pass. Not with ``"cuda"``, under which nothing leaves the device.
         recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network (which
             then must not checkpoint them itself): call by call the plan decides.
 
@@ -106,13 +106,13 @@ class Gemini:
                 setattr(buffer_owner, name, buffer.to(self.device.device))
                 self.device.hold(getattr(buffer_owner, name))
         self._check_smallest(chunks)
-        self.store = ChunkStore(chunks, self.device, self._home(nvme_folder))
+        self.store = ChunkStore(chunks, self.device, self._host_tier(nvme_folder))
         agree = self.ranks.agree if self.ranks.statistics else None
         self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
         self._undo: list[Callable[[], None]] = []
         self.saved: SavedTensors | None = None
         if activations and policy != "cuda":
-            self.saved = SavedTensors(self.device, self.store.home, self.residency)
+            self.saved = SavedTensors(self.device, self.store.host, self.residency)
             self._undo.append(self.saved.manage(recompute))
         self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
         self._stepping, self._managing = False, True
@@ -120,7 +120,7 @@ class Gemini:
 
     def _check_smallest(self, chunks: Sequence[Chunk]) -> None:
         """Refuses what cannot work at once."""
-        buffers = self.device.elsewhere()
+        buffers = self.device.other_bytes()
         if self.policy == "cuda":
             states = state_bytes(self.optimizer) if self.optimizer is not None else 0
             trained = sum(chunk.nbytes + chunk.numel * states for chunk in chunks if chunk.trainable)
@@ -138,7 +138,7 @@ class Gemini:
                 smallest,
             )
 
-    def _home(self, folder: str | os.PathLike[str] | None) -> Tier:
+    def _host_tier(self, folder: str | os.PathLike[str] | None) -> Tier:
         if self.policy == "cuda":
             return self.device
         if self.policy == "nvme":
@@ -148,7 +148,7 @@ class Gemini:
     # The optimizer
 
     def step(self) -> None:
-        """The optimizer's step, at home, for every parameter that has a gradient.
+        """The optimizer's step, on the host, for every parameter that has a gradient.
 
         Raises:
             ConfigError: There is no optimizer.
@@ -170,7 +170,7 @@ class Gemini:
                     here = {slot.parameter for slot in chunk.slots}
                     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                         group["params"] = [p for p in parameters if p in here]
-                    with self.store.at_home([chunk]):
+                    with self.store.params_on_host([chunk]):
                         optimizer.step()
                     self.store.settle_states(chunk, optimizer)
                 self.ranks.publish(self.store, chunk)
@@ -186,16 +186,16 @@ class Gemini:
 
     # Plain views
 
-    def at_home(self) -> AbstractContextManager[None]:
-        """Inside, all parameters and gradients are plain tensors at home.
+    def params_on_host(self) -> AbstractContextManager[None]:
+        """Inside, all parameters and gradients are plain tensors on the host.
 
         For what looks at or changes many of them: clipping of gradients, averages of weights, initialisation.
         """
         self.residency.end_step()
-        return self.store.at_home() if self._managing else nullcontext()
+        return self.store.params_on_host() if self._managing else nullcontext()
 
     def release(self) -> None:
-        """Ends the management: parameters, gradients and optimizer states are plain tensors at home from here on."""
+        """Ends the management: from now on parameters, gradients and optimizer states are plain tensors on the host."""
         self._managing = False
         self._hooks.remove()
         for undo in self._undo:
@@ -222,11 +222,11 @@ class Gemini:
             self.optimizer.load_state_dict(states["optimizer"])
 
     def _hook_checkpoints(self) -> None:
-        """State dicts, and whatever reads all parameters, find them at home."""
+        """State dicts, and whatever reads all parameters, find them on the host."""
         entered: list[AbstractContextManager[None]] = []
 
         def enter(*_: Any) -> None:
-            entered.append(self.at_home())
+            entered.append(self.params_on_host())
             entered[-1].__enter__()
 
         def leave(*_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Saved activations kept, recomputed or at home, by one plan with the parameters: equal losses, within the budget."""
+"""Saved activations kept, recomputed or on the host, by one plan with the parameters: equal losses within a budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def managed(budget: int, recompute: bool, policy: str = "auto") -> Managed:
 @pytest.mark.parametrize("policy", ["auto", "cpu", "nvme", "cuda"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_losses_are_bit_equal_whatever_happens_to_activations(policy, recompute):
-    """In the first step, when all goes home, and in later ones, when the planner chooses; the budget is hard."""
+    """In the first step, when all goes to the host, and in later ones, when the planner chooses; the budget is hard."""
     model = build(**SIZES)
     plain = Plain(model, adam(model))
     budget = 1 << 22 if policy == "cuda" else 200_000 if recompute else 300_000
@@ -97,16 +97,16 @@ def test_plans_are_followed_once_the_choice_is_made():
     assert reacted[2:] == [0, 0, 0]
 
 
-def test_what_is_at_home_is_given_back():
-    """After the backward pass nothing of a step's activations is left, at home or on the device."""
+def test_what_is_on_the_host_is_given_back():
+    """After the backward pass nothing of a step's activations is left, on the host or on the device."""
     run = managed(300_000, recompute=True)
     run.loss_step(0, length=LENGTH)
-    at_home = run.manager.store.home.used
+    on_host = run.manager.store.host.used
     for step in range(1, 4):
         run.loss_step(step, length=LENGTH)
-        assert run.manager.store.home.used == at_home
+        assert run.manager.store.host.used == on_host
         assert run.manager.device.other == 0
-    assert at_home > SMALLEST
+    assert on_host > SMALLEST
 
 
 def test_longer_inputs_are_measured_anew():
@@ -135,7 +135,7 @@ def test_dropout_in_recomputed_blocks():
             torch.manual_seed(step)
             with manager.device.running() if model is models[1] else nullcontext():
                 model(x).square().mean().backward()
-        with manager.at_home():
+        with manager.params_on_host():
             for a, b in zip(*(m.parameters() for m in models), strict=True):
                 assert torch.equal(a.grad, b.grad)
         manager.zero_grad()

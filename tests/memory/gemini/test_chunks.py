@@ -60,8 +60,8 @@ def test_frozen_parameters_and_parents_have_chunks_of_their_own():
 def test_a_modules_parameters_stay_together():
     """One operator, one chunk."""
     model = nn.Sequential(*(nn.Linear(3, i + 1) for i in range(9)))
-    home = {s.name: c.index for c in build_chunks(model) for s in c.slots}
-    assert all(home[f"{i}.weight"] == home[f"{i}.bias"] for i in range(9))
+    chunk_of = {s.name: c.index for c in build_chunks(model) for s in c.slots}
+    assert all(chunk_of[f"{i}.weight"] == chunk_of[f"{i}.bias"] for i in range(9))
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 60))

@@ -193,7 +193,7 @@ def test_no_gradient_is_lost_under_checkpointing(reentrant):
     for _ in range(3):
         for model in models:
             model(x).pow(2).mean().backward()
-        with manager.at_home():
+        with manager.params_on_host():
             for a, b in zip(*(m.parameters() for m in models), strict=True):
                 assert torch.equal(a.grad, b.grad)
         manager.zero_grad()
@@ -225,7 +225,7 @@ def test_killed_and_resumed_under_another_policy(policy, other):
     assert Plain(unmanaged, optimizer).loss_step(2) == expected[2]
 
 
-def test_clipping_at_home_equals_clipping():
+def test_clipping_on_the_host_equals_clipping():
     """What looks at all gradients finds them, and what it changes counts."""
     runs = [build() for _ in range(2)]
     optimizer = adam(runs[0])
@@ -236,7 +236,7 @@ def test_clipping_at_home_equals_clipping():
         for loss in losses:
             loss.backward()
         norm = nn.utils.clip_grad_norm_(runs[0].parameters(), 0.1)
-        with manager.at_home():
+        with manager.params_on_host():
             assert torch.equal(norm, nn.utils.clip_grad_norm_(runs[1].parameters(), 0.1))
         for run in (optimizer, manager):
             run.step()

@@ -53,7 +53,7 @@ def test_losses_and_parameters_are_those_of_the_unmanaged_run(policy):
     assert manager is not None
     if policy != "cuda":
         assert manager.store.loads > 0
-        assert all(home.is_pinned() for home in manager.store._homes) or policy == "nvme"
+        assert all(copy.is_pinned() for copy in manager.store._host_copies) or policy == "nvme"
 
 
 def test_the_budget_is_kept_by_what_pytorch_has_allocated():
@@ -97,14 +97,14 @@ def test_loads_run_beside_the_work_and_arrive_before_their_use():
 
 
 def test_what_is_sent_home_comes_back_although_its_memory_is_used_again():
-    """The copy home is not overtaken by the next owner of the memory, nor the way back by the copy home."""
+    """The copy to the host is not overtaken by the next owner of the memory, nor the way back by that copy."""
     device = CudaDevice(1 << 30, torch.device("cuda"))
-    home = Tier(pinned=True)
+    host = Tier(pinned=True)
     for value in range(5):
         x = torch.full((1 << 22,), float(value), device="cuda")
         torch.cuda._sleep(20_000_000)
         shape, stride = x.shape, x.stride()
-        waiting = device.send(x, home)
+        waiting = device.send(x, host)
         del x
         overwritten = torch.full((1 << 22,), -1.0, device="cuda")
         back = device.bring(waiting, shape, stride)
