@@ -20,7 +20,7 @@ from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
@@ -95,8 +95,8 @@ class ArtificialNetwork:
             for name, start in originals.items():
                 setattr(async_ops, name, start)
 
-    def _delayed(self, op: str, start: Callable[..., Pending]) -> Callable[..., Pending]:
-        def delayed(*arguments: Any, **named: Any) -> Pending:
+    def _delayed(self, op: str, start: Callable[..., AsyncResult]) -> Callable[..., AsyncResult]:
+        def delayed(*arguments: Any, **named: Any) -> AsyncResult:
             group = next(x for x in (*arguments, *named.values()) if isinstance(x, Group))
             with group.reporter.record() as log:
                 pending = start(*arguments, **named)
@@ -124,10 +124,10 @@ class ArtificialNetwork:
             self._added += left
 
 
-class _Delayed(Pending):
+class _Delayed(AsyncResult):
     """A collective whose result is not there before its message."""
 
-    def __init__(self, pending: Pending, wait: Callable[[], None]) -> None:
+    def __init__(self, pending: AsyncResult, wait: Callable[[], None]) -> None:
         super().__init__(pending.finish, pending.work)
         self._arrive = wait
 

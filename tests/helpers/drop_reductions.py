@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Box, Pending, ready
+from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
 from fastfold.parallel.comm.groups import Group
 
 REDUCTIONS = ("start_all_reduce", "start_reduce_scatter", "start_reduce")
@@ -21,12 +21,12 @@ SHIFTS = ("start_shift",)
 MOVES = ("start_redistribute",)
 
 
-def _local(name: str, args: tuple[object, ...]) -> Pending:
+def _local(name: str, args: tuple[object, ...]) -> AsyncResult:
     """What a rank would go on with if the reduction were forgotten: its own term, or its own part of what is moved."""
     x = args[0]
     assert isinstance(x, Tensor)
     if name == "start_redistribute":
-        return ready(_own_part(*args))  # type: ignore[arg-type]
+        return completed(_own_part(*args))  # type: ignore[arg-type]
     if name == "start_shift":
         _, offset, group, dim, sizes = args
         assert isinstance(offset, int)
@@ -35,14 +35,14 @@ def _local(name: str, args: tuple[object, ...]) -> Pending:
         assert isinstance(sizes, list)
         shape = list(x.shape)
         shape[dim] = sizes[(group.rank - offset) % group.size]
-        return ready(x.new_zeros(shape))
+        return completed(x.new_zeros(shape))
     if name != "start_reduce_scatter":
-        return ready(x.clone())
+        return completed(x.clone())
     _, dim, group, sizes = args
     assert isinstance(dim, int)
     assert isinstance(group, Group)
     assert isinstance(sizes, list)
-    return ready(x.split(sizes, dim)[group.rank])
+    return completed(x.split(sizes, dim)[group.rank])
 
 
 def _own_part(
@@ -75,8 +75,8 @@ def _without(
     calls: dict[Reduction, str] = {}
     counts: Counter[str] = Counter()
 
-    def wrapped(name: str) -> Callable[..., Pending]:
-        def reduction(*args: object) -> Pending:
+    def wrapped(name: str) -> Callable[..., AsyncResult]:
+        def reduction(*args: object) -> AsyncResult:
             group = next(arg for arg in args if isinstance(arg, Group))
             of_whom = f" of ranks {dist.get_process_group_ranks(group.process_group)}" if apart else ""
             this = group.name + of_whom, counts[group.name]

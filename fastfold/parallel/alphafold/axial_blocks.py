@@ -19,9 +19,9 @@ from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.parallel.alphafold.regather import FetchingStep
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import Pending, ready
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 
-Moving = Handle | Pending
+AsyncTensor = Handle | AsyncResult
 
 
 def works_in_place(policy: ExecutionPolicy) -> bool:
@@ -29,19 +29,21 @@ def works_in_place(policy: ExecutionPolicy) -> bool:
     return policy.inplace and not torch.is_grad_enabled()
 
 
-def switch_pair(shards: AxialShards, pair: Tensor, *, columns: bool, inplace: bool = False) -> Moving:
+def switch_pair(shards: AxialShards, pair: Tensor, *, columns: bool, inplace: bool = False) -> AsyncTensor:
     """Start switching the pair to a shard along its columns, or to one along its rows.
 
     In place it is done at once, and the result takes the memory of ``pair``.
     """
     cut, join = (-2, -3) if columns else (-3, -2)
     where = {"cut": cut, "join": join, "length": pair.shape[cut]}
-    return ready(shards.switch_into(pair, pair, **where)) if inplace else shards.switch_async(pair, **where)
+    return (
+        completed(shards.switch_into(pair, pair, **where)) if inplace else shards.switch_async(pair, **where)
+    )
 
 
 def switch_msa(
     shards: AxialShards, msa: Tensor, msa_mask: Tensor, *, residues: bool, home: Tensor | None = None
-) -> Moving:
+) -> AsyncTensor:
     """Start switching the MSA to a shard along its residues, or to one along its sequences.
 
     With a ``home`` it is done at once, over that tensor's memory if there is enough of it.
@@ -50,7 +52,9 @@ def switch_msa(
     cut, join, whole = (-2, -3, sequences) if residues else (-3, -2, length)
     where = {"cut": cut, "join": join, "length": whole}
     return (
-        shards.switch_async(msa, **where) if home is None else ready(shards.switch_into(msa, home, **where))
+        shards.switch_async(msa, **where)
+        if home is None
+        else completed(shards.switch_into(msa, home, **where))
     )
 
 
@@ -107,7 +111,7 @@ class AxialEvoformerBlock(EvoformerBlock):
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 
-    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, home: Tensor | None) -> Moving:
+    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, home: Tensor | None) -> AsyncTensor:
         return switch_msa(self.shards, msa, msa_mask, residues=False, home=home)
 
     def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, home: Tensor | None) -> Tensor:
@@ -172,10 +176,10 @@ class AxialBlockStack(BlockStack):
             msa = switch_msa(self.shards, msa, msa_mask, residues=False, home=home).wait()
         return msa, moving.wait()
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         """Start moving rows of the pair to what the blocks work on."""
         return switch_pair(self.shards, pair, columns=True, inplace=inplace)
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         """Start moving it back."""
         return switch_pair(self.shards, pair, columns=False, inplace=inplace)

@@ -15,7 +15,7 @@ from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.parallel.alphafold.axial_blocks import AxialBlockStack, AxialEvoformerBlock, Moving
+from fastfold.parallel.alphafold.axial_blocks import AsyncTensor, AxialBlockStack, AxialEvoformerBlock
 from fastfold.parallel.alphafold.axial_model import (
     AxialAlphaFold,
     AxialDistogramHead,
@@ -73,11 +73,11 @@ class GridBlockStack(AxialBlockStack):
         pair = super().forward(moving.wait(), pair_mask)
         return self._leaving(pair, pair_mask, inplace=False).wait()
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         rows, blocks = self._layouts(pair_mask.shape[-1])
         return redistribute_async(pair, (-3, -2), rows, blocks, self.layout.grid.whole)
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> Moving:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         rows, blocks = self._layouts(pair_mask.shape[-1])
         return redistribute_async(pair, (-3, -2), blocks, rows, self.layout.grid.whole)
 

@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending, landed
+from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.groups import Group, shard_slices
 
 CONTRACTIONS = ("auto", "terms", "channels")
@@ -98,13 +98,13 @@ class _Terms(Function):
         ctx.cut, ctx.blocks = cut, _term_blocks(left.shape[-3], step)
         out = _empty_result(left, right, cut)
 
-        def terms() -> Iterator[list[Pending]]:
+        def terms() -> Iterator[list[AsyncResult]]:
             for block in ctx.blocks:
                 product = block.of(left) @ block.of(right).mT
                 yield [async_ops.start_reduce_scatter(product, cut.dim, cut.group, cut.sizes)]
                 del product
 
-        for block, (part,) in zip(ctx.blocks, landed(terms()), strict=True):
+        for block, (part,) in zip(ctx.blocks, drain(terms()), strict=True):
             block.put(out, part)
         return out
 
@@ -115,7 +115,7 @@ class _Terms(Function):
         cut: Cut = ctx.cut
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         started = ([async_ops.start_gather(b.of(grad), cut.dim, cut.group, cut.sizes)] for b in ctx.blocks)
-        for block, (whole,) in zip(ctx.blocks, landed(started), strict=True):
+        for block, (whole,) in zip(ctx.blocks, drain(started), strict=True):
             block.put(grad_left, whole @ block.of(right))
             block.put(grad_right, whole.mT @ block.of(left))
         return grad_left, grad_right, None, None
@@ -135,15 +135,15 @@ class _Channels(Function):
             for b in ctx.blocks
         )
 
-        def products() -> Iterator[list[Pending]]:
-            for block, both in zip(ctx.blocks, landed(factors), strict=True):
+        def products() -> Iterator[list[AsyncResult]]:
+            for block, both in zip(ctx.blocks, drain(factors), strict=True):
                 if keeps:
                     kept.extend(both)
                 product = both[0] @ both[1].mT
                 del both
                 yield [_from_channels(product, cut.dim, cut.sizes, block, cut.group)]
 
-        for block, (part,) in zip(ctx.blocks, landed(products()), strict=True):
+        for block, (part,) in zip(ctx.blocks, drain(products()), strict=True):
             block.put(out, part)
         ctx.save_for_backward(*kept)
         return out
@@ -155,13 +155,13 @@ class _Channels(Function):
         grads = [grad.new_empty(shape) for shape in ctx.shapes]
         arriving = ([_to_channels(b.of(grad), cut.dim, cut.sizes, b, cut.group)] for b in ctx.blocks)
 
-        def gradients() -> Iterator[list[Pending]]:
-            blocks = zip(ctx.blocks, landed(arriving), kept[::2], kept[1::2], strict=True)
+        def gradients() -> Iterator[list[AsyncResult]]:
+            blocks = zip(ctx.blocks, drain(arriving), kept[::2], kept[1::2], strict=True)
             for block, (whole,), left, right in blocks:
                 both = whole @ right, whole.mT @ left
                 yield [_from_channels(x, last, cut.contracted, block, cut.group) for x in both]
 
-        for block, parts in zip(ctx.blocks, landed(gradients()), strict=True):
+        for block, parts in zip(ctx.blocks, drain(gradients()), strict=True):
             for of_all, part in zip(grads, parts, strict=True):
                 block.put(of_all, part)
         return *grads, None, None
@@ -173,12 +173,12 @@ def _empty_result(left: Tensor, right: Tensor, cut: Cut) -> Tensor:
     return left.new_empty(shape)
 
 
-def _to_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> Pending:
+def _to_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> AsyncResult:
     """Start switching shards along ``dim`` of a block's channels to whole matrices of this rank's channels."""
     return async_ops.start_all_to_all(x, x.dim() - 3, dim, group, block.sizes, sizes)
 
 
-def _from_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> Pending:
+def _from_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> AsyncResult:
     """Start undoing :func:`_to_channels`."""
     return async_ops.start_all_to_all(x, dim, x.dim() - 3, group, sizes, block.sizes)
 

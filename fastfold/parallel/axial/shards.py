@@ -22,7 +22,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.axial.matmul import Cut, contract
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import landed
+from fastfold.parallel.comm.async_ops import drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.data_parallel.buckets import Buckets
@@ -93,7 +93,7 @@ class AxialShards:
         started = (
             [async_ops.start_all_to_all(x[..., block], *dims, self.group, sizes, joined)] for block in blocks
         )
-        for block, (part,) in zip(blocks, landed(started), strict=True):
+        for block, (part,) in zip(blocks, drain(started), strict=True):
             out[..., block] = part
         return out
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.async_ops import AsyncResult
 
-Start = Callable[[Tensor], Pending]
+Start = Callable[[Tensor], AsyncResult]
 
 
 @dataclass
@@ -28,7 +28,7 @@ class _Exchange:
 
     forward: Start
     backward: Start
-    pending: Pending | None = None
+    pending: AsyncResult | None = None
 
     def take(self) -> Tensor:
         assert self.pending is not None
@@ -53,7 +53,7 @@ class _Launch(Function):
         return ctx.shared.take(), None
 
 
-class _Land(Function):
+class _Complete(Function):
     """Waits for the collective forward; starts the gradient's backward."""
 
     @staticmethod
@@ -79,5 +79,5 @@ class Handle:
     def wait(self) -> Tensor:
         """The result. On a GPU the current stream waits for it, not the host."""
         if self._result is None:
-            self._result = _Land.apply(self._token, self._shared)
+            self._result = _Complete.apply(self._token, self._shared)
         return self._result

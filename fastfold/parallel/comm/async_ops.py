@@ -1,6 +1,6 @@
 """Starting collectives: the only file that talks to torch.distributed about tensors.
 
-Every function starts one collective and returns at once; :meth:`Pending.wait` gives the result. Nothing here
+Every function starts one collective and returns at once; :meth:`AsyncResult.wait` gives the result. Nothing here
 is differentiable (``collectives.py`` is), and the choice of the primitive by backend and by evenness is made
 here alone: even shards use the backend's own collective, uneven ones an all-to-all of exactly the bytes
 that are needed, because the backends' gather and reduce-scatter want equal shards and padding would
@@ -27,7 +27,7 @@ Box = tuple[slice, ...]
 
 
 @dataclass
-class Pending:
+class AsyncResult:
     """A collective under way.
 
     Attributes:
@@ -54,14 +54,14 @@ def _taken() -> Tensor:
     raise RuntimeError("the result of a collective was asked for twice")
 
 
-def ready(x: Tensor) -> Pending:
+def completed(x: Tensor) -> AsyncResult:
     """A result that needs no communication."""
-    return Pending(lambda: x)
+    return AsyncResult(lambda: x)
 
 
-def landed(started: Iterable[Sequence[Pending]]) -> Iterator[list[Tensor]]:
+def drain(started: Iterable[Sequence[AsyncResult]]) -> Iterator[list[Tensor]]:
     """Results of collectives, each waited for when the ones after it have been started."""
-    under_way: Sequence[Pending] = ()
+    under_way: Sequence[AsyncResult] = ()
     for pending in started:
         done, under_way = under_way, pending
         if done:
@@ -93,7 +93,7 @@ def _exchange(
 
 def _start_join(
     op: str, pieces: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int, group: Group
-) -> Pending:
+) -> AsyncResult:
     """Send piece i to rank i, and concatenate along ``dim`` what the ranks send, of these shapes."""
     numbers = [shape.numel() for shape in shapes]
     buffer, work = _exchange(op, pieces, numbers, group)
@@ -102,10 +102,10 @@ def _start_join(
         parts = buffer.split(numbers)
         return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim)
 
-    return Pending(finish, work)
+    return AsyncResult(finish, work)
 
 
-def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
+def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
     x = x.contiguous()
     if _even(sizes):
@@ -114,25 +114,25 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pen
         group.report("all_gather", (group.size - 1) * x.numel() * x.element_size())
         # One operation for all ranks' shards: hundreds of views would take longer than the communication.
         shards = flat.view(group.size, *x.shape)
-        return Pending(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work)
+        return AsyncResult(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work)
     shapes = [torch.Size((*x.shape[:dim], size, *x.shape[dim + 1 :])) for size in sizes]
     return _start_join("all_gather", [x] * group.size, shapes, dim, group)
 
 
-def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Pending:
+def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
     if _even(sizes) and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
         stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
         out = x.new_empty(stacked.shape[1:])
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
-        return Pending(lambda: out, work)
+        return AsyncResult(lambda: out, work)
     # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that. And
     # backends round half precision after every addition, where a sum over hundreds of ranks is to be rounded once.
     pieces = x.split(list(sizes), dim)
     shape = pieces[group.rank].shape
     buffer, work = _exchange("reduce_scatter", pieces, [shape.numel()] * group.size, group)
-    return Pending(lambda: buffer.view(group.size, *shape).sum(0), work)
+    return AsyncResult(lambda: buffer.view(group.size, *shape).sum(0), work)
 
 
 def start_all_to_all(
@@ -142,7 +142,7 @@ def start_all_to_all(
     group: Group,
     split_sizes: Sequence[int],
     concat_sizes: Sequence[int],
-) -> Pending:
+) -> AsyncResult:
     """Cut ``split_dim`` into shards for the ranks, and join what they send along ``concat_dim``."""
     pieces = x.split(list(split_sizes), split_dim)
     shapes = []
@@ -154,33 +154,33 @@ def start_all_to_all(
     return _start_join("all_to_all", pieces, shapes, concat_dim, group)
 
 
-def start_all_reduce(x: Tensor, group: Group) -> Pending:
+def start_all_reduce(x: Tensor, group: Group) -> AsyncResult:
     """Sum over the ranks, on every rank."""
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.all_reduce(out, group=group.process_group, async_op=True)
     group.report("all_reduce", 2 * (group.size - 1) / group.size * out.numel() * out.element_size())
-    return Pending(lambda: out, work)
+    return AsyncResult(lambda: out, work)
 
 
-def start_broadcast(x: Tensor, source: int, group: Group) -> Pending:
+def start_broadcast(x: Tensor, source: int, group: Group) -> AsyncResult:
     """The tensor of rank ``source`` of the group, on every rank; the others give one of its shape."""
     # The source's own tensor is only read; another's is written, so the one given is left alone.
     out = x.contiguous() if group.rank == source else x.new_empty(x.shape)
     work = dist.broadcast(out, group=group.process_group, group_src=source, async_op=True)
     group.report("broadcast", (group.size - 1) / group.size * out.numel() * out.element_size())
-    return Pending(lambda: out, work)
+    return AsyncResult(lambda: out, work)
 
 
-def start_reduce(x: Tensor, target: int, group: Group) -> Pending:
+def start_reduce(x: Tensor, target: int, group: Group) -> AsyncResult:
     """Sum over the ranks on rank ``target`` of the group, zeros on the others."""
     out = x.clone(memory_format=torch.contiguous_format)
     work = dist.reduce(out, group=group.process_group, group_dst=target, async_op=True)
     group.report("reduce", (group.size - 1) / group.size * out.numel() * out.element_size())
     # The other ranks' buffers hold partial sums afterwards.
-    return Pending(lambda: out if group.rank == target else out.zero_(), work)
+    return AsyncResult(lambda: out if group.rank == target else out.zero_(), work)
 
 
-def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> Pending:
+def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[int]) -> AsyncResult:
     """Send to the rank ``offset`` further round the ring, receive from the one ``offset`` before.
 
     ``sizes`` are the lengths along ``dim`` of what each rank sends.
@@ -191,12 +191,12 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
     received = [shape.numel() if rank == source else 0 for rank in range(group.size)]
     pieces = [x if rank == target else empty for rank in range(group.size)]
     buffer, work = _exchange("shift", pieces, received, group)
-    return Pending(lambda: buffer.view(shape), work)
+    return AsyncResult(lambda: buffer.view(shape), work)
 
 
 def start_redistribute(
     x: Tensor, dims: Sequence[int], source: Sequence[Box], target: Sequence[Box], group: Group
-) -> Pending:
+) -> AsyncResult:
     """Move what the ranks hold from one layout to another; every element of the target lies in one source.
 
     ``dims`` are the dimensions that the boxes are about, ``source`` and ``target`` the box of each rank. The other
@@ -216,7 +216,7 @@ def start_redistribute(
             _cut(out, dims, wanted, box).copy_(part.view(size))
         return out
 
-    return Pending(finish, work)
+    return AsyncResult(finish, work)
 
 
 def _common(one: slice, other: slice) -> slice:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import Pending, ready
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group, shard_sizes
 
 
@@ -68,13 +68,13 @@ def gather_async(
     dim = _axis(x, dim)
     lengths = _shards(x, dim, group, sizes)
 
-    def backward(gradient: Tensor) -> Pending:
+    def backward(gradient: Tensor) -> AsyncResult:
         if same_after:
-            return ready(_own(gradient, dim, group, lengths).contiguous())
+            return completed(_own(gradient, dim, group, lengths).contiguous())
         return async_ops.start_reduce_scatter(gradient, dim, group, lengths)
 
     if group.size == 1:
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     return Handle(x, lambda t: async_ops.start_gather(t, dim, group, lengths), backward)
 
 
@@ -102,10 +102,10 @@ def scatter_async(x: Tensor, dim: int, group: Group, sizes: Sequence[int] | None
     dim = _axis(x, dim)
     lengths = _parts(x, dim, group, sizes)
     if group.size == 1:
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     return Handle(
         x,
-        lambda t: ready(_own(t, dim, group, lengths).contiguous()),
+        lambda t: completed(_own(t, dim, group, lengths).contiguous()),
         lambda gradient: async_ops.start_gather(gradient, dim, group, lengths),
     )
 
@@ -132,7 +132,7 @@ def reduce_scatter_async(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
     dim = _axis(x, dim)
     lengths = _parts(x, dim, group, sizes)
     if group.size == 1:
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     return Handle(
         x,
         lambda t: async_ops.start_reduce_scatter(t, dim, group, lengths),
@@ -171,7 +171,7 @@ def all_to_all_async(
     cut = _parts(x, split_dim, group, split_sizes)
     joined = _shards(x, concat_dim, group, concat_sizes)
     if group.size == 1:
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     return Handle(
         x,
         lambda t: async_ops.start_all_to_all(t, split_dim, concat_dim, group, cut, joined),
@@ -209,8 +209,8 @@ def all_to_all(
 def all_reduce_async(x: Tensor, group: Group) -> Handle:
     """Start :func:`all_reduce`."""
     if group.size == 1:
-        return Handle(x, ready, ready)
-    return Handle(x, lambda t: async_ops.start_all_reduce(t, group), ready)
+        return Handle(x, completed, completed)
+    return Handle(x, lambda t: async_ops.start_all_reduce(t, group), completed)
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
@@ -225,8 +225,8 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 def all_reduce_gradient_async(x: Tensor, group: Group) -> Handle:
     """Start :func:`all_reduce_gradient` (of which only the gradient communicates)."""
     if group.size == 1:
-        return Handle(x, ready, ready)
-    return Handle(x, ready, lambda gradient: async_ops.start_all_reduce(gradient, group))
+        return Handle(x, completed, completed)
+    return Handle(x, completed, lambda gradient: async_ops.start_all_reduce(gradient, group))
 
 
 def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
@@ -237,7 +237,7 @@ def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
 def broadcast_async(x: Tensor, source: int, group: Group) -> Handle:
     """Start :func:`broadcast`."""
     if group.size == 1:
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     return Handle(
         x,
         lambda t: async_ops.start_broadcast(t, source, group),
@@ -263,7 +263,7 @@ def ring_shift_async(
     dim = _axis(x, dim)
     lengths = _shards(x, dim, group, sizes)
     if offset % group.size == 0:
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     moved = [lengths[(rank - offset) % group.size] for rank in range(group.size)]
     return Handle(
         x,

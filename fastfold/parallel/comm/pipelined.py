@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending, ready
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group
 
 
@@ -24,9 +24,9 @@ def broadcasts(piece: Callable[[int], Tensor], owners: Sequence[int], group: Gro
         group: The ranks.
     """
 
-    def start(panel: int) -> Pending:
+    def start(panel: int) -> AsyncResult:
         own = piece(panel)
-        return ready(own) if group.size == 1 else async_ops.start_broadcast(own, owners[panel], group)
+        return completed(own) if group.size == 1 else async_ops.start_broadcast(own, owners[panel], group)
 
     following = start(0)
     for panel in range(len(owners)):
@@ -50,17 +50,17 @@ def sums(terms: Iterable[Tensor], owners: Sequence[int], group: Group) -> list[T
         group: The ranks.
     """
     own: list[Tensor] = []
-    before: tuple[int, Pending] | None = None
+    before: tuple[int, AsyncResult] | None = None
 
-    def land() -> None:
+    def collect() -> None:
         if before is not None:
             total = before[1].wait()
             if before[0] == group.rank:
                 own.append(total)
 
     for owner, term in zip(owners, terms, strict=True):
-        pending = ready(term) if group.size == 1 else async_ops.start_reduce(term, owner, group)
-        land()
+        pending = completed(term) if group.size == 1 else async_ops.start_reduce(term, owner, group)
+        collect()
         before = owner, pending
-    land()
+    collect()
     return own

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_handle import Handle
-from fastfold.parallel.comm.async_ops import Box, ready
+from fastfold.parallel.comm.async_ops import Box, completed
 from fastfold.parallel.comm.groups import Group
 
 
@@ -21,7 +21,7 @@ def redistribute_async(
     if len(source) != group.size or len(target) != group.size or held != [x.shape[dim] for dim in axes]:
         raise ValueError(f"boxes {source[group.rank]} of {group} in dimensions {axes} of {tuple(x.shape)}")
     if list(source) == list(target):
-        return Handle(x, ready, ready)
+        return Handle(x, completed, completed)
     return Handle(
         x,
         lambda t: async_ops.start_redistribute(t, axes, source, target, group),

@@ -23,12 +23,12 @@ from torch.autograd.function import once_differentiable
 from fastfold.kernels.common.constants import MASKED_LOGIT
 from fastfold.kernels.common.scratch import exact_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending, ready
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
 # Scores that exist at a time: 64 MiB of float32.
-_MOST_SCORES = 2**24
+_MAX_SCORES = 2**24
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Ring:
         """The shards in the order in which they pass."""
         return [(self.group.rank - step) % self.group.size for step in range(self.group.size)]
 
-    def shift(self, x: Tensor, step: int) -> Pending:
+    def shift(self, x: Tensor, step: int) -> AsyncResult:
         """Send what belongs to the shard of a step, with its keys in dimension -3, to the next rank."""
         if self.group.size == 1:
-            return ready(x)
+            return completed(x)
         ranks = range(self.group.size)
         sizes = [self.sizes[(rank - step) % self.group.size] for rank in ranks]
         return async_ops.start_shift(x, 1, self.group, x.dim() - 3, sizes)
@@ -67,7 +67,7 @@ class Ring:
     def travel(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Each shard's number and what its rank gave as ``x``; the next is under way while one is used."""
         for step, shard in enumerate(self.order):
-            following = self.shift(x, step) if step + 1 < self.group.size else ready(x)
+            following = self.shift(x, step) if step + 1 < self.group.size else completed(x)
             yield shard, x
             x = following.wait()
 
@@ -94,8 +94,8 @@ class Ring:
 def _blocks(scores: Sequence[int]) -> Iterator[tuple[int, slice, slice]]:
     """Batch element, rows and queries of blocks of ``[B, H, R, Nq, Nk]`` scores."""
     batch, heads, rows, queries, keys = scores
-    row_step = max(1, _MOST_SCORES // max(1, heads * queries * keys))
-    query_step = max(1, min(queries, _MOST_SCORES // max(1, heads * keys)))
+    row_step = max(1, _MAX_SCORES // max(1, heads * queries * keys))
+    query_step = max(1, min(queries, _MAX_SCORES // max(1, heads * keys)))
     starts = (range(batch), range(0, rows, row_step), range(0, queries, query_step))
     for b, r, n in itertools.product(*starts):
         yield b, slice(r, r + row_step), slice(n, n + query_step)
@@ -199,7 +199,7 @@ def _differentiate(gradient: Tensor, ctx: Any) -> tuple[Tensor | None, ...]:
     mean = (gradient * out).sum(-1, keepdim=True)
     grad_q = torch.zeros_like(own.q)
     grad_bias = _BiasGradient(bias, ring) if bias is not None and ctx.needs_input_grad[2] else None
-    arriving: Pending | None = None
+    arriving: AsyncResult | None = None
     for step, ((shard, passing), b_bias) in enumerate(zip(ring.travel(kv), ring.biases(bias), strict=True)):
         k, v = _heads_first(passing, exact).unbind(0)
         grad_k, grad_v = torch.zeros_like(k), torch.zeros_like(v)
@@ -238,7 +238,7 @@ class _BiasGradient:
         self.ring, self.dtype = ring, bias.dtype
         self.total = bias.new_zeros(bias.shape, dtype=exact_dtype(bias))
         self.part = self.total
-        self.pending: tuple[int, Pending] | None = None
+        self.pending: tuple[int, AsyncResult] | None = None
 
     def start(self, shard: int) -> Tensor:
         """Where the gradient for a shard's keys is to be added, ``[B, H, Nq, keys]``."""
@@ -251,14 +251,14 @@ class _BiasGradient:
         """The gradient for a shard's keys is complete on this rank; its sum is under way during the next shard."""
         group = self.ring.bias_group
         if group is not None:
-            self._land()
+            self._collect()
             alone = group.size == 1
             self.pending = (
                 shard,
-                ready(self.part) if alone else async_ops.start_reduce(self.part, shard, group),
+                completed(self.part) if alone else async_ops.start_reduce(self.part, shard, group),
             )
 
-    def _land(self) -> None:
+    def _collect(self) -> None:
         if self.pending is not None:
             shard, pending = self.pending
             found = pending.wait()
@@ -268,5 +268,5 @@ class _BiasGradient:
 
     def result(self) -> Tensor:
         """The gradient of this rank's bias."""
-        self._land()
+        self._collect()
         return self.total.to(self.dtype)

@@ -17,16 +17,16 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending, ready
+from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group
 
 
-def _gather(x: Tensor, group: Group, sizes: Sequence[int]) -> Pending:
-    return ready(x) if group.size == 1 else async_ops.start_gather(x, 0, group, sizes)
+def _gather(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult:
+    return completed(x) if group.size == 1 else async_ops.start_gather(x, 0, group, sizes)
 
 
-def _reduce_scatter(x: Tensor, group: Group, sizes: Sequence[int]) -> Pending:
-    return ready(x) if group.size == 1 else async_ops.start_reduce_scatter(x, 0, group, sizes)
+def _reduce_scatter(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult:
+    return completed(x) if group.size == 1 else async_ops.start_reduce_scatter(x, 0, group, sizes)
 
 
 class CubeLinear(Function):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm import collectives as c
-from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from tests.helpers.spawn_ranks import launch
 
@@ -159,10 +159,10 @@ class _Compute(torch.autograd.Function):
         return gradient * 2, None
 
 
-def _spied(name: str, events: list[str]) -> Callable[..., Pending]:
+def _spied(name: str, events: list[str]) -> Callable[..., AsyncResult]:
     start = getattr(async_ops, name)
 
-    def spied(*args: object) -> Pending:
+    def spied(*args: object) -> AsyncResult:
         events.append(name)
         pending = start(*args)
         pending.work = _Spy(pending.work, name, events)
@@ -276,7 +276,7 @@ def test_shards_that_do_not_fit_are_refused() -> None:
 
 
 def test_a_result_is_given_once_and_its_buffers_are_let_go() -> None:
-    pending = async_ops.ready(torch.ones(2))
+    pending = async_ops.completed(torch.ones(2))
     assert torch.equal(pending.wait(), torch.ones(2))
     with pytest.raises(RuntimeError, match="asked for twice"):
         pending.wait()

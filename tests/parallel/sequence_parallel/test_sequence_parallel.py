@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fastfold.errors import ConfigError, InputError
 from fastfold.kernels.ops.attention.op import attention_definition
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
@@ -170,7 +170,7 @@ def _overlap(group: Group, sizes: list[int], own: slice) -> None:
     events: list[str] = []
     start: Any = async_ops.start_shift
 
-    def noted(x: Tensor, *args: object) -> Pending:
+    def noted(x: Tensor, *args: object) -> AsyncResult:
         number = sum(event.startswith("start") for event in events)
         events.append(f"start {number}")
         pending = start(x, *args)
@@ -179,7 +179,7 @@ def _overlap(group: Group, sizes: list[int], own: slice) -> None:
             events.append(f"use {number}")
             return pending.wait()
 
-        return Pending(finish)
+        return AsyncResult(finish)
 
     whole = _Whole(bias=False, mask=False, causal=False)
     q, k, v = (x.detach()[:, :, own].requires_grad_() for x in whole.leaves)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_ops import Pending
+from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import all_reduce
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
@@ -243,7 +243,7 @@ def _summa_overlaps(mesh: ParallelMesh) -> None:
     events: list[str] = []
     start = async_ops.start_broadcast
 
-    def noted(x: Tensor, source: int, group: Group) -> Pending:
+    def noted(x: Tensor, source: int, group: Group) -> AsyncResult:
         events.append(f"start {source} over {group.name}")
         pending = start(x, source, group)
 
@@ -251,7 +251,7 @@ def _summa_overlaps(mesh: ParallelMesh) -> None:
             events.append(f"use {source} over {group.name}")
             return pending.wait()
 
-        return Pending(finish)
+        return AsyncResult(finish)
 
     async_ops.start_broadcast = noted
     try:
