@@ -11,9 +11,9 @@ from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.planner import FOLDING_POLICY
 from fastfold.parallel.alphafold.dap import shard
-from fastfold.parallel.alphafold.workload import alphafold_workload, made_up_features, one_block_each
+from fastfold.parallel.alphafold.workload import alphafold_workload, dummy_features, one_block_config
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.planner.trace import Recorder
 
 _C_Z, _BYTES = 128, 4
@@ -58,9 +58,9 @@ def _folding_peak(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int
 
     On real tensors: what is computed decides where an operator's blocks begin. What other ranks would send is noise.
     """
-    config = one_block_each(model_config("model_1_ptm"))
-    features = made_up_features(config, residues, msa, extra_msa)
-    with counting_mesh(plan) as mesh, torch.no_grad():
+    config = one_block_config(model_config("model_1_ptm"))
+    features = dummy_features(config, residues, msa, extra_msa)
+    with fake_mesh(plan) as mesh, torch.no_grad():
         network = AlphaFold(config).eval()
         shard(network, mesh)
         set_policy(network, replace(FOLDING_POLICY, block_elements=residues**2 * _C_Z // _BLOCKS))

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
-from fastfold.parallel.alphafold.workload import made_up_features, one_block_each
+from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
 
 
 class _Operators(TorchDispatchMode):
@@ -33,11 +33,11 @@ class _Operators(TorchDispatchMode):
 @pytest.mark.parametrize("name", ["model_1", "model_1_multimer_v3"])
 def test_every_large_operator_of_the_trunk_gets_bfloat16(name: str) -> None:
     """One float32 term in an embedder would make a whole representation float32, and all its operators slow."""
-    config = one_block_each(model_config(name))
+    config = one_block_config(model_config(name))
     network = AlphaFold(config).train()
     autocast_trunk(network, "cpu")
     with _Operators() as operators:
-        result = network(made_up_features(config, 6, 3, 4), 0)
+        result = network(dummy_features(config, 6, 3, 4), 0)
     large = {"gated_attention", "transition", "triangle_multiplication", "outer_product_mean", "pair_bias"}
     assert large <= {name for name, _ in operators.found}
     assert {dtype for name, dtype in operators.found if name in large} == {torch.bfloat16}

@@ -225,7 +225,7 @@ def test_what_does_not_go_with_the_model_is_refused_before_any_collective(
 
 
 def test_sharding_of_proteins_refuses_a_model_that_has_none() -> None:
-    with fake_run.counting_mesh(ParallelPlan(dap=2)) as mesh, pytest.raises(ConfigError) as caught:
+    with fake_run.fake_mesh(ParallelPlan(dap=2)) as mesh, pytest.raises(ConfigError) as caught:
         parallelize(make_gpt(), mesh, dap=alphafold.shard)
     assert "GPT has neither MSA nor pair to shard" in str(caught.value)
 

@@ -13,7 +13,7 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import CommunicationLog
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 
 
 def fastfold_elements(ranks: int, residues: int, sequences: int) -> float:
@@ -43,7 +43,7 @@ def block_communication(
         Those of the forward pass and those of the backward pass.
     """
     trunk = model_config("model_1").model.embeddings_and_evoformer
-    with counting_mesh(plan, rank) as mesh:
+    with fake_mesh(plan, rank) as mesh:
         block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel).to("meta")
         shard(block, mesh)
         # Not fake tensors: a product that is sent in blocks of channels to 512 ranks is a quarter of a million shards.

@@ -70,14 +70,14 @@ def alphafold_workload(
     stacks["structure_module"] = Repeat(config.model.heads.structure_module.num_layer, layers=False)
 
     def build(mesh: ParallelMesh) -> nn.Module:
-        network = AlphaFold(one_block_each(config)).train()
+        network = AlphaFold(one_block_config(config)).train()
         shard(network, mesh)
         if precision == "bf16":
             autocast_trunk(network, "cpu")
         return network
 
     def loss(network: nn.Module) -> Tensor:
-        result = network(made_up_features(config, residues, msa, extra_msa), 0)
+        result = network(dummy_features(config, residues, msa, extra_msa), 0)
         found = [x for x in tree_iter(result) if isinstance(x, Tensor) and x.requires_grad]
         return torch.stack([x.float().sum() for x in found]).sum()
 
@@ -104,7 +104,7 @@ def alphafold_workload(
     )
 
 
-def one_block_each(config: Any) -> Any:
+def one_block_config(config: Any) -> Any:
     """The same network with one block in every stack, and one layer of the structure module."""
     small = config.copy_and_resolve_references()
     trunk = small.model.embeddings_and_evoformer
@@ -115,7 +115,7 @@ def one_block_each(config: Any) -> Any:
     return small
 
 
-def made_up_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
+def dummy_features(config: Any, residues: int, msa: int, extra_msa: int) -> dict[str, Tensor]:
     """Features of the right shapes, batch size 1, for one cycle; AlphaFold's keys with the cycle in front.
 
     Args:

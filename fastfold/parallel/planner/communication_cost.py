@@ -20,7 +20,7 @@ from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.mesh import axes, groups
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.planner.hardware import Rates
 from fastfold.parallel.planner.workload import Workload
 
@@ -85,7 +85,7 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
         What rank 0 sends, and the number of parameters.
     """
     elements = 1024 * layout.replicas
-    with counting_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
+    with fake_mesh(layout) as mesh, torch.device("meta"), mesh.record() as log:
         if zero == 3:
             group = mesh.group("replicas")
             with torch.no_grad():

@@ -23,7 +23,7 @@ from fastfold.parallel.planner.trace import Listened, Recorder, Trace
 
 
 @contextmanager
-def counting_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
+def fake_mesh(plan: ParallelPlan, rank: int = 0) -> Iterator[ParallelMesh]:
     """The mesh of a plan on as many fake ranks as it needs, in this process alone; its collectives send nothing.
 
     Args:
@@ -79,7 +79,7 @@ def trace(
     Args:
         build: Makes this rank's module.
         loss: Runs the module on inputs that it makes itself (they become fake tensors) and gives a scalar.
-        mesh: The ranks that the module communicates with, from :func:`counting_mesh`.
+        mesh: The ranks that the module communicates with, from :func:`fake_mesh`.
         regions: Names of submodules (as in ``named_modules``) to record apart, none inside another.
         small: The module is small enough to be made with real parameters, and has to be because it looks at their
             values while it is made.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh, trace
+from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.trace import Trace
 
 Layouts = Callable[[int], Iterator[ParallelPlan]]
@@ -38,7 +38,7 @@ class Workload:
     Attributes:
         name: Shown in tables.
         build: Gives this rank's model with one block in each of ``stacks``, on parameters without data.
-        loss: Runs that model forward on made-up inputs (of one sample, or of ``rows``) and gives a scalar.
+        loss: Runs that model forward on dummy inputs (of one sample, or of ``rows``) and gives a scalar.
         samples: Samples of a step, over all ranks.
         stacks: Names of modules (as in ``named_modules`` of what ``build`` gives) that the real model has more
             often; the first is the one whose result the pipeline's stages hand on.
@@ -83,7 +83,7 @@ class Workload:
     def trace(self, layout: ParallelPlan) -> Trace:
         """A micro-batch on rank 0 of a layout (which has the longest shards); recorded once."""
         if layout not in self._traces:
-            with counting_mesh(layout) as mesh:
+            with fake_mesh(layout) as mesh:
                 self._traces[layout] = trace(
                     self.build, self.loss, mesh, regions=tuple(self.stacks), small=self.small
                 )

@@ -15,7 +15,7 @@ from fastfold.parallel.alphafold.communication_volume import fastfold_elements
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.fake_run import counting_mesh
+from fastfold.parallel.planner.fake_run import fake_mesh
 
 C_M, C_Z = 256, 128
 
@@ -81,7 +81,7 @@ def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequence
 def _stack_sends(checkpointing: bool) -> tuple[float, float]:
     """Bytes of a stack of one small block on 4 ranks, forward and backward."""
     trunk = model_config("model_1").model.embeddings_and_evoformer
-    with counting_mesh(ParallelPlan(dap=4)) as mesh:
+    with fake_mesh(ParallelPlan(dap=4)) as mesh:
         shards = AxialShards(mesh.group("dap"))
         stack = BlockStack([EvoformerBlock(trunk.evoformer, 16, 16)], checkpointing=checkpointing)
         axial_parallel(stack, mesh)

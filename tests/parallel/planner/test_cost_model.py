@@ -26,7 +26,7 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.communication_cost import exchange_seconds
 from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
-from fastfold.parallel.planner.fake_run import counting_mesh, trace
+from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.hardware import Assumptions, Rates, accelerator, rates
 from fastfold.parallel.planner.operator_cost import OPERATOR_COSTS
 from fastfold.parallel.planner.trace import Operation, Part
@@ -80,7 +80,7 @@ def _rates(**assumptions: float) -> Rates:
 
 @pytest.fixture
 def traced() -> Iterator[Any]:
-    with counting_mesh(ParallelPlan(tp=4)) as mesh:
+    with fake_mesh(ParallelPlan(tp=4)) as mesh:
         yield trace(Network, _loss, mesh, regions=["layer"])
 
 
@@ -99,7 +99,7 @@ def _formula(function: Any, *tensors: Tensor, **named: Any) -> tuple[float, floa
     def loss(_: nn.Module) -> Tensor:
         return function(*map(anew, tensors), **{name: anew(x) for name, x in named.items()}).sum()
 
-    with counting_mesh(ParallelPlan()) as mesh:
+    with fake_mesh(ParallelPlan()) as mesh:
         found = trace(lambda _: nn.Identity(), loss, mesh).regions[""]
     return found.forward.flops, found.backward.flops
 
@@ -341,11 +341,11 @@ def test_the_kernel_benchmark_calibrates_the_compute_side(tmp_path: Path) -> Non
 
 
 def test_a_trace_leaves_no_process_group_behind_and_refuses_to_run_beside_one() -> None:
-    with counting_mesh(ParallelPlan(dap=4)) as mesh:
+    with fake_mesh(ParallelPlan(dap=4)) as mesh:
         assert mesh.group("dap").size == 4
         with (
             pytest.raises(ConfigError, match="before the processes of a run have joined"),
-            counting_mesh(ParallelPlan()),
+            fake_mesh(ParallelPlan()),
         ):
             pass
     assert not torch.distributed.is_initialized()
