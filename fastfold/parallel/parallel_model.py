@@ -13,7 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.data_parallel.fsdp import FullySharded
-from fastfold.parallel.data_parallel.full_state import PlainState
+from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.data_parallel.zero import Replicated
@@ -44,13 +44,13 @@ class Parallel:
         module: nn.Module,
         mesh: ParallelMesh,
         gradients: Replicated | FullySharded,
-        plain: PlainState,
+        full_state: FullStateDict,
         *,
         sequence: Any = None,
     ) -> None:
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
         self.gradients = gradients
-        self._plain = plain
+        self._full_state = full_state
         self.sequence = sequence
 
     # ---- data and loss ---------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Parallel:
             factory: Makes it of the parameters by name: of this rank's share of them, flat pieces from ZeRO stage 1
                 on. For example ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
         """
-        return ParallelOptimizer(factory(self.gradients.optimised), self.gradients, self._plain)
+        return ParallelOptimizer(factory(self.gradients.optimised), self.gradients, self._full_state)
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Parallel:
             ConfigError: Names or shapes are not the model's.
         """
         kept = self.module.state_dict(keep_vars=True)
-        own = self.own(state)
+        own = self.shard(state)
         for name, x in kept.items():
             if name not in own:
                 raise ConfigError(f"the state has no {name}")
@@ -149,15 +149,15 @@ class Parallel:
             values: By the names of :attr:`module`.
         """
         found = {name: whole(x) for name, x in values.items()}
-        return self._plain.plain(found)
+        return self._full_state.plain(found)
 
-    def own(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Undoes :meth:`plain`.
 
         Args:
             values: By the plain model's names.
         """
-        found = self._plain.own(values)
+        found = self._full_state.shard(values)
         if not isinstance(self.gradients, FullySharded):
             return found
         sharded = {name: x for name, x in found.items() if name in self.gradients.parameters}

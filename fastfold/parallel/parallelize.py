@@ -14,7 +14,7 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
 from fastfold.parallel.data_parallel.fsdp import FullySharded, Units, listed_modules
-from fastfold.parallel.data_parallel.full_state import Maker, PlainState
+from fastfold.parallel.data_parallel.full_state import FullStateDict, Maker
 from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
@@ -91,8 +91,8 @@ def parallelize(
     else:
         kind = (Replicated, ShardedStates, ShardedGradients)[asked.zero]
         gradients = kind(named, mesh, cuts, bucket_elements)
-    plain = PlainState(module, mesh, makers, shapes, renamed)
-    return Parallel(module, mesh, gradients, plain, sequence=found)
+    full_state = FullStateDict(module, mesh, makers, shapes, renamed)
+    return Parallel(module, mesh, gradients, full_state, sequence=found)
 
 
 def _makers(model: nn.Module, plan: ParallelPlan, layers: Mapping[str, Maker] | None) -> dict[str, Maker]:

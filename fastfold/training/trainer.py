@@ -320,7 +320,7 @@ class Trainer:
 
         self.parallel.load_state_dict(below("model"))
         average = self.ema.tensors()
-        for name, x in self.parallel.own(below("ema")).items():
+        for name, x in self.parallel.shard(below("ema")).items():
             average[name].copy_(x)
         states: dict[str, dict[str, Tensor]] = {}
         for path, x in below(self.config.optim.name).items():

@@ -66,7 +66,7 @@ class Ranks:
                 gradient.div_(self.size)
                 chunk.arrived |= union
 
-    def publish(self, store: ChunkStore, chunk: Chunk) -> None:
+    def broadcast_params(self, store: ChunkStore, chunk: Chunk) -> None:
         """Every rank gets the parameters that a chunk's owner has stepped."""
         if self.shard:
             with store.params_on_host([chunk]), torch.no_grad():

@@ -173,7 +173,7 @@ class Gemini:
                     with self.store.params_on_host([chunk]):
                         optimizer.step()
                     self.store.settle_states(chunk, optimizer)
-                self.ranks.publish(self.store, chunk)
+                self.ranks.broadcast_params(self.store, chunk)
         finally:
             self._stepping = False
             for group, parameters in zip(optimizer.param_groups, groups, strict=True):

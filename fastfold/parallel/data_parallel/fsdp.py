@@ -79,7 +79,7 @@ class FullySharded:
         """Adds up norms of the shards."""
         return self._norms
 
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """Nothing: parameters are gathered when they are used."""
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ Maker = Callable[[nn.Module, ParallelMesh], nn.Module]
 T = TypeVar("T")
 
 
-class PlainState:
+class FullStateDict:
     """Turns tensors that lie like this rank's parameters into plain ones, and back.
 
     Args:
@@ -65,7 +65,7 @@ class PlainState:
         found = {self._plain_name(name): x.detach() for name, x in found.items()}
         return self._all_stages(found) if everywhere else found
 
-    def own(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's tensors of plain ones; those of other stages are left out (a collective).
 
         Args:
@@ -100,8 +100,8 @@ class PlainState:
         found = {self._plain_name(name): x for name, x in found.items()}
         return self._all_stages(found, scalars=True)
 
-    def own_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """As :meth:`own`, for one number of each parameter.
+    def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+        """As :meth:`shard`, for one number of each parameter.
 
         Args:
             values: By the plain model's names.

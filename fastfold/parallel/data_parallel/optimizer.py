@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.fsdp import FullySharded
-from fastfold.parallel.data_parallel.full_state import PlainState
+from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
 from fastfold.parallel.data_parallel.zero import Replicated
 
@@ -25,9 +25,9 @@ class ParallelOptimizer:
         inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
     """
 
-    def __init__(self, inner: Optimizer, stage: Replicated | FullySharded, plain: PlainState) -> None:
+    def __init__(self, inner: Optimizer, stage: Replicated | FullySharded, full_state: FullStateDict) -> None:
         self.inner = inner
-        self._stage, self._plain = stage, plain
+        self._stage, self._full_state = stage, full_state
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
 
@@ -39,7 +39,7 @@ class ParallelOptimizer:
     def step(self) -> None:
         """Update all parameters on all ranks (a collective where states are sharded)."""
         self.inner.step()
-        self._stage.publish()
+        self._stage.all_gather_params()
 
     def zero_grad(self) -> None:
         """Forget the gradients, of the parameters and of this rank's share of them."""
@@ -65,12 +65,12 @@ class ParallelOptimizer:
         for key in keys:
             values = {name: self.inner.state[p][key] for name, p in self._stage.optimised.items()}
             if not self._is_scalar(key):
-                values = self._plain.plain(self._stage.whole(values))
+                values = self._full_state.plain(self._stage.whole(values))
                 for name, x in values.items():
                     found.setdefault(name, {})[key] = x
         for key in (key for key in keys if self._is_scalar(key)):
             values = {name: self.inner.state[p][key] for name, p in self._stage.optimised.items()}
-            for name, x in self._plain.plain_scalars(values).items():
+            for name, x in self._full_state.plain_scalars(values).items():
                 if name in found or len(keys) == 1:
                     found.setdefault(name, {})[key] = x
         return found
@@ -92,9 +92,9 @@ class ParallelOptimizer:
                 )
             values = {name: of_one[key] for name, of_one in state.items()}
             if self._is_scalar(key):
-                own = self._plain.own_scalars(values, list(self._stage.optimised))
+                own = self._full_state.shard_scalars(values, list(self._stage.optimised))
             else:
-                own = self._stage.part(self._plain.own(values))
+                own = self._stage.part(self._full_state.shard(values))
             for name, parameter in self._stage.optimised.items():
                 kept = self.inner.state[parameter][key]
                 if name not in own or own[name].shape != kept.shape:

@@ -63,7 +63,7 @@ class Replicated:
         """Adds up norms of tensors that lie like :attr:`optimised`."""
         return self._norms
 
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """After the optimizer's step: give every rank all parameters."""
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ class ShardedStates(Replicated):
         return self._piece_norms
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def all_gather_params(self) -> None:
         """Gather the pieces of all ranks into the parameters."""
         for bucket in self.buckets:
             for number, values in self._gathered(bucket, self._pieces).items():

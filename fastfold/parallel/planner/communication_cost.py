@@ -98,7 +98,7 @@ def _exchanged(zero: int, layout: ParallelPlan) -> tuple[_Exchanged, int]:
         found = gradients.take_sample()
         of_sample = tuple(log.entries)
         gradients.finish(found)
-        gradients.publish()
+        gradients.all_gather_params()
         return _Exchanged(of_sample, tuple(log.entries)[len(of_sample) :]), elements
 
 
