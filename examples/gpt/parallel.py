@@ -18,7 +18,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.full_state import Maker
+from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.pipeline import split_blocks
 from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from fastfold.parallel.tensor_parallel import (
@@ -74,7 +74,7 @@ def _scores(linear: nn.Module, mesh: ParallelMesh) -> nn.Module:
     return layer
 
 
-def tensor_layers(plan: ParallelPlan) -> dict[str, Maker]:
+def tensor_layers(plan: ParallelPlan) -> dict[str, ShardFn]:
     """What of a GPT tensor parallelism replaces.
 
     In 2d and 2.5d a rank works on the rows ``parallel.rows`` of a batch and computes their loss.
@@ -84,7 +84,7 @@ def tensor_layers(plan: ParallelPlan) -> dict[str, Maker]:
     """
     if plan.tp_mode == "3d":
         raise ConfigError("the example's loss goes with tp_mode 1d, 2d and 2.5d")
-    found: dict[str, Maker] = {
+    found: dict[str, ShardFn] = {
         "tokens": lambda table, mesh: ParallelEmbedding.from_plain(cast(nn.Embedding, table), mesh),
         "blocks.*.attention": lambda plain, mesh: ShardedAttention(cast(Attention, plain), mesh),
         "blocks.*.mlp.up": _first,

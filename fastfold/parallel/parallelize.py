@@ -14,12 +14,12 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
 from fastfold.parallel.data_parallel.fsdp import FullySharded, Units, listed_modules
-from fastfold.parallel.data_parallel.full_state import FullStateDict, Maker
+from fastfold.parallel.data_parallel.full_state import FullStateDict, ShardFn
 from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, ShardedStates
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.tensor_parallel.layout import parameter_cuts
+from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
@@ -30,7 +30,7 @@ def parallelize(
     model: nn.Module,
     plan: ParallelPlan | ParallelMesh | Mapping[str, Any],
     *,
-    layers: Mapping[str, Maker] | None = None,
+    layers: Mapping[str, ShardFn] | None = None,
     stages: Split | None = None,
     sequence: Sequencing | None = None,
     dap: AxialSharding | None = None,
@@ -66,7 +66,7 @@ def parallelize(
     if isinstance(plan, Mapping):
         plan = ParallelPlan.from_dict(plan)
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
-    makers = _makers(model, asked, layers)
+    shard_fns = _shard_fns(model, asked, layers)
     _check(model, asked, stages, sequence, dap)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type)
     _same_weights(model, mesh, bucket_elements)
@@ -74,44 +74,49 @@ def parallelize(
     if asked.dap > 1 and dap is not None:
         dap(model, mesh)
     tied = _tied(model)
-    for path, maker in makers.items():
-        _replace(model, path, maker, mesh)
+    for path, shard_fn in shard_fns.items():
+        _replace(model, path, shard_fn, mesh)
     _retie(model, tied)
     found = sequence(model, mesh.group("sp")) if asked.sp > 1 and sequence is not None else None
     module, renamed = model, dict[str, str]()
     if asked.pp > 1:
         assert stages is not None
         module, renamed = _own_stages(model, stages, mesh)
-        makers = _moved(makers, renamed)
-    cuts = {name: [cut.group for cut in of_one] for name, of_one in parameter_cuts(module).items()}
+        shard_fns = _moved(shard_fns, renamed)
+    shard_groups = {
+        name: [spec.group for spec in of_one] for name, of_one in parameter_shard_specs(module).items()
+    }
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     gradients: Replicated | FullySharded
     if asked.zero == 3:
-        gradients = FullySharded(module, mesh, cuts, units)
+        gradients = FullySharded(module, mesh, shard_groups, units)
     else:
         kind = (Replicated, ShardedStates, ShardedGradients)[asked.zero]
-        gradients = kind(named, mesh, cuts, bucket_elements)
-    full_state = FullStateDict(module, mesh, makers, shapes, renamed)
+        gradients = kind(named, mesh, shard_groups, bucket_elements)
+    full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
     return Parallel(module, mesh, gradients, full_state, sequence=found)
 
 
-def _makers(model: nn.Module, plan: ParallelPlan, layers: Mapping[str, Maker] | None) -> dict[str, Maker]:
+def _shard_fns(
+    model: nn.Module, plan: ParallelPlan, layers: Mapping[str, ShardFn] | None
+) -> dict[str, ShardFn]:
     """What is replaced, by path; outermost modules first win."""
     if plan.tp == 1:
         return {}
     if not layers:
         raise ConfigError(
-            f"tp={plan.tp} needs to know which layers of {type(model).__name__} are cut: give layers={{pattern: maker}}"
+            f"tp={plan.tp} needs to know which layers of {type(model).__name__} are cut: give "
+            "layers={pattern: function}"
         )
     paths = [path for path, _ in model.named_modules() if path]
-    found: dict[str, Maker] = {}
-    for pattern, maker in layers.items():
+    found: dict[str, ShardFn] = {}
+    for pattern, shard_fn in layers.items():
         matching = fnmatch.filter(paths, pattern)
         if not matching:
             close = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"no module of {type(model).__name__} is called {pattern}{hint}")
-        found |= {path: maker for path in matching if not any(path.startswith(f"{o}.") for o in found)}
+        found |= {path: shard_fn for path in matching if not any(path.startswith(f"{o}.") for o in found)}
     if plan.tp_mode != "1d":
         left = [
             name for name, _ in model.named_parameters() if not any(name.startswith(f"{p}.") for p in found)
@@ -172,10 +177,10 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
                 tensors[number].copy_(x)
 
 
-def _replace(model: nn.Module, path: str, maker: Maker, mesh: ParallelMesh) -> None:
+def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:
     """Put this rank's part of a layer in its place; parameters that were shared with others still are."""
     owner, _, name = path.rpartition(".")
-    setattr(model.get_submodule(owner), name, maker(model.get_submodule(path), mesh))
+    setattr(model.get_submodule(owner), name, shard_fn(model.get_submodule(path), mesh))
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
@@ -218,11 +223,11 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
     return module, renamed
 
 
-def _moved(makers: Mapping[str, Maker], renamed: Mapping[str, str]) -> dict[str, Maker]:
-    """The makers of this rank's stages, by their layers' paths there."""
+def _moved(shard_fns: Mapping[str, ShardFn], renamed: Mapping[str, str]) -> dict[str, ShardFn]:
+    """The functions for this rank's stages, by their layers' paths there."""
     found = {}
-    for path, maker in makers.items():
+    for path, shard_fn in shard_fns.items():
         for here, there in renamed.items():
             if path == there or path.startswith(f"{there}."):
-                found[here + path[len(there) :]] = maker
+                found[here + path[len(there) :]] = shard_fn
     return found

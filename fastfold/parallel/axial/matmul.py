@@ -31,7 +31,7 @@ _BLOCK = 2**18
 
 
 @dataclass(frozen=True)
-class Cut:
+class ContractionSpec:
     """How the contracted axis and the result lie.
 
     Attributes:
@@ -93,15 +93,15 @@ class _Terms(Function):
     """Products are sent while the next are computed; backward, gradients are fetched while products are made."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, cut: Cut, step: int) -> Tensor:
+    def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
         ctx.save_for_backward(left, right)
-        ctx.cut, ctx.blocks = cut, _term_blocks(left.shape[-3], step)
-        out = _empty_result(left, right, cut)
+        ctx.spec, ctx.blocks = spec, _term_blocks(left.shape[-3], step)
+        out = _empty_result(left, right, spec)
 
         def terms() -> Iterator[list[AsyncResult]]:
             for block in ctx.blocks:
                 product = block.of(left) @ block.of(right).mT
-                yield [async_ops.start_reduce_scatter(product, cut.dim, cut.group, cut.sizes)]
+                yield [async_ops.start_reduce_scatter(product, spec.dim, spec.group, spec.sizes)]
                 del product
 
         for block, (part,) in zip(ctx.blocks, drain(terms()), strict=True):
@@ -112,9 +112,9 @@ class _Terms(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
-        cut: Cut = ctx.cut
+        spec: ContractionSpec = ctx.spec
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
-        started = ([async_ops.start_gather(b.of(grad), cut.dim, cut.group, cut.sizes)] for b in ctx.blocks)
+        started = ([async_ops.start_gather(b.of(grad), spec.dim, spec.group, spec.sizes)] for b in ctx.blocks)
         for block, (whole,) in zip(ctx.blocks, drain(started), strict=True):
             block.put(grad_left, whole @ block.of(right))
             block.put(grad_right, whole.mT @ block.of(left))
@@ -125,13 +125,13 @@ class _Channels(Function):
     """Keeps whole factors of this rank's channels: as much as its shards of all of them."""
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, cut: Cut, step: int) -> Tensor:
-        ctx.cut, ctx.shapes = cut, (left.shape, right.shape)
-        ctx.blocks = _channel_blocks(left.shape[-3], cut.group.size, step)
-        out = _empty_result(left, right, cut)
+    def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
+        ctx.spec, ctx.shapes = spec, (left.shape, right.shape)
+        ctx.blocks = _channel_blocks(left.shape[-3], spec.group.size, step)
+        out = _empty_result(left, right, spec)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
         factors = (
-            [_to_channels(b.of(x), left.dim() - 1, cut.contracted, b, cut.group) for x in (left, right)]
+            [_to_channels(b.of(x), left.dim() - 1, spec.contracted, b, spec.group) for x in (left, right)]
             for b in ctx.blocks
         )
 
@@ -141,7 +141,7 @@ class _Channels(Function):
                     kept.extend(both)
                 product = both[0] @ both[1].mT
                 del both
-                yield [_from_channels(product, cut.dim, cut.sizes, block, cut.group)]
+                yield [_from_channels(product, spec.dim, spec.sizes, block, spec.group)]
 
         for block, (part,) in zip(ctx.blocks, drain(products()), strict=True):
             block.put(out, part)
@@ -151,15 +151,15 @@ class _Channels(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        cut, kept, last = ctx.cut, ctx.saved_tensors, grad.dim() - 1
+        spec, kept, last = ctx.spec, ctx.saved_tensors, grad.dim() - 1
         grads = [grad.new_empty(shape) for shape in ctx.shapes]
-        arriving = ([_to_channels(b.of(grad), cut.dim, cut.sizes, b, cut.group)] for b in ctx.blocks)
+        arriving = ([_to_channels(b.of(grad), spec.dim, spec.sizes, b, spec.group)] for b in ctx.blocks)
 
         def gradients() -> Iterator[list[AsyncResult]]:
             blocks = zip(ctx.blocks, drain(arriving), kept[::2], kept[1::2], strict=True)
             for block, (whole,), left, right in blocks:
                 both = whole @ right, whole.mT @ left
-                yield [_from_channels(x, last, cut.contracted, block, cut.group) for x in both]
+                yield [_from_channels(x, last, spec.contracted, block, spec.group) for x in both]
 
         for block, parts in zip(ctx.blocks, drain(gradients()), strict=True):
             for of_all, part in zip(grads, parts, strict=True):
@@ -167,9 +167,9 @@ class _Channels(Function):
         return *grads, None, None
 
 
-def _empty_result(left: Tensor, right: Tensor, cut: Cut) -> Tensor:
+def _empty_result(left: Tensor, right: Tensor, spec: ContractionSpec) -> Tensor:
     shape = [*left.shape[:-1], right.shape[-2]]
-    shape[cut.dim] = cut.sizes[cut.group.rank]
+    shape[spec.dim] = spec.sizes[spec.group.rank]
     return left.new_empty(shape)
 
 
@@ -207,7 +207,12 @@ def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: i
 
 
 def contract(
-    left: Tensor, right: Tensor, cut: Cut, *, way: str = "auto", block_elements: int | None = None
+    left: Tensor,
+    right: Tensor,
+    spec: ContractionSpec,
+    *,
+    way: str = "auto",
+    block_elements: int | None = None,
 ) -> Tensor:
     """Products ``left rightᵀ`` of every channel, summed over the ranks' shards of the contracted axis.
 
@@ -217,7 +222,7 @@ def contract(
     Args:
         left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty).
         right: ``[*, c, B, k]`` likewise.
-        cut: How the contracted axis and the result lie.
+        spec: How the contracted axis and the result lie.
         way: ``terms``, ``channels``, or ``auto`` (:func:`choose_contraction`).
         block_elements: Elements of the products that a rank has at a time; by default so few that memory falls as the
             ranks grow.
@@ -228,13 +233,13 @@ def contract(
     Raises:
         ValueError: There is no such way, or the result has no such axis.
     """
-    if cut.dim not in (left.dim() - 2, left.dim() - 1):
-        raise ValueError(f"the result is cut along one of its last two axes, not {cut.dim}")
-    group, channels = cut.group, left.shape[-3]
+    if spec.dim not in (left.dim() - 2, left.dim() - 1):
+        raise ValueError(f"the result is cut along one of its last two axes, not {spec.dim}")
+    group, channels = spec.group, left.shape[-3]
     if group.size == 1:
         return left @ right.mT
     a, b = left.shape[-2], right.shape[-2]
-    way = choose_contraction(way, a, b, sum(cut.contracted), channels, group.size)
+    way = choose_contraction(way, a, b, sum(spec.contracted), channels, group.size)
     per_channel = max(1, left.shape[:-3].numel() * a * b)
     if block_elements is None:
         # A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much
@@ -242,5 +247,5 @@ def contract(
         parts = max(4, group.size) if torch.is_grad_enabled() else max(16, 4 * group.size)
         block_elements = max(_BLOCK, channels * per_channel // parts)
     step = max(1, min(channels, block_elements // per_channel))
-    result: Tensor = (_Channels if way == "channels" else _Terms).apply(left, right, cut, step)
+    result: Tensor = (_Channels if way == "channels" else _Terms).apply(left, right, spec, step)
     return result

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.axial.matmul import Cut, contract
+from fastfold.parallel.axial.matmul import ContractionSpec, contract
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_handle import Handle
 from fastfold.parallel.comm.async_ops import drain
@@ -118,8 +118,8 @@ class AxialShards:
             block_elements: See there.
         """
         whole = left.shape[-2] if dim == -2 else right.shape[-2]
-        cut = Cut(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole))
-        return contract(left, right, cut, way=way, block_elements=block_elements)
+        spec = ContractionSpec(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole))
+        return contract(left, right, spec, way=way, block_elements=block_elements)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class FullySharded:
     Args:
         module: Sharded in place.
         mesh: The ranks.
-        cuts: By name the groups over which tensor parallel layers cut a parameter.
+        shard_groups: By name the groups over which tensor parallel layers cut a parameter.
         units: The parts of the module that are gathered one at a time; what is in none is gathered with the module.
     """
 
@@ -47,7 +47,7 @@ class FullySharded:
         self,
         module: nn.Module,
         mesh: ParallelMesh,
-        cuts: Mapping[str, Sequence[Group]],
+        shard_groups: Mapping[str, Sequence[Group]],
         units: Units = listed_modules,
     ) -> None:
         self.mesh = mesh
@@ -66,7 +66,7 @@ class FullySharded:
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.names = list(self.parameters)
         self._norms = ShardNorms(
-            {name: [*cuts.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
+            {name: [*shard_groups.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
         )
 
     @property

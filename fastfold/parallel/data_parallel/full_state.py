@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.mesh import ParallelMesh
 
-Maker = Callable[[nn.Module, ParallelMesh], nn.Module]
+ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
 """Makes this rank's part of a plain layer; what it makes has a method ``to_plain``."""
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class FullStateDict:
     Args:
         module: This rank's module, tensor parallel layers in place.
         mesh: The ranks.
-        makers: What each tensor parallel layer was made by, by its path in the module.
+        shard_fns: What each tensor parallel layer was made by, by its path in the module.
         shapes: Shape and dtype of every plain parameter and buffer, of all pipeline stages.
         renamed: Where this stage's module has other names than the plain model: its prefix to the plain one.
     """
@@ -37,12 +37,12 @@ class FullStateDict:
         self,
         module: nn.Module,
         mesh: ParallelMesh,
-        makers: Mapping[str, Maker],
+        shard_fns: Mapping[str, ShardFn],
         shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
         renamed: Mapping[str, str],
     ) -> None:
         self._module, self._mesh = module, mesh
-        self._makers, self._shapes, self._renamed = dict(makers), dict(shapes), dict(renamed)
+        self._shard_fns, self._shapes, self._renamed = dict(shard_fns), dict(shapes), dict(renamed)
 
     def plain(self, values: Mapping[str, Tensor], *, everywhere: bool = True) -> dict[str, Tensor]:
         """The plain model's tensors (a collective).
@@ -55,7 +55,7 @@ class FullStateDict:
             By the plain model's names. Tensors that are not cut share the memory of those given.
         """
         found = dict(values)
-        for path in self._makers:
+        for path in self._shard_fns:
             own = _below(path, found)
             if own:
                 for name in own:
@@ -73,7 +73,7 @@ class FullStateDict:
         """
         names = {self._plain_name(name): name for name in self._plain_names_of_stage()}
         found = {names[name]: x for name, x in values.items() if name in names}
-        for path, maker in self._makers.items():
+        for path, shard_fn in self._shard_fns.items():
             own = _below(path, found)
             if own:
                 for name in own:
@@ -83,14 +83,14 @@ class FullStateDict:
                     for name, parameter in plain.named_parameters():
                         if name in own:
                             parameter.copy_(own[name])
-                layer = maker(plain, self._mesh)
+                layer = shard_fn(plain, self._mesh)
                 found |= {_joined(path, name): p.detach() for name, p in layer.named_parameters()}
         return found
 
     def plain_scalars(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As :meth:`plain`, for one number of each parameter; those of a cut layer get its first."""
         found = dict(values)
-        for path in self._makers:
+        for path in self._shard_fns:
             own = _below(path, found)
             if own:
                 for name in own:
@@ -114,7 +114,7 @@ class FullStateDict:
         }
         found = {}
         for name in names:
-            layer = next((path for path in self._makers if _below(path, {name: None})), None)
+            layer = next((path for path in self._shard_fns if _below(path, {name: None})), None)
             alike = [
                 x
                 for other, x in held.items()
@@ -173,7 +173,7 @@ class FullStateDict:
 
 
 def _to_plain(layer: nn.Module) -> nn.Module:
-    """The plain layer of one that a :data:`Maker` made (a collective)."""
+    """The plain layer of one that a :data:`ShardFn` made (a collective)."""
     found = layer.to_plain()  # type: ignore[operator]
     assert isinstance(found, nn.Module)
     return found

@@ -29,7 +29,7 @@ class Replicated:
     Args:
         parameters: Those that train, by name: this rank's blocks where tensor parallel layers cut them.
         mesh: The ranks.
-        cuts: By name the groups over which tensor parallel layers cut a parameter.
+        shard_groups: By name the groups over which tensor parallel layers cut a parameter.
         elements: Elements of a bucket that is communicated at once.
     """
 
@@ -39,17 +39,17 @@ class Replicated:
         self,
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
-        cuts: Mapping[str, Sequence[Group]],
+        shard_groups: Mapping[str, Sequence[Group]],
         elements: int = BUCKET_ELEMENTS,
     ) -> None:
         self.parameters = dict(parameters)
-        self.names, self.mesh, self.cuts = list(parameters), mesh, cuts
+        self.names, self.mesh, self.shard_groups = list(parameters), mesh, shard_groups
         self.sample = Sharding([mesh.group(name) for name in SAMPLE_GROUPS])
         self.data = Sharding([mesh.group(name) for name in DATA_GROUPS])
         self.every = Sharding([*self.sample.groups, *self.data.groups])
         self._values = list(parameters.values())
         self.buckets = Buckets(self._values, self.every.ranks, elements)
-        self._norms = ShardNorms(cuts, mesh.group("pp"))
+        self._norms = ShardNorms(shard_groups, mesh.group("pp"))
 
     # ---- what the optimizer sees -----------------------------------------------------------------------
 
@@ -140,12 +140,12 @@ class ShardedStates(Replicated):
         self,
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
-        cuts: Mapping[str, Sequence[Group]],
+        shard_groups: Mapping[str, Sequence[Group]],
         elements: int = BUCKET_ELEMENTS,
     ) -> None:
         for parameter in parameters.values():
             parameter.data = parameter.data.contiguous()
-        super().__init__(parameters, mesh, cuts, elements)
+        super().__init__(parameters, mesh, shard_groups, elements)
         self._pieces: dict[str, nn.Parameter] = {}
         self._spans = [self.buckets.spans(bucket, self.every.own(bucket.length)) for bucket in self.buckets]
         for spans in self._spans:
@@ -154,7 +154,7 @@ class ShardedStates(Replicated):
                 self._pieces[self.names[number]] = nn.Parameter(piece)
         self._pieces = {name: self._pieces[name] for name in self.names}
         self._piece_norms = ShardNorms(
-            {name: [*cuts.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
+            {name: [*shard_groups.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
         )
 
     @property
@@ -210,12 +210,13 @@ class ShardedGradients(ShardedStates):
         self,
         parameters: Mapping[str, nn.Parameter],
         mesh: ParallelMesh,
-        cuts: Mapping[str, Sequence[Group]],
+        shard_groups: Mapping[str, Sequence[Group]],
         elements: int = BUCKET_ELEMENTS,
     ) -> None:
-        super().__init__(parameters, mesh, cuts, elements)
+        super().__init__(parameters, mesh, shard_groups, elements)
         self._sample_norms = ShardNorms(
-            {name: [*cuts.get(name, ()), *self.sample.groups] for name in self.names}, mesh.group("pp")
+            {name: [*shard_groups.get(name, ()), *self.sample.groups] for name in self.names},
+            mesh.group("pp"),
         )
 
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:

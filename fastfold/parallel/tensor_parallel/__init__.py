@@ -2,7 +2,7 @@
 
 from fastfold.parallel.tensor_parallel.attention import ParallelAttention
 from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding
-from fastfold.parallel.tensor_parallel.layout import Layout, Partition, layouts, parameter_cuts
+from fastfold.parallel.tensor_parallel.layout import Layout, Partition, layouts, parameter_shard_specs
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
 from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
 from fastfold.parallel.tensor_parallel.norm import ParallelLayerNorm
@@ -16,5 +16,5 @@ __all__ = [
     "ParallelMLP",
     "Partition",
     "layouts",
-    "parameter_cuts",
+    "parameter_shard_specs",
 ]

@@ -10,7 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm.collectives import all_reduce, gather
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
 
 
 class ParallelEmbedding(nn.Module):
@@ -35,8 +35,11 @@ class ParallelEmbedding(nn.Module):
         self.sizes = shard_sizes(embedding.num_embeddings, self.vocabulary_group.size)
         self.parts = Partition.even(embedding.embedding_dim, outer.features.size)
         self.padding_idx = embedding.padding_idx
-        self._cuts = [Cut(0, self.vocabulary_group, self.sizes), Cut(1, outer.features, self.parts.sizes)]
-        self.weight = nn.Parameter(block(embedding.weight, self._cuts), embedding.weight.requires_grad)
+        self._specs = [
+            ShardSpec(0, self.vocabulary_group, self.sizes),
+            ShardSpec(1, outer.features, self.parts.sizes),
+        ]
+        self.weight = nn.Parameter(block(embedding.weight, self._specs), embedding.weight.requires_grad)
 
     @classmethod
     def from_plain(cls, embedding: nn.Embedding, mesh: ParallelMesh) -> ParallelEmbedding:
@@ -47,13 +50,13 @@ class ParallelEmbedding(nn.Module):
         """
         return cls(embedding, mesh)
 
-    def cuts(self) -> dict[str, list[Cut]]:
+    def shard_specs(self) -> dict[str, list[ShardSpec]]:
         """How the table is cut."""
-        return {"weight": self._cuts}
+        return {"weight": self._specs}
 
     def to_plain(self) -> nn.Embedding:
         """The plain table, gathered on every rank (a collective)."""
-        weight = whole(self.weight, self._cuts)
+        weight = whole(self.weight, self._specs)
         return nn.Embedding.from_pretrained(
             weight, freeze=not self.weight.requires_grad, padding_idx=self.padding_idx
         )

@@ -152,41 +152,41 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """One cut of a parameter: dimension ``dim`` into shards of ``sizes`` over ``group``."""
+class ShardSpec:
+    """One sharding of a parameter: dimension ``dim`` into shards of ``sizes`` over ``group``."""
 
     dim: int
     group: Group
     sizes: Sequence[int]
 
 
-def block(whole: Tensor, cuts: Sequence[Cut]) -> Tensor:
-    """This rank's block of a parameter, after one cut after another (a copy)."""
-    for cut in cuts:
-        whole = whole.narrow(cut.dim, sum(cut.sizes[: cut.group.rank]), cut.sizes[cut.group.rank])
+def block(whole: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
+    """This rank's block of a parameter that is sharded by one spec after another (a copy)."""
+    for spec in specs:
+        whole = whole.narrow(spec.dim, sum(spec.sizes[: spec.group.rank]), spec.sizes[spec.group.rank])
     return whole.detach().clone()
 
 
-def whole(own: Tensor, cuts: Sequence[Cut]) -> Tensor:
+def whole(own: Tensor, specs: Sequence[ShardSpec]) -> Tensor:
     """The parameter of all ranks' blocks, on every rank; undoes :func:`block`."""
     own = own.detach()
-    for cut in reversed(cuts):
-        own = collectives.gather(own, cut.dim, cut.group, cut.sizes)
+    for spec in reversed(specs):
+        own = collectives.gather(own, spec.dim, spec.group, spec.sizes)
     return own
 
 
-def parameter_cuts(module: nn.Module) -> dict[str, tuple[Cut, ...]]:
-    """How the parameters of a module are cut, by name; those that are not in it are whole on every rank.
+def parameter_shard_specs(module: nn.Module) -> dict[str, tuple[ShardSpec, ...]]:
+    """How the parameters of a module are sharded, by name; those that are not in it are whole on every rank.
 
     Args:
-        module: Any; the layers of this package inside it know their cuts (their ``cuts`` method).
+        module: Any; the layers of this package inside it know their own (``shard_specs``).
     """
-    found: dict[str, tuple[Cut, ...]] = {}
+    found: dict[str, tuple[ShardSpec, ...]] = {}
     for path, layer in module.named_modules(remove_duplicate=False):
-        cuts = getattr(layer, "cuts", None)
-        if callable(cuts):
+        specs = getattr(layer, "shard_specs", None)
+        if callable(specs):
             prefix = f"{path}." if path else ""
-            found |= {f"{prefix}{name}": tuple(of_one) for name, of_one in cuts().items()}
+            found |= {f"{prefix}{name}": tuple(of_one) for name, of_one in specs().items()}
     return found
 
 

@@ -12,7 +12,7 @@ from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.cube import cube_linear
-from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
 from fastfold.parallel.tensor_parallel.summa import summa_linear
 
 Role = Literal["first", "second"]
@@ -46,14 +46,14 @@ class ParallelLinear(nn.Module):
         self.before, self.after = (outer, inner) if role == "first" else (inner, outer)
         self.in_parts = in_parts or Partition.even(linear.in_features, self.before.features.size)
         self.out_parts = out_parts or Partition.even(linear.out_features, self.after.features.size)
-        self._weight_cuts = self._cuts()
-        self._bias_cuts = [Cut(0, self.after.features, self.out_parts.sizes)]
+        self._weight_specs = self._specs()
+        self._bias_specs = [ShardSpec(0, self.after.features, self.out_parts.sizes)]
         ordered = linear.weight.detach()[self.out_parts.order][:, self.in_parts.order]
-        self.weight = nn.Parameter(block(ordered, self._weight_cuts), linear.weight.requires_grad)
+        self.weight = nn.Parameter(block(ordered, self._weight_specs), linear.weight.requires_grad)
         self.bias = None
         if linear.bias is not None:
             values = linear.bias.detach()[self.out_parts.order]
-            self.bias = nn.Parameter(block(values, self._bias_cuts), linear.bias.requires_grad)
+            self.bias = nn.Parameter(block(values, self._bias_specs), linear.bias.requires_grad)
 
     @staticmethod
     def from_plain(
@@ -75,13 +75,13 @@ class ParallelLinear(nn.Module):
         """
         return _LINEARS[mesh.plan.tp_mode](linear, mesh, role, in_parts, out_parts)
 
-    def cuts(self) -> dict[str, list[Cut]]:
+    def shard_specs(self) -> dict[str, list[ShardSpec]]:
         """How each parameter is cut."""
-        return {"weight": self._weight_cuts} | ({} if self.bias is None else {"bias": self._bias_cuts})
+        return {"weight": self._weight_specs} | ({} if self.bias is None else {"bias": self._bias_specs})
 
     def to_plain(self) -> nn.Linear:
         """The plain layer, gathered on every rank (a collective)."""
-        weight = whole(self.weight, self._weight_cuts)
+        weight = whole(self.weight, self._weight_specs)
         linear = nn.Linear(
             weight.shape[1], weight.shape[0], self.bias is not None, device=weight.device, dtype=weight.dtype
         )
@@ -89,12 +89,12 @@ class ParallelLinear(nn.Module):
             out_order, in_order = self.out_parts.order, self.in_parts.order
             linear.weight[out_order[:, None], in_order] = weight
             if self.bias is not None:
-                linear.bias[out_order] = whole(self.bias, self._bias_cuts)
+                linear.bias[out_order] = whole(self.bias, self._bias_specs)
                 linear.bias.requires_grad_(self.bias.requires_grad)
         linear.weight.requires_grad_(self.weight.requires_grad)
         return linear
 
-    def _cuts(self) -> list[Cut]:
+    def _specs(self) -> list[ShardSpec]:
         """How the weight ``[out, in]`` is cut into blocks."""
         raise NotImplementedError
 
@@ -129,10 +129,10 @@ class Linear1D(ParallelLinear):
     activations each: O(1).
     """
 
-    def _cuts(self) -> list[Cut]:
+    def _specs(self) -> list[ShardSpec]:
         if self.role == "first":
-            return [Cut(0, self.after.features, self.out_parts.sizes)]
-        return [Cut(1, self.before.features, self.in_parts.sizes)]
+            return [ShardSpec(0, self.after.features, self.out_parts.sizes)]
+        return [ShardSpec(1, self.before.features, self.in_parts.sizes)]
 
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         if self.role == "first":
@@ -148,9 +148,12 @@ class LinearGrid(ParallelLinear):
     backward, beside 2 (d - 1) / d of the weight's block: of the activations O(1/√P) in 2d, O(1/√(dP)) in 2.5d.
     """
 
-    def _cuts(self) -> list[Cut]:
+    def _specs(self) -> list[ShardSpec]:
         column = self.before.rows[-1]
-        return [Cut(0, self.after.features, self.out_parts.sizes), Cut(1, column, self.in_parts.sizes)]
+        return [
+            ShardSpec(0, self.after.features, self.out_parts.sizes),
+            ShardSpec(1, column, self.in_parts.sizes),
+        ]
 
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         depth, column = self.before.rows
@@ -166,20 +169,20 @@ class Linear3D(ParallelLinear):
     """
 
     @property
-    def _out_cuts(self) -> list[int]:
+    def _out_sizes(self) -> list[int]:
         return shard_sizes(self.out_parts.sizes[self.after.features.rank], self.before.rows[0].size)
 
-    def _cuts(self) -> list[Cut]:
+    def _specs(self) -> list[ShardSpec]:
         return [
-            Cut(1, self.before.features, self.in_parts.sizes),
-            Cut(0, self.after.features, self.out_parts.sizes),
-            Cut(0, self.before.rows[0], self._out_cuts),
+            ShardSpec(1, self.before.features, self.in_parts.sizes),
+            ShardSpec(0, self.after.features, self.out_parts.sizes),
+            ShardSpec(0, self.before.rows[0], self._out_sizes),
         ]
 
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         slab, line = self.before.rows
         rows = [x.shape[0]] * line.size if row_sizes is None else row_sizes
-        return cube_linear(x, weight, rows, self._out_cuts, line, slab, self.before.features)
+        return cube_linear(x, weight, rows, self._out_sizes, line, slab, self.before.features)
 
 
 _LINEARS: dict[str, type[ParallelLinear]] = {

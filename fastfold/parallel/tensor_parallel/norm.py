@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.layout import Cut, Partition, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
 
 
 class ParallelLayerNorm(nn.Module):
@@ -30,12 +30,12 @@ class ParallelLayerNorm(nn.Module):
         self.layout, _ = layouts(mesh)
         self.parts = Partition.even(norm.normalized_shape[0], self.layout.features.size)
         self.eps = norm.eps
-        self._cuts = [Cut(0, self.layout.features, self.parts.sizes)]
+        self._specs = [ShardSpec(0, self.layout.features, self.parts.sizes)]
         self.weight = self._parameter(norm.weight)
         self.bias = self._parameter(norm.bias)
 
     def _parameter(self, values: Tensor | None) -> nn.Parameter | None:
-        return None if values is None else nn.Parameter(block(values, self._cuts), values.requires_grad)
+        return None if values is None else nn.Parameter(block(values, self._specs), values.requires_grad)
 
     @classmethod
     def from_plain(cls, norm: nn.LayerNorm, mesh: ParallelMesh) -> ParallelLayerNorm:
@@ -46,9 +46,9 @@ class ParallelLayerNorm(nn.Module):
         """
         return cls(norm, mesh)
 
-    def cuts(self) -> dict[str, list[Cut]]:
+    def shard_specs(self) -> dict[str, list[ShardSpec]]:
         """How each parameter is cut."""
-        return {name: self._cuts for name, _ in self.named_parameters()}
+        return {name: self._specs for name, _ in self.named_parameters()}
 
     def to_plain(self) -> nn.LayerNorm:
         """The plain layer, gathered on every rank (a collective)."""
@@ -57,7 +57,7 @@ class ParallelLayerNorm(nn.Module):
             for name in ("weight", "bias"):
                 own = getattr(self, name)
                 if own is not None:
-                    setattr(norm, name, nn.Parameter(whole(own, self._cuts), own.requires_grad))
+                    setattr(norm, name, nn.Parameter(whole(own, self._specs), own.requires_grad))
         return norm
 
     def forward(self, x: Tensor) -> Tensor:
