@@ -276,7 +276,7 @@ pass does, and DAP in it, on up to 128 ranks, the biases and the left projection
 than long once more.
 
 On 2 and 3 ranks, and on more than there are channels, DAP reduce-scatters all terms of triangle products, 256 r²;
-between them it switches their factors to whole channels and the products back, 768 r² / N. What does not fall with N is
+between them it reshards their factors to whole channels and the products back, 768 r² / N. What does not fall with N is
 then 16 r² of biases and 32 s r of projections, the latter not on the grid.
 
 {communication_table(numbers["communication"])}

@@ -1,7 +1,7 @@
-"""Evoformer and template blocks on shards: which axis is cut in which step, and when it is switched.
+"""Evoformer and template blocks on shards: which axis is cut in which step, and when it is resharded.
 
 The pair is cut along its columns for triangle multiplication with outgoing edges and for attention around ending
-nodes, along its rows for the other two. An Evoformer block takes and gives columns, so that it switches twice; a
+nodes, along its rows for the other two. An Evoformer block takes and gives columns, so that it is resharded twice; a
 template block takes and gives rows. The MSA is cut along its sequences for row attention and along its residues for
 everything else.
 """
@@ -29,32 +29,34 @@ def works_in_place(policy: ExecutionPolicy) -> bool:
     return policy.inplace and not torch.is_grad_enabled()
 
 
-def switch_pair(shards: AxialShards, pair: Tensor, *, columns: bool, inplace: bool = False) -> AsyncTensor:
-    """Start switching the pair to a shard along its columns, or to one along its rows.
+def reshard_pair(shards: AxialShards, pair: Tensor, *, columns: bool, inplace: bool = False) -> AsyncTensor:
+    """Start resharding the pair to a shard along its columns, or to one along its rows.
 
     In place it is done at once, and the result takes the memory of ``pair``.
     """
     cut, join = (-2, -3) if columns else (-3, -2)
     where = {"cut": cut, "join": join, "length": pair.shape[cut]}
     return (
-        completed(shards.switch_into(pair, pair, **where)) if inplace else shards.switch_async(pair, **where)
+        completed(shards.reshard_into(pair, pair, **where))
+        if inplace
+        else shards.reshard_async(pair, **where)
     )
 
 
-def switch_msa(
-    shards: AxialShards, msa: Tensor, msa_mask: Tensor, *, residues: bool, home: Tensor | None = None
+def reshard_msa(
+    shards: AxialShards, msa: Tensor, msa_mask: Tensor, *, residues: bool, memory: Tensor | None = None
 ) -> AsyncTensor:
-    """Start switching the MSA to a shard along its residues, or to one along its sequences.
+    """Start resharding the MSA to a shard along its residues, or to one along its sequences.
 
-    With a ``home`` it is done at once, over that tensor's memory if there is enough of it.
+    With a ``memory`` it is done at once, over that tensor's memory if there is enough of it.
     """
     sequences, length = msa_mask.shape[-2:]
     cut, join, whole = (-2, -3, sequences) if residues else (-3, -2, length)
     where = {"cut": cut, "join": join, "length": whole}
     return (
-        shards.switch_async(msa, **where)
-        if home is None
-        else completed(shards.switch_into(msa, home, **where))
+        shards.reshard_async(msa, **where)
+        if memory is None
+        else completed(shards.reshard_into(msa, memory, **where))
     )
 
 
@@ -73,12 +75,12 @@ def run_pair_steps(
     """
     for step in steps:
         if step.columns != columns:
-            moving = switch_pair(shards, pair, columns=step.columns, inplace=works_in_place(step.policy))
+            moving = reshard_pair(shards, pair, columns=step.columns, inplace=works_in_place(step.policy))
             pair, columns = moving.wait(), step.columns
         pair = step(pair, shards.take(pair_mask, -1 if columns else -2))
     if columns == end:
         return pair
-    return switch_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
+    return reshard_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
 
 
 class AxialEvoformerBlock(EvoformerBlock):
@@ -97,27 +99,27 @@ class AxialEvoformerBlock(EvoformerBlock):
             msa_mask: ``[*, S, N]``, whole.
             pair_mask: ``[*, N, N]``, whole.
         """
-        home = msa if works_in_place(self.msa_transition.policy) else None
+        memory = msa if works_in_place(self.msa_transition.policy) else None
         if not self.outer_product_first:
-            msa = self._update_msa(msa, pair, msa_mask, home)
+            msa = self._update_msa(msa, pair, msa_mask, memory)
         # Beside the updates of the pair; before row attention beside the outer product, unless that reads it in place.
-        beside = self.outer_product_first and home is None
-        moving = self._by_sequence(msa, msa_mask, home) if beside else None
+        beside = self.outer_product_first and memory is None
+        moving = self._by_sequence(msa, msa_mask, memory) if beside else None
         pair = self.outer_product_mean(msa, pair, msa_mask)
-        moving = moving or self._by_sequence(msa, msa_mask, home)
+        moving = moving or self._by_sequence(msa, msa_mask, memory)
         del msa  # its copy is under way
         if self.outer_product_first:
-            return self._update_msa(moving.wait(), pair, msa_mask, home), self._update_pair(pair, pair_mask)
+            return self._update_msa(moving.wait(), pair, msa_mask, memory), self._update_pair(pair, pair_mask)
         pair = self._update_pair(pair, pair_mask)
         return moving.wait(), pair
 
-    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, home: Tensor | None) -> AsyncTensor:
-        return switch_msa(self.shards, msa, msa_mask, residues=False, home=home)
+    def _by_sequence(self, msa: Tensor, msa_mask: Tensor, memory: Tensor | None) -> AsyncTensor:
+        return reshard_msa(self.shards, msa, msa_mask, residues=False, memory=memory)
 
-    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, home: Tensor | None) -> Tensor:
+    def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
         """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
-        msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
+        msa = reshard_msa(self.shards, msa, msa_mask, residues=True, memory=memory).wait()
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
 
@@ -166,20 +168,20 @@ class AxialBlockStack(BlockStack):
         first = self.blocks[0]
         assert isinstance(first, AxialEvoformerBlock)
         residues, inplace = first.outer_product_first, works_in_place(first.msa_transition.policy)
-        home = msa if inplace else None
+        memory = msa if inplace else None
         moving = self._entering(pair, pair_mask, inplace=inplace)
         if residues:
-            msa = switch_msa(self.shards, msa, msa_mask, residues=True, home=home).wait()
+            msa = reshard_msa(self.shards, msa, msa_mask, residues=True, memory=memory).wait()
         msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask)
         moving = self._leaving(pair, pair_mask, inplace=inplace)
         if residues:
-            msa = switch_msa(self.shards, msa, msa_mask, residues=False, home=home).wait()
+            msa = reshard_msa(self.shards, msa, msa_mask, residues=False, memory=memory).wait()
         return msa, moving.wait()
 
     def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         """Start moving rows of the pair to what the blocks work on."""
-        return switch_pair(self.shards, pair, columns=True, inplace=inplace)
+        return reshard_pair(self.shards, pair, columns=True, inplace=inplace)
 
     def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
         """Start moving it back."""
-        return switch_pair(self.shards, pair, columns=False, inplace=inplace)
+        return reshard_pair(self.shards, pair, columns=False, inplace=inplace)

@@ -118,7 +118,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
     With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``: a rank that has the columns
     ``k`` of the pair has its terms of all sums, and one that has the rows has those of the incoming edges. So
     nothing is gathered: on few ranks the terms are reduce-scattered into the layout that the residual has, on more of
-    them the factors are switched to whole matrices of some channels, and the product is switched back.
+    them the factors are resharded to whole matrices of some channels, and the product is resharded back.
     """
 
     shards: AxialShards

@@ -45,7 +45,7 @@ class AxialDistogramHead(DistogramHead):
 
     def transposed(self, half: Tensor) -> Tensor:
         """Rows ``[*, n, N, bins]`` of the transposed tensor, from its rows."""
-        columns = self.shards.switch(half, cut=-2, join=-3, length=half.shape[-2])
+        columns = self.shards.reshard(half, cut=-2, join=-3, length=half.shape[-2])
         return columns.transpose(-2, -3)
 
 

@@ -19,8 +19,8 @@ from fastfold.parallel.planner.fake_run import fake_mesh
 def fastfold_elements(ranks: int, residues: int, sequences: int) -> float:
     """Elements that a rank sends in the forward pass of a block of FastFold's dynamic axial parallelism.
 
-    Gathers of a factor of each triangle multiplication (128 channels), of three biases and of the projection for
-    the outer product mean, and six switches; Cheng et al. 2022, "FastFold", counted for the official widths.
+    Gathers of a factor of each triangle multiplication (128 channels), of three biases and of the projection for the
+    outer product mean, and six reshards (all-to-all); Cheng et al. 2022, "FastFold", counted for the official widths.
     """
     r, s = residues, sequences
     gathered = 272 * r * r + 32 * s * r

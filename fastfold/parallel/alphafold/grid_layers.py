@@ -24,7 +24,7 @@ from fastfold.parallel.axial.grid_matmul import contract, contract_columns
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 
-ATTENTIONS = ("auto", "ring", "switch")
+ATTENTIONS = ("auto", "ring", "reshard")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class GridLayout:
         grid: The ranks.
         contraction: How triangles are summed; see :func:`fastfold.parallel.axial.grid_matmul.contract`.
         attention: ``ring`` (keys and values go round a row or column of ranks, the bias is fetched block by block),
-            ``switch`` (a row of ranks cuts its rows once more and has them whole, the bias is gathered), or ``auto``
+            ``reshard`` (a row of ranks cuts its rows once more and has them whole, the bias is gathered), or ``auto``
             for the one that sends less.
     """
 
@@ -54,7 +54,7 @@ class GridLayout:
         if self.attention != "auto":
             return self.attention == "ring"
         sent = attention_elements(shape, heads, self.grid.turned if turned else self.grid)
-        return sent["ring"] < sent["switch"]
+        return sent["ring"] < sent["reshard"]
 
 
 def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> dict[str, float]:
@@ -78,7 +78,7 @@ def attention_elements(shape: tuple[int, int, int], heads: int, grid: Grid) -> d
     return {
         # Keys and values forward, and again backward, where their gradients go one step further.
         "ring": (6 * others + 2 * (others > 0)) * block + turned + masks,
-        "switch": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
+        "reshard": 4 * others / grid.columns * block + 2 * bias * (ranks - 1) / ranks,
     }
 
 

@@ -119,7 +119,7 @@ def grid_parallel(
         mesh: The ranks, of a plan with ``dap_mode="grid"``; nothing is done where the group is one rank.
         contraction: How triangles are summed: ``summa``, ``channels`` or ``auto``; see
             :func:`fastfold.parallel.axial.grid_matmul.contract`.
-        attention: How rows and columns attend: ``ring``, ``switch`` or ``auto``; see :class:`GridLayout`.
+        attention: How rows and columns attend: ``ring``, ``reshard`` or ``auto``; see :class:`GridLayout`.
 
     Raises:
         ConfigError: The mesh has no grid, there is no such way, the model was made parallel before, or a ``forward``

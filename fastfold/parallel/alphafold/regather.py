@@ -38,7 +38,7 @@ class FetchingStep(nn.Module):
         """Whether the backward pass gathers again.
 
         Not on more ranks than the pair ``[*, rows, columns, c_z]`` has channels, which send the terms of all triangle
-        products (``axial_product.py``), as much as may be.
+        products (``axial/matmul.py``), as much as may be.
         """
         few = self.shards.group.size <= pair.shape[-1]
         return few and not self.keeps_gathered and torch.is_grad_enabled()

@@ -1,7 +1,7 @@
 """A grid of ranks for tensors ``[*, A, B, c]``: rows cut over the grid's rows, columns over its columns.
 
 :class:`Grid` holds the rule of the cut (any lengths, any rectangle of ranks, without padding) and the ways between
-layouts; ``grid_product.py`` multiplies matrices that lie in blocks. A grid seen from the side (:attr:`Grid.turned`)
+layouts; ``grid_matmul.py`` multiplies matrices that lie in blocks. A grid seen from the side (:attr:`Grid.turned`)
 is that of the transposed tensor, so whatever works along rows works along columns.
 
 Gradients are exact adjoints: what the ranks hold after ``backward`` is the gradient of the sum of all ranks' losses.

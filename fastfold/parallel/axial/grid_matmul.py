@@ -1,8 +1,8 @@
 """Products of matrices, one for each channel, that lie in blocks on a grid of ranks.
 
 Two ways to the same result. SUMMA broadcasts panels of the right matrices down the columns and sums panels of the
-product along the rows: each rank sends O(N² c / √P). Or the blocks are switched to whole matrices of some of the
-channels, which are multiplied without communication, and the product is switched back: O(N² c / P), as long as there
+product along the rows: each rank sends O(N² c / √P). Or the blocks are resharded to whole matrices of some of the
+channels, which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there
 are as many channels as ranks.
 """
 

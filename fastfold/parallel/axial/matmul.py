@@ -1,8 +1,8 @@
 """Products of matrices, one for each channel, whose contracted axis is cut over the ranks of a group.
 
 Two ways to the same result. Either every rank multiplies what it has and the terms of the sum are reduce-scattered:
-a rank sends O(N² c), however many there are. Or the factors are switched to whole matrices of some of the channels,
-which are multiplied without communication, and the product is switched back: O(N² c / P), as long as there are as many
+a rank sends O(N² c), however many there are. Or the factors are resharded to whole matrices of some of the channels,
+which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there are as many
 channels as ranks.
 
 Both go by blocks of channels, the communication of one beside the products of another, so that no rank ever holds
@@ -174,7 +174,7 @@ def _empty_result(left: Tensor, right: Tensor, spec: ContractionSpec) -> Tensor:
 
 
 def _to_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> AsyncResult:
-    """Start switching shards along ``dim`` of a block's channels to whole matrices of this rank's channels."""
+    """Start resharding from shards along ``dim`` of a block's channels to whole matrices of this rank's channels."""
     return async_ops.start_all_to_all(x, x.dim() - 3, dim, group, block.sizes, sizes)
 
 

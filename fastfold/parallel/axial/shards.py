@@ -1,8 +1,8 @@
-"""Dynamic axial parallelism: tensors cut along one axis, switched to another axis between operations.
+"""Dynamic axial parallelism: tensors cut along one axis, resharded to another axis between operations.
 
 An operation along one axis of ``[A, B, c]`` (attention within rows, say) needs that axis whole and can be cut along
 the other. :class:`AxialShards` holds the rule of the cut (any length over any number of ranks, without padding), the
-switch and the gathers; ``axial_product.py`` multiplies matrices whose contracted axis is cut.
+reshard (all-to-all) and the gathers; ``matmul.py`` multiplies matrices whose contracted axis is cut.
 
 Gradients are exact adjoints throughout: what the ranks hold after ``backward`` is the gradient of the sum of all
 ranks' losses. Where every rank computes one and the same loss, a parameter's gradient is therefore the **mean** over
@@ -27,7 +27,7 @@ from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.data_parallel.buckets import Buckets
 
-# A switch in place: blocks of channels at most, and fewest elements of one.
+# A reshard in place: blocks of channels at most, and fewest elements of one.
 _BLOCKS, _BLOCK = 4, 2**18
 
 
@@ -62,22 +62,22 @@ class AxialShards:
         """The shards of an axis of ``length`` joined: ``dim`` of ``x`` becomes whole on every rank."""
         return self.gather_async(x, dim, length).wait()
 
-    def switch_async(self, x: Tensor, *, cut: int, join: int, length: int) -> Handle:
+    def reshard_async(self, x: Tensor, *, cut: int, join: int, length: int) -> Handle:
         """Start cutting the dimension ``cut`` instead of ``join``, whose whole length is ``length``."""
         return all_to_all_async(x, cut, join, self.group, concat_sizes=self.sizes(length))
 
-    def switch(self, x: Tensor, *, cut: int, join: int, length: int) -> Tensor:
+    def reshard(self, x: Tensor, *, cut: int, join: int, length: int) -> Tensor:
         """``x``, a shard along ``join`` of an axis of ``length``, as a shard along ``cut`` of the same tensor."""
-        return self.switch_async(x, cut=cut, join=join, length=length).wait()
+        return self.reshard_async(x, cut=cut, join=join, length=length).wait()
 
-    def switch_into(self, x: Tensor, home: Tensor, *, cut: int, join: int, length: int) -> Tensor:
-        """:meth:`switch`, without gradients, over the memory of ``home`` if the result fits there.
+    def reshard_into(self, x: Tensor, memory: Tensor, *, cut: int, join: int, length: int) -> Tensor:
+        """:meth:`reshard`, without gradients, in ``memory`` if the result fits there.
 
         By blocks of channels, so that little exists beside the two.
 
         Args:
             x: ``[*, A, B, c]``, a shard along ``join``.
-            home: A contiguous tensor whose content is not needed any more; may be ``x``.
+            memory: A contiguous tensor whose content is not needed any more; may be ``x``.
             cut: Dimension to cut, -3 or -2.
             join: The other one.
             length: Whole length of ``join``.
@@ -85,8 +85,10 @@ class AxialShards:
         sizes, joined = self.sizes(x.shape[cut]), self.sizes(length)
         shape = list(x.shape)
         shape[cut], shape[join] = sizes[self.group.rank], length
-        fits = home.is_contiguous() and home.shape[-1] == x.shape[-1] and math.prod(shape) <= home.numel()
-        out = home.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
+        fits = (
+            memory.is_contiguous() and memory.shape[-1] == x.shape[-1] and math.prod(shape) <= memory.numel()
+        )
+        out = memory.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
         # Whatever its rows and columns, a channel of all of them lies where it lay: a block overwrites nothing else.
         blocks = shard_slices(x.shape[-1], max(1, min(_BLOCKS, x.numel() // _BLOCK)))
         dims = cut % x.dim(), join % x.dim()

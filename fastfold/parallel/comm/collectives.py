@@ -167,7 +167,7 @@ def all_to_all_async(
     """Start :func:`all_to_all`."""
     split_dim, concat_dim = _axis(x, split_dim), _axis(x, concat_dim)
     if split_dim == concat_dim:
-        raise ValueError(f"all_to_all switches between two dimensions, got {split_dim} twice")
+        raise ValueError(f"all_to_all reshards from one dimension to another, got {split_dim} twice")
     cut = _parts(x, split_dim, group, split_sizes)
     joined = _shards(x, concat_dim, group, concat_sizes)
     if group.size == 1:
@@ -188,7 +188,7 @@ def all_to_all(
     split_sizes: Sequence[int] | None = None,
     concat_sizes: Sequence[int] | None = None,
 ) -> Tensor:
-    """Switch the sharded dimension from ``concat_dim`` to ``split_dim``; the gradient is switched back.
+    """Reshard from dimension ``concat_dim`` to ``split_dim``; the gradient is resharded back.
 
     Args:
         x: Whole along ``split_dim``, a shard of length ``concat_sizes[rank]`` along ``concat_dim``.

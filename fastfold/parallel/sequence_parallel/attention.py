@@ -1,8 +1,8 @@
 """Sequence parallelism: attention over a sequence of which every rank has a part.
 
-Two forms of the same function: :func:`ring_attention` sends keys and values round a ring, :func:`ulysses_attention`
-switches from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring
-goes with any number of heads and never holds scores against all keys; the switch sends less when there are many ranks.
+Two variants of one function: :func:`ring_attention` sends keys and values round a ring, :func:`ulysses_attention`
+reshards from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring
+goes with any number of heads and never holds scores against all keys; the reshard sends less when there are many ranks.
 :class:`SequenceParallel` puts either into a module that was written for one device.
 """
 
@@ -118,7 +118,7 @@ def ulysses_attention(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention over a sharded sequence by switching to whole sequences of some heads, and back.
+    """Attention over a sharded sequence by resharding to whole sequences of some heads, and back.
 
     A rank sends (P - 1) / P of its own queries, keys, values and results, each way. Heads that the ranks do not divide
     are shared out unevenly.

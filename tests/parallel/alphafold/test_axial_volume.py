@@ -64,7 +64,7 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
 def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
     """Of r² each: 8 + 4 + 4 biases, 32 s r of projections; two products' terms, or two factors and the product.
 
-    The rest are switches, two of the pair instead of FastFold's four. The same again backward, where the biases
+    The rest are reshards, two of the pair instead of FastFold's four. The same again backward, where the biases
     and the left projection of an alignment that is not deep are gathered once more rather than kept.
     """
     r, s = residues, sequences
@@ -97,7 +97,7 @@ def _stack_sends(checkpointing: bool) -> tuple[float, float]:
 def test_blocks_that_are_recomputed_gather_nothing_a_third_time() -> None:
     forward, backward = _stack_sends(checkpointing=False)
     assert backward > forward
-    # The pair is switched around the blocks, which are recomputed without that.
+    # The pair is resharded around the blocks, which are recomputed without that.
     around = 2 * 4 * (3 / 4) * 3 * 12 * 16
     again, recomputed = _stack_sends(checkpointing=True)
     assert again == forward

@@ -53,7 +53,7 @@ def _grid(ranks: int, rows: int = 0) -> ParallelPlan:
 
 
 RING = {"contraction": "summa", "attention": "ring"}
-SWITCH = {"contraction": "channels", "attention": "switch"}
+RESHARD = {"contraction": "channels", "attention": "reshard"}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ SWITCH = {"contraction": "channels", "attention": "switch"}
     [
         (_grid(2, 1), RING, ()),
         (_grid(4), RING, (2,)),
-        (_grid(4), SWITCH, ()),
-        pytest.param(_grid(2, 2), SWITCH, (2,), marks=pytest.mark.slow),
+        (_grid(4), RESHARD, ()),
+        pytest.param(_grid(2, 2), RESHARD, (2,), marks=pytest.mark.slow),
         pytest.param(_grid(6, 2), RING, (), marks=pytest.mark.slow),
         pytest.param(_grid(9), {}, (), marks=pytest.mark.slow),
     ],
@@ -124,7 +124,7 @@ def _without_each_reduction(ways: dict[str, str]) -> tuple[int, list[str]]:
     return undetected_reductions(differs, names=(*REDUCTIONS, *SHIFTS, *MOVES))
 
 
-@pytest.mark.parametrize("ways", [RING, pytest.param(SWITCH, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("ways", [RING, pytest.param(RESHARD, marks=pytest.mark.slow)], ids=str)
 def test_a_block_needs_every_reduction(ways: dict[str, str]) -> None:
     for reductions, undetected in launch(_without_each_reduction, 4, ways, timeout=500.0):
         print(f"{reductions} reductions, each needed")
@@ -147,7 +147,7 @@ def _folds_in_place(ways: dict[str, str]) -> float:
     return max(difference(a, shards.take(b, -3), b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("ways", [RING, pytest.param(SWITCH, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("ways", [RING, pytest.param(RESHARD, marks=pytest.mark.slow)], ids=str)
 def test_a_stack_folds_in_place_and_in_blocks(ways: dict[str, str]) -> None:
     assert max(launch(_folds_in_place, 4, ways, timeout=300.0)) < BOUND
 
@@ -190,7 +190,7 @@ def _check(found: list[list[tuple[float, str]]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ways", "steps"), [(RING, 3), pytest.param(SWITCH, 3, marks=pytest.mark.slow)], ids=str
+    ("ways", "steps"), [(RING, 3), pytest.param(RESHARD, 3, marks=pytest.mark.slow)], ids=str
 )
 def test_a_monomer_trains_as_on_one_process(ways: dict[str, str], steps: int) -> None:
     """Recycling, templates, all heads, the whole loss, dropout, recomputed blocks; parameters after every step."""

@@ -26,11 +26,11 @@ def _expected(grid: Grid, ways: dict[str, str]) -> float:
     """Elements that a rank sends in both passes of a block."""
     layout = GridLayout(grid, **ways)
     ranks, shape = grid.whole.size, (N, N, C_Z)
-    # The MSA is switched twice, its attention's bias is gathered.
+    # The MSA is resharded twice, its attention's bias is gathered.
     total = 2 * (ranks - 1) / ranks * (2 * S * N * C_M / ranks + MSA_HEADS * N**2)
     for turned in (False, True):
         sent = attention_elements(shape, PAIR_HEADS, grid.turned if turned else grid)
-        total += sent["ring" if layout.rings(shape, PAIR_HEADS, turned=turned) else "switch"]
+        total += sent["ring" if layout.rings(shape, PAIR_HEADS, turned=turned) else "reshard"]
     for view in (grid, grid.turned):
         way = choose_contraction(layout.contraction, N, C_HIDDEN, view)
         total += elements_sent(N, C_HIDDEN, view)[way]
@@ -77,7 +77,7 @@ def test_a_block_sends_what_the_formulas_say(ranks: int, rows: int, ways: dict[s
 def test_unknown_ways_and_missing_grids_are_refused() -> None:
     alone = ParallelMesh(ParallelPlan(dap_mode="grid"))
     block = torch.nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="grid: attention is one of auto, ring, switch, got 'star'"):
+    with pytest.raises(ConfigError, match="grid: attention is one of auto, ring, reshard, got 'star'"):
         grid_parallel(block, alone, attention="star")
     with pytest.raises(ConfigError, match="grid: contraction is one of auto, summa, channels, got 'cannon'"):
         grid_parallel(block, alone, contraction="cannon")

@@ -72,11 +72,11 @@ def _switches(ranks: int) -> list[bool]:
     for lengths in ((A, A), (A, B), (B, A)):
         whole = torch.arange(2.0 * lengths[0] * lengths[1] * CHANNELS).view(2, *lengths, CHANNELS)
         rows = shards.take(whole, -3).clone()
-        columns = shards.switch_into(rows, rows, cut=-2, join=-3, length=lengths[0])
+        columns = shards.reshard_into(rows, rows, cut=-2, join=-3, length=lengths[0])
         found.append(torch.equal(columns, shards.take(whole, -2)))
         # Nothing new where there is room.
         found.append((columns.data_ptr() == rows.data_ptr()) == (columns.numel() <= rows.numel()))
-        back = shards.switch_into(columns, rows, cut=-3, join=-2, length=lengths[1])
+        back = shards.reshard_into(columns, rows, cut=-3, join=-2, length=lengths[1])
         found += [torch.equal(back, shards.take(whole, -3)), back.data_ptr() == rows.data_ptr()]
     return found
 

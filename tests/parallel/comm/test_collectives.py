@@ -271,7 +271,7 @@ def test_shards_that_do_not_fit_are_refused() -> None:
         c.reduce_scatter(x, 1, group, [3])
     with pytest.raises(ValueError, match="no dimension 2"):
         c.gather(x, 2, group)
-    with pytest.raises(ValueError, match="between two dimensions"):
+    with pytest.raises(ValueError, match="from one dimension to another"):
         c.all_to_all(x, 1, -1, group)
 
 
