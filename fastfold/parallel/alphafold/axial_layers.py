@@ -1,7 +1,7 @@
 """Steps of the Evoformer that need more than their own shard: biases, outer products, triangle products.
 
 The other steps (column attention of the MSA, transitions) run unchanged on a shard along the axis that they do not
-act on. Each class here is a form of the layer that it derives from, with the same parameters.
+act on. Each class here is a variant of the layer that it derives from, with the same parameters.
 """
 
 from __future__ import annotations

@@ -1,34 +1,32 @@
-"""Parallel forms of modules: the same parameters under the same names, with another ``forward``."""
+"""Parallel variants of modules: the same parameters under the same names, with another ``forward``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from torch import nn
 
 from fastfold.errors import ConfigError
 
 
-def take_forms(
+def convert_modules(
     model: nn.Module,
-    forms: Mapping[type[nn.Module], type[nn.Module]],
-    refused: Collection[type[nn.Module]] = (),
+    variants: Mapping[type[nn.Module], type[nn.Module]],
     **attributes: object,
 ) -> None:
-    """Turn every module of a class of ``forms`` into its parallel form, in place.
+    """Turn every module of a class of ``variants`` into its parallel variant, in place.
 
     Args:
         model: The network or a part of it.
-        forms: Classes, and subclasses of them that take their place.
-        refused: Other parallel forms, whose presence is an error too.
-        attributes: What each module of a parallel form is given.
+        variants: Classes, and subclasses of them that take their place.
+        attributes: What each converted module is given.
 
     Raises:
         ConfigError: A module is parallel already, its ``forward`` was wrapped before, or there is none to turn.
     """
-    found = [(name, module) for name, module in model.named_modules() if type(module) in forms]
+    found = [(name, module) for name, module in model.named_modules() if type(module) in variants]
     for name, module in model.named_modules():
-        if isinstance(module, (*forms.values(), *refused)):
+        if isinstance(module, tuple(variants.values())):
             raise ConfigError(f"dap: {name or 'the model'} is parallel already; apply it once")
     if not found:
         raise ConfigError(f"dap: {type(model).__name__} has neither MSA nor pair to shard; use sp or tp")
@@ -39,6 +37,6 @@ def take_forms(
                 "apply autocast and the like afterwards"
             )
     for _, module in found:
-        module.__class__ = forms[type(module)]
+        module.__class__ = variants[type(module)]
         for name, value in attributes.items():
             setattr(module, name, value)

@@ -28,12 +28,12 @@ from fastfold.parallel.alphafold.axial_model import (
     AxialDistogramHead,
     AxialInvariantPointAttention,
 )
-from fastfold.parallel.alphafold.convert import take_forms
+from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.grid_parallel import grid_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 
-_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+_PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
     BlockStack: AxialBlockStack,
     EvoformerBlock: AxialEvoformerBlock,
@@ -50,7 +50,7 @@ _FORMS: dict[type[nn.Module], type[nn.Module]] = {
 def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     """Shard a network, or a part of it, over the mesh's ``dap`` group, in place.
 
-    Each module that communicates becomes its parallel form (:class:`AxialAlphaFold` and the like) with the same
+    Each module that communicates becomes its parallel variant (:class:`AxialAlphaFold` and the like) with the same
     parameters under the same names. To be called before anything that wraps ``forward`` (autocast, compilation) or
     shards parameters, with the same model on every rank of the group.
 
@@ -69,7 +69,7 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     group = mesh.group("dap")
     if group.size == 1:
         return
-    take_forms(model, _FORMS, shards=AxialShards(group))
+    convert_modules(model, _PARALLEL_VARIANTS, shards=AxialShards(group))
 
 
 def shard(model: nn.Module, mesh: ParallelMesh) -> None:

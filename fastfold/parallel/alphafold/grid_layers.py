@@ -1,8 +1,8 @@
 """Steps of the Evoformer on a grid of ranks: the pair in blocks of residues, the MSA cut along one axis.
 
-Transitions and the MSA's column attention run unchanged. Each class here is a form of the layer that it derives from,
-with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn whole,
-alike on every rank, and each takes its part, so that they are those of a single process.
+Transitions and the MSA's column attention run unchanged. Each class here is a variant of the layer that it derives
+from, with the same parameters; masks are whole, because they have no channels. Dropout factors for a block are drawn
+whole, alike on every rank, and each takes its part, so that they are those of a single process.
 """
 
 from __future__ import annotations

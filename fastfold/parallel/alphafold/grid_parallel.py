@@ -21,7 +21,7 @@ from fastfold.parallel.alphafold.axial_model import (
     AxialDistogramHead,
     AxialInvariantPointAttention,
 )
-from fastfold.parallel.alphafold.convert import take_forms
+from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.grid_layers import (
     ATTENTIONS,
     GridLayout,
@@ -87,7 +87,7 @@ class GridBlockStack(AxialBlockStack):
         return [(part, slice(0, length)) for part in grid.whole_slices(length)], grid.boxes((length, length))
 
 
-_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+_PARALLEL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     BlockStack: GridBlockStack,
     EvoformerBlock: GridEvoformerBlock,
     MSARowAttention: GridMSARowAttention,
@@ -97,7 +97,7 @@ _FORMS: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 # What surrounds the stacks works on shards.
-_AXIAL_FORMS: dict[type[nn.Module], type[nn.Module]] = {
+_AXIAL_VARIANTS: dict[type[nn.Module], type[nn.Module]] = {
     AlphaFold: AxialAlphaFold,
     InvariantPointAttention: AxialInvariantPointAttention,
     DistogramHead: AxialDistogramHead,
@@ -135,4 +135,6 @@ def grid_parallel(
     if grid.whole.size == 1:
         return
     layout = GridLayout(grid, contraction, attention)
-    take_forms(model, _FORMS | _AXIAL_FORMS, layout=layout, shards=AxialShards(grid.whole))
+    convert_modules(
+        model, _PARALLEL_VARIANTS | _AXIAL_VARIANTS, layout=layout, shards=AxialShards(grid.whole)
+    )

@@ -59,7 +59,7 @@ class SequenceParallel:
             raise ConfigError("sequence parallelism: the module is parallel already; apply it once")
         for layer in layers:
             kind: Any = type(layer)
-            layer.__class__ = _form(kind)
+            layer.__class__ = _parallel_variant(kind)
             layer.sequence = self
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
@@ -100,8 +100,8 @@ class SequenceParallel:
 
 
 @cache
-def _form(layer: Any) -> Any:
-    """A form of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
+def _parallel_variant(layer: Any) -> Any:
+    """A variant of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         with self.sequence.attention():
