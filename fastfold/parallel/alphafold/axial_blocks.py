@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, TemplatePairBlock
 from fastfold.evoformer.execution import ExecutionPolicy
-from fastfold.parallel.alphafold.regather import FetchingStep
+from fastfold.parallel.alphafold.regather import RegatheringLayer
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_handle import Handle
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
@@ -160,7 +160,7 @@ class AxialBlockStack(BlockStack):
     def forward(self, *state_and_masks: Tensor) -> Any:
         """Run all blocks on ``(msa, pair, msa_mask, pair_mask)`` or ``(pair, pair_mask)``; masks are whole."""
         for module in self.blocks.modules():
-            if isinstance(module, FetchingStep):
+            if isinstance(module, RegatheringLayer):
                 module.keeps_gathered = self.checkpointing
         if len(state_and_masks) == 2 or not self.blocks:
             return super().forward(*state_and_masks)

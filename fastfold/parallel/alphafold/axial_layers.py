@@ -14,9 +14,9 @@ from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.regather import (
-    FetchingStep,
-    attention_fetched_again,
-    outer_product_fetched_again,
+    RegatheringLayer,
+    attention_regathered,
+    outer_product_regathered,
     recomputed,
 )
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
@@ -24,7 +24,7 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
 
-class AxialMSARowAttention(MSARowAttention, FetchingStep):
+class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
     """Attention of this rank's sequences; the pair is cut along its columns, and the bias is gathered."""
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -33,14 +33,14 @@ class AxialMSARowAttention(MSARowAttention, FetchingStep):
         ``bias`` is that of this shard of the pair if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        if self.fetches_again(pair):
-            return attention_fetched_again(
+        if self.regathers(pair):
+            return attention_regathered(
                 self.norm, self.attention, msa, own, -1, msa_mask, self.dropout(msa), self.shards
             )
         return super().forward(msa, pair, msa_mask, self.shards.gather(own, -1, pair.shape[-3]))
 
 
-class AxialTriangleAttention(TriangleAttention, FetchingStep):
+class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
     """Attention of this rank's rows (starting node) or columns (ending node) of the pair, with a gathered bias."""
 
     @property
@@ -54,19 +54,19 @@ class AxialTriangleAttention(TriangleAttention, FetchingStep):
         ``bias`` is that of this shard if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        if not self.fetches_again(pair):
+        if not self.regathers(pair):
             cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
             return super().forward(pair, pair_mask, self.shards.gather(own, cut, length))
         dropout, turned = self.dropout(pair), self.columns
         if turned:
             pair, own, pair_mask, dropout = pair.transpose(-3, -2), own.mT, pair_mask.mT, columns(dropout)
-        updated = attention_fetched_again(
+        updated = attention_regathered(
             self.norm, self.attention, pair, own, -2, pair_mask, dropout, self.shards
         )
         return updated.transpose(-3, -2) if turned else updated
 
 
-class AxialOuterProductMean(OuterProductMean, FetchingStep):
+class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
     """Update of this rank's columns of the pair from its columns of the MSA and everybody's left projection."""
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ class AxialOuterProductMean(OuterProductMean, FetchingStep):
         parameters = self.output.weight, self.output.bias
         sequences, residues = msa_mask.shape[-2:]
         # Of a deep alignment the projection is much of all that is sent.
-        if sequences <= residues and self.fetches_again(pair):
-            return outer_product_fetched_again(left, right, pair, *masks, *parameters, self.shards)
+        if sequences <= residues and self.regathers(pair):
+            return outer_product_regathered(left, right, pair, *masks, *parameters, self.shards)
         return self.recorded(self.shards.gather(left, -2, residues), right, pair, *masks)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:

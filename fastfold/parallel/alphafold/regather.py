@@ -22,19 +22,19 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 
 
-class FetchingStep(nn.Module):
-    """A step that gathers something from all ranks.
+class RegatheringLayer(nn.Module):
+    """A layer that gathers something from all ranks.
 
     Attributes:
         shards: The cut.
-        keeps_gathered: Whether it keeps that for its backward pass: where blocks are recomputed, which fetches it
-            again anyway.
+        keeps_gathered: Whether it keeps that for its backward pass: where blocks are recomputed, which regathers it
+            anyway.
     """
 
     shards: AxialShards
     keeps_gathered: bool = False
 
-    def fetches_again(self, pair: Tensor) -> bool:
+    def regathers(self, pair: Tensor) -> bool:
         """Whether the backward pass gathers again.
 
         Not on more ranks than the pair ``[*, rows, columns, c_z]`` has channels, which send the terms of all triangle
@@ -78,7 +78,7 @@ class _OuterProduct(Function):
         return own, of_right, grad, None, None, *rest, None
 
 
-def outer_product_fetched_again(
+def outer_product_regathered(
     left: Tensor,
     right: Tensor,
     pair: Tensor,
@@ -141,7 +141,7 @@ class _Attention(Function):
         return grad_x, own, None, None, None, None, None, *of_parameters
 
 
-def attention_fetched_again(
+def attention_regathered(
     norm: LayerNorm,
     attention: Attention,
     x: Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastfold.parallel.alphafold.regather import FetchingStep
+from fastfold.parallel.alphafold.regather import RegatheringLayer
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.spawn_ranks import launch
@@ -33,7 +33,7 @@ def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...]) -> N
 
 
 def _keeping() -> float:
-    FetchingStep.keeps_gathered = True
+    RegatheringLayer.keeps_gathered = True
     mesh = ParallelMesh(ParallelPlan(dap=2))
     cases = ("row attention", "outer product", "starting", "ending")
     return max(max(differences(CASES[name], mesh).values()) for name in cases)
