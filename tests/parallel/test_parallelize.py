@@ -78,19 +78,27 @@ def _mutations(plans: Sequence[tuple[ParallelPlan, str]]) -> list[tuple[str, int
 
 
 @pytest.mark.parametrize(
-    ("size", "plans"),
+    ("size", "plans", "reductions"),
     [
-        (2, [(ParallelPlan(dp=2, zero=zero), "lamb") for zero in range(3)] + [(ParallelPlan(sp=2), "lars")]),
+        (
+            2,
+            [(ParallelPlan(dp=2, zero=zero), "lamb") for zero in range(3)] + [(ParallelPlan(sp=2), "lars")],
+            [8, 10, 10, 8],
+        ),
         pytest.param(
             4,
             [(ParallelPlan(dp=2, tp=2, zero=1), "lamb"), (ParallelPlan(dp=2, sp=2, zero=2), "lars")],
+            [19, 20],
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_every_reduction_is_needed(size: int, plans: Sequence[tuple[ParallelPlan, str]]) -> None:
-    for plan, reductions, undetected in launch(_mutations, size, plans, timeout=280)[0]:
-        assert reductions >= 3, plan
+def test_every_reduction_is_needed(
+    size: int, plans: Sequence[tuple[ParallelPlan, str]], reductions: Sequence[int]
+) -> None:
+    found = launch(_mutations, size, plans, timeout=280)[0]
+    assert [count for _, count, _ in found] == reductions
+    for plan, _, undetected in found:
         assert not undetected, f"{plan}: nothing fails without {undetected}"
 
 
