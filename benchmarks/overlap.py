@@ -17,13 +17,11 @@ from torch import Tensor
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.parallel import Group, ParallelMesh, ParallelPlan
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
-from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.plan import ParallelPlan
 
 
 @dataclass

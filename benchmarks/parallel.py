@@ -35,13 +35,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.overlap import measure_overlap  # noqa: E402
 from benchmarks.rank_memory import rank_memory  # noqa: E402
+from fastfold.parallel import ParallelPlan, best_plans  # noqa: E402
 from fastfold.parallel.alphafold.communication_volume import block_communication, fastfold_elements  # noqa: E402
 from fastfold.parallel.alphafold.workload import alphafold_workload  # noqa: E402
-from fastfold.parallel.plan import ParallelPlan  # noqa: E402
 from fastfold.parallel.planner.cost_model import Cost  # noqa: E402
 from fastfold.parallel.planner.hardware import rates  # noqa: E402
 from fastfold.parallel.planner.report import assumptions_text, seconds_text  # noqa: E402
-from fastfold.parallel.planner.search import best_plans  # noqa: E402
 from fastfold.parallel.planner.workload import standard_layouts  # noqa: E402
 from fastfold.utils.atomic_files import write_atomic  # noqa: E402
 

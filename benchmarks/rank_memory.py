@@ -10,9 +10,8 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.planner import FOLDING_POLICY
-from fastfold.parallel.alphafold.dap import shard
+from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.alphafold.workload import alphafold_workload, dummy_features, one_block_config
-from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.planner.trace import Recorder
 
@@ -62,7 +61,7 @@ def _folding_peak(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int
     features = dummy_features(config, residues, msa, extra_msa)
     with fake_mesh(plan) as mesh, torch.no_grad():
         network = AlphaFold(config).eval()
-        shard(network, mesh)
+        alphafold.shard(network, mesh)
         set_policy(network, replace(FOLDING_POLICY, block_elements=residues**2 * _C_Z // _BLOCKS))
         recorder = Recorder(network)
         recorder.leave_out(features.values())

@@ -15,12 +15,8 @@ from torch import Tensor, nn
 
 from examples.gpt.gpt import GPT, Attention
 from fastfold.errors import ConfigError
-from fastfold.parallel import ParallelMesh, ParallelPlan
+from fastfold.parallel import Group, ParallelMesh, ParallelPlan, SequenceParallel, ShardFn, split_blocks
 from fastfold.parallel.comm.collectives import gather
-from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.full_state import ShardFn
-from fastfold.parallel.pipeline import split_blocks
-from fastfold.parallel.sequence_parallel.module import SequenceParallel
 from fastfold.parallel.tensor_parallel import (
     ParallelEmbedding,
     ParallelLayerNorm,

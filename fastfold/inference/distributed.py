@@ -22,8 +22,13 @@ from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.folding import OnCycle, run_network
-from fastfold.parallel import DistributedContext, ParallelPlan, alphafold
-from fastfold.parallel.distributed import init_distributed, started_processes
+from fastfold.parallel import (
+    DistributedContext,
+    ParallelPlan,
+    alphafold,
+    init_distributed,
+    started_processes,
+)
 
 FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
 

@@ -22,8 +22,7 @@ from fastfold.inference.folding import run_network
 from fastfold.inference.planning.memory_model import FIXED_CUDA
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.kernels.common.backend import without_launches
-from fastfold.memory import SimulatedDevice
-from fastfold.memory.offload import HostBuffers
+from fastfold.memory import HostBuffers, SimulatedDevice
 
 
 class SimulatedHost(HostBuffers):

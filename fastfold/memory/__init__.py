@@ -1,12 +1,14 @@
 """Memory of big models on small devices: general, for any ``nn.Module``.
 
-:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone.
+:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone. What an operator moves to
+the host for a while lies in :class:`HostBuffers`.
 """
 
-from fastfold.memory.devices.device import DeviceFull
+from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
 from fastfold.memory.devices.simulated import SimulatedDevice
 from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.manager import Gemini
+from fastfold.memory.offload import HostBuffers
 from fastfold.memory.planner.planner import choose_spans, plan, with_spans
 from fastfold.memory.planner.schedule import Access, BudgetError, Plan, Span, smallest_budget
 from fastfold.utils.units import parse_bytes
@@ -14,8 +16,11 @@ from fastfold.utils.units import parse_bytes
 __all__ = [
     "Access",
     "BudgetError",
+    "CudaDevice",
+    "Device",
     "DeviceFull",
     "Gemini",
+    "HostBuffers",
     "NvmeTier",
     "Plan",
     "SimulatedDevice",

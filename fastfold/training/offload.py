@@ -8,10 +8,8 @@ from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
-from fastfold.memory import Gemini, SimulatedDevice, parse_bytes
-from fastfold.memory.devices.device import CudaDevice, Device
-from fastfold.parallel import DistributedContext
-from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
+from fastfold.memory import CudaDevice, Device, Gemini, SimulatedDevice, parse_bytes
+from fastfold.parallel import DistributedContext, ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
 
 

@@ -13,7 +13,7 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
-from fastfold.parallel.distributed import DistributedContext, init_distributed, started_processes
+from fastfold.parallel import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml

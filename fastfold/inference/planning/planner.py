@@ -20,6 +20,7 @@ from fastfold.inference.planning.memory_model import (
 )
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory import HostBuffers
 from fastfold.memory.autochunk import (
     Candidate,
     ChunkPlan,
@@ -28,7 +29,6 @@ from fastfold.memory.autochunk import (
     longest_that_fits,
     smallest_that_works,
 )
-from fastfold.memory.offload import HostBuffers
 
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32); logits of pairs are made in blocks of rows when scores are computed from them.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fastfold.parallel.data_parallel.large_batch import Lamb, Lars
+from fastfold.parallel import Lamb, Lars
 from fastfold.training.config import OptimConfig
 
 
