@@ -48,7 +48,7 @@ def parallelize(
         layers: For ``tp``: which parts of the model are replaced by what. Keys are patterns of module paths
             (``blocks.*.mlp``), values make this rank's part of a plain module:
             :func:`fastfold.parallel.tensor_parallel.ParallelMLP.from_plain` and its like.
-        stages: For ``pp``: splits the model into so many modules, which compose to it; see
+        stages: For ``pp``: splits the model into a number of modules, which compose to it; see
             :mod:`fastfold.parallel.pipeline`.
         sequence: For ``sp``: puts sequence parallelism into the model, as
             :class:`fastfold.parallel.sequence_parallel.attention.SequenceParallel` does; what it returns is the

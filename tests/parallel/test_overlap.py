@@ -1,4 +1,4 @@
-"""Asynchronous collectives run beside computation: with an artificial network's delays they are not waited for."""
+"""Asynchronous collectives overlap with computation: with an artificial network's delays they are not waited for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LATENCY = 0.1
 
 
 def _around_computation() -> dict[str, Any]:
-    """Hidden shares, forward and backward, of two collectives with and without something to compute beside them."""
+    """Hidden shares, forward and backward, of two collectives with and without something to compute meanwhile."""
     group = ParallelMesh(ParallelPlan(dap=2)).group("dap")
 
     class Slow(torch.autograd.Function):
@@ -57,7 +57,7 @@ def test_a_delay_is_hidden_by_computation_beside_it_and_by_nothing_else() -> Non
     for found in launch(_around_computation, 2):
         assert found["beside"][0] == pytest.approx(1.0)
         assert found["immediate"] == pytest.approx((0.0, 0.0), abs=0.05)
-        # Two messages at once: the second's latency runs beside the first's.
+        # Two messages at once: the second's latency overlaps with the first's.
         assert found["nothing beside"][0] < 0.6
 
 

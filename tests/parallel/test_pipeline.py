@@ -315,7 +315,7 @@ def test_what_cannot_run_is_refused_on_every_rank() -> None:
         assert "zero=2 with pp=2" in found["zero"]
     with pytest.raises(ConfigError, match="2 blocks cannot be split into 3"):
         split_blocks([nn.Identity(), nn.Identity()], 3)
-    with pytest.raises(ConfigError, match="GPT is no stack of blocks"):
+    with pytest.raises(ConfigError, match="GPT is not a stack of blocks"):
         stack_stages(make_gpt(), 2)
     with pytest.raises(ConfigError, match="needs a plan with pp of at least 2"):
         Pipeline(parallelize(copy.deepcopy(make_gpt()), {}))

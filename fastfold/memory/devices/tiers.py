@@ -1,4 +1,4 @@
-"""Where bytes live besides the device: the host's memory, and memory-mapped files, behind one interface."""
+"""Where bytes live other than on the device: the host's memory, and memory-mapped files, behind one interface."""
 
 from __future__ import annotations
 

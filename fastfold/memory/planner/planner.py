@@ -74,8 +74,8 @@ def start_early(
 # Cycles that are followed in search of a repetition; more would find little (see `_period`).
 _CYCLES = 24
 _ACCESSES = 200_000
-# Where chunks differ in size, farthest next use need not find the best period: short schedules are tried over so many
-# cycles, and over no more accesses than these.
+# Where chunks differ in size, farthest next use need not find the best period: short schedules are tried over this
+# many cycles, and over no more accesses than these.
 _PERIODS = 4
 _SHORT = 200
 

@@ -44,8 +44,8 @@ def stack_stages(stack: nn.Module, count: int) -> list[nn.Module]:
         count: How many stages.
 
     Raises:
-        ConfigError: It is no stack, or has fewer blocks.
+        ConfigError: It is not a stack, or has fewer blocks.
     """
     if not isinstance(stack, BlockStack):
-        raise ConfigError(f"{type(stack).__name__} is no stack of blocks")
+        raise ConfigError(f"{type(stack).__name__} is not a stack of blocks")
     return [StackStage(stack, blocks) for blocks in split_blocks(list(stack.blocks), count)]

@@ -92,7 +92,7 @@ def outer_product_regathered(
 
     Args:
         left: ``[*, S, n, c]``, this rank's residues.
-        right: ``[*, S, n, c]`` likewise.
+        right: ``[*, S, n, c]``, the same.
         pair: ``[*, N, n, c_z]``.
         left_mask: ``[*, S, N]``.
         right_mask: ``[*, S, n]``.

@@ -21,12 +21,12 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
     def product(self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int) -> Tensor:
         """The contracted edges of both gated projections, ``[*, c, rows, columns]``.
 
-        Without gradients for so many channels at a time as the policy's plan says, by default a quarter: only so many
+        Without gradients for ``policy.contraction.channels`` channels at a time, by default a quarter of them: no more
         of their factors then exist.
 
         Args:
             pair: ``[*, rows, columns, c_z]``, any part of the pair.
-            mask: ``[*, rows, columns]`` likewise.
+            mask: ``[*, rows, columns]``, the same part.
             contract: Gets the left and the right factor.
             ranks: How many take part; at least as many channels are contracted at a time.
         """

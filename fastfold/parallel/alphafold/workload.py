@@ -17,7 +17,7 @@ from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
-# Bytes per parameter besides Adam's: the average of the weights, in float32.
+# Bytes per parameter in addition to Adam's: the average of the weights, in float32.
 _AVERAGE = 4
 
 

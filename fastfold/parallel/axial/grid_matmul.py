@@ -156,7 +156,7 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
 
     Args:
         left: This rank's block ``[*, c, rows, columns]`` of matrices N x N.
-        right: Likewise.
+        right: The same.
         length: N.
         grid: The ranks.
         way: ``summa``, ``channels``, or ``auto`` (:func:`choose_contraction`).

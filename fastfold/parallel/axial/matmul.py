@@ -5,7 +5,7 @@ a rank sends O(N² c), however many there are. Or the factors are resharded to w
 which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there are as many
 channels as ranks.
 
-Both go by blocks of channels, the communication of one beside the products of another, so that no rank ever holds
+Both go by blocks of channels, the communication of one during the products of another, so that no rank ever holds
 more than two blocks of anything whole.
 """
 
@@ -221,7 +221,7 @@ def contract(
 
     Args:
         left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty).
-        right: ``[*, c, B, k]`` likewise.
+        right: ``[*, c, B, k]``, the same part.
         spec: How the contracted axis and the result lie.
         way: ``terms``, ``channels``, or ``auto`` (:func:`choose_contraction`).
         block_elements: Elements of the products that a rank has at a time; by default so few that memory falls as the

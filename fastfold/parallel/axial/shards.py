@@ -73,7 +73,7 @@ class AxialShards:
     def reshard_into(self, x: Tensor, memory: Tensor, *, cut: int, join: int, length: int) -> Tensor:
         """:meth:`reshard`, without gradients, in ``memory`` if the result fits there.
 
-        By blocks of channels, so that little exists beside the two.
+        By blocks of channels, so that little exists in addition to the two.
 
         Args:
             x: ``[*, A, B, c]``, a shard along ``join``.
@@ -113,7 +113,7 @@ class AxialShards:
 
         Args:
             left: ``[*, c, A, k]``, this rank's part of an axis of ``length``.
-            right: ``[*, c, B, k]`` likewise.
+            right: ``[*, c, B, k]``, the same part.
             dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
             length: Of the contracted axis.
             way: How; see there.

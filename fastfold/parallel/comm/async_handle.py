@@ -1,8 +1,8 @@
 """A collective under way, as a pair of nodes in the autograd graph.
 
-The communication runs between the call that makes a :class:`Handle` and :meth:`Handle.wait`, beside whatever is
-computed in between. The backward pass mirrors it: the gradient's communication starts where ``wait`` stood and
-is waited for where the call stood, so it runs beside the backward pass of what was computed in between (the
+The communication runs between the call that makes a :class:`Handle` and :meth:`Handle.wait`, while something
+else is computed. The backward pass mirrors it: the gradient's communication starts where ``wait`` stood and
+is waited for where the call stood, so it overlaps with the backward pass of what was computed in between (the
 duality of FastFold's asynchronous operations, with the state in the handle rather than in a module).
 """
 

@@ -1,8 +1,8 @@
 """Differentiable collectives over a group of ranks, with uneven shards and with overlap.
 
 Every collective has an asynchronous form, ``<name>_async``, which returns a
-:class:`~fastfold.parallel.comm.async_handle.Handle`: the communication runs between the call and its ``wait``, beside
-whatever is computed in between, and likewise in the backward pass.
+:class:`~fastfold.parallel.comm.async_handle.Handle`: the communication runs between the call and its ``wait``, while
+something else is computed, and does the same in the backward pass.
 
 The gradient is that of the sum of all ranks' losses, unless a function says otherwise.
 """

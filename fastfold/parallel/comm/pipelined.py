@@ -1,6 +1,6 @@
 """Panels of a matrix product on a grid: pieces that one rank after another gives to all, or gets the sum of.
 
-The communication of one panel runs beside what is computed with the one before. At any time a rank holds the piece in
+The communication of one panel overlaps with what is computed with the one before. At any time a rank holds the piece in
 use and the one that arrives, never all of them.
 """
 

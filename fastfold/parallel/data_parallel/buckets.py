@@ -80,7 +80,7 @@ class Buckets:
     Args:
         parameters: The parameters; only their shapes, dtypes and devices are kept.
         ranks: Every bucket's length is a multiple of it.
-        elements: A bucket is closed when it has so many.
+        elements: A bucket is closed when it has this many.
     """
 
     def __init__(self, parameters: Sequence[Tensor], ranks: int = 1, elements: int = BUCKET_ELEMENTS) -> None:

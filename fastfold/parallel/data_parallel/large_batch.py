@@ -163,7 +163,7 @@ class Lars(LayerwiseOptimizer):
         parameters: By name.
         lr: Learning rate; to be set before each step by a schedule.
         momentum: Share of the last step that stays.
-        weight_decay: Times the weights, added to the gradient, and likewise the norms in the ratio.
+        weight_decay: Times the weights, added to the gradient, as to the norms in the ratio.
         trust: The ratio's factor, which says how far a layer may move in one step.
 
     Raises:

@@ -4,8 +4,8 @@
   launches of its kernels.
 - A collective takes as long as :mod:`fastfold.parallel.planner.communication_cost` says.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
-- Gradients are summed, and ZeRO's shards exchanged, with nothing beside them: the traced collectives inside the
-  model may run beside computation by ``Assumptions.hidden_share``.
+- Gradients are summed, and ZeRO's shards exchanged, while nothing else happens: the traced collectives inside the
+  model may overlap with computation by ``Assumptions.hidden_share``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def compute_seconds(part: Part, rates: Rates) -> float:
 
 
 def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) -> float:
-    """No split of a sample over so many ranks can be faster than this for ``count`` samples, one after another.
+    """No split of a sample over ``ranks`` ranks can be faster than this for ``count`` samples, one after another.
 
     At best every operator's work is split evenly, and its kernels still have to be launched.
 

@@ -49,7 +49,7 @@ def read_measured(path: Path, gpu: str) -> dict[str, Any]:
         raise ConfigError(f"{path}: matrix_rates has {', '.join(table)}; known are {' and '.join(_DTYPES)}")
     for number in (*(found[key] for key in LINKS if key in found), *table.values()):
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ConfigError(f"{path}: {number!r} is no rate; rates are numbers above 0")
+            raise ConfigError(f"{path}: {number!r} is not a rate; rates are numbers above 0")
     return found
 
 
@@ -82,7 +82,7 @@ def _of_kernels(path: Path, text: str, gpu: str) -> dict[str, Any]:
             copied, of_copy = float(row["gbs"]), float(row["of_copy"])
         except (KeyError, TypeError, ValueError):
             raise ConfigError(f"{path}:{line}: not a line of the kernels' benchmark") from None
-        # What was not measured is no number.
+        # What was not measured is not a number.
         if of_product >= of_copy:
             products.append(rate * 1e12)
         elif of_copy > of_product:
@@ -224,10 +224,10 @@ class Assumptions:
         matrix_share: Of the matrix rate, in the products of a network.
         bandwidth_share: Of the memory's bandwidth.
         link_share: Of links and network.
-        launch_seconds: For a kernel to start, beside its work.
-        latency_seconds: For a message to arrive, beside its bytes.
+        launch_seconds: For a kernel to start, in addition to its work.
+        latency_seconds: For a message to arrive, in addition to its bytes.
         memory_share: Of a GPU's memory that a plan may fill: fragments and the libraries need the rest.
-        hidden_share: Of the communication inside the model that runs beside computation.
+        hidden_share: Of the communication inside the model that overlaps with computation.
     """
 
     matrix_share: float = 0.5

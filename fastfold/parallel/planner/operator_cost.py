@@ -24,7 +24,7 @@ class OperatorCost:
     Attributes:
         flops: Floating-point operations of its matrix products.
         traffic: Bytes of intermediate results that are written and read.
-        workspace: Bytes that it holds beside inputs and results.
+        workspace: Bytes that it holds in addition to inputs and results.
         launches: Kernels that it starts.
     """
 
@@ -48,7 +48,7 @@ def _triangle_parts(call: Arguments) -> tuple[float, float]:
 
 
 def _triangle_multiplication(call: Arguments) -> OperatorCost:
-    # The docstring of the operator: two pair tensors beside its inputs and result.
+    # The docstring of the operator: two pair tensors in addition to its inputs and result.
     workspace = 2.0 * _bytes(call["z"])
     return OperatorCost(sum(_triangle_parts(call)), 2 * workspace, workspace, 3)
 

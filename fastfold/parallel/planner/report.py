@@ -55,8 +55,8 @@ def assumptions_text(rates: Rates) -> str:
     assumed = rates.assumptions
     launch, latency = assumed.launch_seconds * 1e6, assumed.latency_seconds * 1e6
     lines.append(
-        f"assumed: a kernel takes at least {launch:g} µs, a message {latency:g} µs beside its bytes; "
-        f"{assumed.hidden_share:.0%} of the communication inside the model runs beside computation; "
+        f"assumed: a kernel takes at least {launch:g} µs, a message {latency:g} µs in addition to its bytes; "
+        f"{assumed.hidden_share:.0%} of the communication inside the model overlaps with computation; "
         f"{rates.sheet.per_machine} GPUs in a machine; {assumed.memory_share:.0%} of a GPU's memory may be filled"
     )
     return "\n".join(lines)

@@ -87,7 +87,7 @@ class Trace:
 
     Attributes:
         regions: By the names that were asked for; ``""`` is all the rest.
-        peak: Most bytes that exist at a time beside the parameters.
+        peak: Most bytes that exist at a time in addition to the parameters.
     """
 
     regions: dict[str, Region]

@@ -14,7 +14,7 @@ from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.trace import Trace
 
 Layouts = Callable[[int], Iterator[ParallelPlan]]
-"""Plans that split one sample over so many ranks, by ``sp``, ``dap`` and ``tp`` alone."""
+"""Plans that split one sample over a number of ranks, by ``sp``, ``dap`` and ``tp`` alone."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,10 @@ class Workload:
         rows: How many samples ``loss`` runs at once under a layout: one, unless ranks of the layout split them.
         stages: Most pipeline stages; 1 where the model cannot be cut.
         zero: ZeRO stages that may be used.
-        passes: Forward passes without gradients before the one with (recycling), in the mean.
+        passes: Forward passes without gradients before the one with (recycling), on average.
         sharded_bytes: Bytes per parameter that ZeRO shards from stage 1 on (Adam's moments: 8).
-        copied_bytes: Bytes per parameter that every replica keeps beside the parameter and its gradient (averages).
+        copied_bytes: Bytes per parameter that every replica keeps in addition to the parameter and its gradient
+            (averages).
         small: See :func:`fastfold.parallel.planner.fake_run.trace`.
         description: What a reader has to know of the inputs.
         settings: Further Hydra overrides that give this workload.

@@ -145,7 +145,7 @@ class LinearGrid(ParallelLinear):
 
     The grids hold the same blocks of the weight, whose gradient is summed over the depth. Communication per rank
     with q² d = P ranks: (q - 1) / q of (batch x in) / (q d) + (in x out) / q forward and twice that
-    backward, beside 2 (d - 1) / d of the weight's block: of the activations O(1/√P) in 2d, O(1/√(dP)) in 2.5d.
+    backward, in addition to 2 (d - 1) / d of the weight's block: of the activations O(1/√P) in 2d, O(1/√(dP)) in 2.5d.
     """
 
     def _specs(self) -> list[ShardSpec]:

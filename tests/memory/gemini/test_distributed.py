@@ -21,7 +21,7 @@ def _rank(rank: int, folder: str, shard: bool) -> None:
     for step in range(3):
         batch = tokens(10 * step + rank)
         with manager.device.running():
-            # One rank keeps more beside the model than the other, and only its own device would know.
+            # One rank keeps more in addition to the model than the other, and only its own device would know.
             ballast = torch.zeros(1000 * rank)
             gpt.next_token_loss(model(batch), batch).backward()
         manager.step()

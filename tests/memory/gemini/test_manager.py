@@ -116,7 +116,7 @@ def test_evaluation_between_forward_and_backward():
 
 
 class Odd(nn.Module):
-    """Frozen, shared and unused parameters, parameters beside children, and a child's parameters used by its parent."""
+    """Frozen, shared and unused parameters, parameters next to children, and a child's that its parent uses."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -141,7 +141,7 @@ def compare_training(
     checkpointing: bool = False,
     make_parallel: Callable[[nn.Module, ParallelMesh], None] = axial_parallel,
 ) -> list[tuple[float, str]]:
-    """Training of one process beside that on shards.
+    """Training of one process next to that on shards.
 
     Args:
         model: The network.

@@ -68,7 +68,7 @@ def test_a_complex_trains_as_on_one_process(ranks: int) -> None:
 
 
 def test_two_groups_fold_two_proteins() -> None:
-    """DAP beside data parallelism: the mean gradient over all ranks is that of the mean loss of both proteins.
+    """DAP together with data parallelism: the mean gradient over all ranks is that of the mean loss of both proteins.
 
     The proteins differ in length and depth; of one alignment's single sequence one rank has nothing.
     """

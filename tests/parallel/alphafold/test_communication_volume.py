@@ -1,4 +1,4 @@
-"""What an Evoformer block sends, beside FastFold's formula: DAP never more, and from 4 ranks on far less."""
+"""What an Evoformer block sends, next to FastFold's formula: DAP never more, and from 4 ranks on far less."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _without_each_reduction(ways: dict[str, str]) -> tuple[int, list[str]]:
     parallel = copy.deepcopy(plain)
     grid_parallel(parallel, mesh, **ways)
     expected = run_step(case, plain, inputs, lambda x, _: x)
-    # Gradients that are zero but for rounding are seen beside the largest.
+    # Gradients that are zero but for rounding are seen next to the largest.
     least = 1e-3 * max(g.abs().max().item() for g in expected.parameters.values() if g is not None)
 
     def own(x: Tensor, cut: int) -> Tensor:
@@ -205,7 +205,7 @@ def test_a_complex_trains_as_on_one_process() -> None:
 
 @pytest.mark.slow
 def test_two_grids_fold_two_proteins() -> None:
-    """A grid beside data parallelism: the mean gradient over all ranks is that of the mean loss of both proteins."""
+    """A grid and data parallelism: the mean gradient over all ranks is that of the mean loss of both proteins."""
     plan = ParallelPlan(dp=2, dap=4, dap_mode="grid")
     _check(launch(_two_proteins, 8, plan, timeout=900.0))
 

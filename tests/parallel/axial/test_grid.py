@@ -18,10 +18,10 @@ from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.drop_reductions import undetected_reductions
 from tests.helpers.spawn_ranks import launch
 
-# Rows of the grids that so many ranks make.
+# Rows of the grids that a number of ranks makes.
 GRIDS = {2: (1, 2), 4: (2, 4, 1), 6: (2, 3)}
 SUMMA_REDUCTIONS = {2: 4, 4: 8, 6: 16}
-# Nothing divides 7, 1 leaves ranks without anything, and shards of 6 over 4 ranks are no halves of its halves.
+# Nothing divides 7, 1 leaves ranks without anything, and shards of 6 over 4 ranks are not halves of its halves.
 LENGTHS = ((7, 9), (1, 7), (5, 1), (6, 2))
 
 

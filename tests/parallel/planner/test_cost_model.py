@@ -304,8 +304,8 @@ def test_measured_rates_stand_in_for_tabulated_ones(tmp_path: Path) -> None:
     [
         ('{"gpu": "h100"}', "these are not the rates of 'h200'"),
         ('{"gpu": "h200", "matrix": 3}', "measured rates are a JSON object with"),
-        ('{"gpu": "h200", "bandwidth": "fast"}', "'fast' is no rate"),
-        ('{"gpu": "h200", "bandwidth": -1}', "-1 is no rate"),
+        ('{"gpu": "h200", "bandwidth": "fast"}', "'fast' is not a rate"),
+        ('{"gpu": "h200", "bandwidth": -1}', "-1 is not a rate"),
         ('{"gpu": "h200", "matrix_rates": {"fp8": 1e15}}', "known are bfloat16 and float32"),
         ("[", "cannot be read"),
     ],

@@ -41,7 +41,7 @@ def _fake_ranks() -> Iterator[None]:
 
 
 def _sum(size: int, elements: float) -> float:
-    """An all-reduce of so many elements."""
+    """An all-reduce of ``elements`` elements."""
     return 2 * (size - 1) / size * elements
 
 
