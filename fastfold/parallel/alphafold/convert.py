@@ -22,7 +22,7 @@ def convert_modules(
         attributes: What each converted module is given.
 
     Raises:
-        ConfigError: A module is parallel already, its ``forward`` was wrapped before, or there is none to turn.
+        ConfigError: A module is parallel already, its ``forward`` was wrapped before, or there is none to convert.
     """
     found = [(name, module) for name, module in model.named_modules() if type(module) in variants]
     for name, module in model.named_modules():

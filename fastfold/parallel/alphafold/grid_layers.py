@@ -53,7 +53,7 @@ class GridLayout:
         """
         if self.attention != "auto":
             return self.attention == "ring"
-        sent = attention_elements(shape, heads, self.grid.turned if turned else self.grid)
+        sent = attention_elements(shape, heads, self.grid.transposed if turned else self.grid)
         return sent["ring"] < sent["reshard"]
 
 
@@ -163,7 +163,7 @@ class GridTriangleAttention(TriangleAttention):
         length = pair_mask.shape[-1]
         lengths = (length, length)
         turned = not self.starting
-        grid = self.layout.grid.turned if turned else self.layout.grid
+        grid = self.layout.grid.transposed if turned else self.layout.grid
         bias = self.bias(pair) if bias is None else bias
         # From here on rows: of the transposed tensor around ending nodes.
         rows = pair.transpose(-3, -2) if turned else pair
@@ -204,7 +204,7 @@ class GridOuterProductMean(OuterProductMean):
         grid, length = self.layout.grid, msa_mask.shape[-1]
         left, right = recomputed(self.sides, msa)
         # The right side, of which more is on other ranks, travels first.
-        moving = grid.turned.rows_of_shards_async(right, -2, length)
+        moving = grid.transposed.rows_of_shards_async(right, -2, length)
         left = grid.rows_of_shards_async(left, -2, length).wait()
         left_mask = msa_mask[..., grid.own_rows(length)]
         right_mask = msa_mask[..., grid.own_columns(length)]

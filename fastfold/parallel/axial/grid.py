@@ -1,7 +1,7 @@
 """A grid of ranks for tensors ``[*, A, B, c]``: rows cut over the grid's rows, columns over its columns.
 
 :class:`Grid` holds the rule of the cut (any lengths, any rectangle of ranks, without padding) and the ways between
-layouts; ``grid_matmul.py`` multiplies matrices that lie in blocks. A grid seen from the side (:attr:`Grid.turned`)
+layouts; ``grid_matmul.py`` multiplies matrices that lie in blocks. A grid seen from the side (:attr:`Grid.transposed`)
 is that of the transposed tensor, so whatever works along rows works along columns.
 
 Gradients are exact adjoints: what the ranks hold after ``backward`` is the gradient of the sum of all ranks' losses.
@@ -28,14 +28,14 @@ class Grid:
     Attributes:
         row: The ranks of this rank's row, one for each column.
         column: The ranks of its column.
-        whole: All of them, row by row (column by column of a grid that is turned).
-        is_turned: Whether rows and columns have changed places.
+        whole: All of them, row by row (column by column of a grid that is transposed).
+        is_transposed: Whether rows and columns have changed places.
     """
 
     row: Group
     column: Group
     whole: Group
-    is_turned: bool = False
+    is_transposed: bool = False
 
     @classmethod
     def of(cls, mesh: ParallelMesh) -> Grid:
@@ -47,9 +47,9 @@ class Grid:
         return cls(mesh.group("dap_row"), mesh.group("dap_column"), mesh.group("dap"))
 
     @property
-    def turned(self) -> Grid:
+    def transposed(self) -> Grid:
         """The same ranks as the grid of transposed tensors."""
-        return Grid(self.column, self.row, self.whole, not self.is_turned)
+        return Grid(self.column, self.row, self.whole, not self.is_transposed)
 
     @property
     def rows(self) -> int:
@@ -63,7 +63,7 @@ class Grid:
 
     def place(self, rank: int) -> tuple[int, int]:
         """Row and column of a rank of ``whole``."""
-        if self.is_turned:
+        if self.is_transposed:
             column, row = divmod(rank, self.rows)
             return row, column
         return divmod(rank, self.columns)

@@ -179,4 +179,4 @@ def contract(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "a
 def contract_columns(left: Tensor, right: Tensor, length: int, grid: Grid, way: str = "auto") -> Tensor:
     """``out[i, j] = Σ_k left[k, i] right[k, j]`` for every channel (incoming edges); see :func:`contract`."""
     # The transposed product, on the transposed grid, is one along rows.
-    return contract(right.mT, left.mT, length, grid.turned, way).mT
+    return contract(right.mT, left.mT, length, grid.transposed, way).mT

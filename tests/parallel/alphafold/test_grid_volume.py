@@ -29,9 +29,9 @@ def _expected(grid: Grid, ways: dict[str, str]) -> float:
     # The MSA is resharded twice, its attention's bias is gathered.
     total = 2 * (ranks - 1) / ranks * (2 * S * N * C_M / ranks + MSA_HEADS * N**2)
     for turned in (False, True):
-        sent = attention_elements(shape, PAIR_HEADS, grid.turned if turned else grid)
+        sent = attention_elements(shape, PAIR_HEADS, grid.transposed if turned else grid)
         total += sent["ring" if layout.rings(shape, PAIR_HEADS, turned=turned) else "reshard"]
-    for view in (grid, grid.turned):
+    for view in (grid, grid.transposed):
         way = choose_contraction(layout.contraction, N, C_HIDDEN, view)
         total += elements_sent(N, C_HIDDEN, view)[way]
     # Both of the outer product's sides are gathered; all of the right one is on other ranks before.

@@ -67,13 +67,13 @@ def _check_layout(
 
 
 def _layouts(grid: Grid) -> None:
-    for view in (grid, grid.turned):
+    for view in (grid, grid.transposed):
         for a, b in LENGTHS:
             lengths, x, z = (a, b), _random(2, a, b, 3), _random(3, a, b)
             row, column = view.place(view.whole.rank)
             assert (row, column) == (view.column.rank, view.row.rank)
             _check_layout("gather", x, view.take, lambda t, n=lengths, g=view: g.gather(t, n), x)  # type: ignore[misc]
-            by_columns = view.turned.take(x.transpose(1, 2), (-3, -2)).transpose(1, 2)
+            by_columns = view.transposed.take(x.transpose(1, 2), (-3, -2)).transpose(1, 2)
             turned = view.take(x, (-2, -3)) if view.rows == view.columns else None
             part = x[:, view.row.shard(a)][:, :, view.column.shard(b)]
             assert turned is None or torch.equal(turned, part)
