@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import is_multimer
+from fastfold.parallel import started_processes
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.planner.hardware import ACCELERATORS, accelerator
 from fastfold.parallel.planner.report import seconds_text
@@ -36,7 +36,7 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
     parallel = config.parallel
     cost = best_plans(
         workload_of(config, tree),
-        gpus=int(os.environ.get("WORLD_SIZE", "1")),
+        gpus=started_processes(),
         gpu=parallel.gpu or _own_gpu(),
         count=1,
     )[0]

@@ -8,7 +8,7 @@ from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
-from fastfold.memory import CudaDevice, Device, Gemini, SimulatedDevice, parse_bytes
+from fastfold.memory import Gemini, parse_bytes
 from fastfold.parallel import DistributedContext, ParallelOptimizer
 from fastfold.training.config import MemoryConfig, TrainConfig
 
@@ -62,7 +62,7 @@ class Managed(Placement):
             optimizer.inner,
             memory.budget,
             memory.policy,
-            device=_device(memory, context),
+            device=context.device,
             nvme_folder=memory.folder,
             recompute=blocks if memory.checkpointing and memory.policy != "cuda" else (),
             statistics=context.cpu_group,
@@ -123,8 +123,3 @@ def check_memory(config: TrainConfig, context: DistributedContext) -> None:
             "memory.policy and trainer.compile do not go together: compiled blocks would hold on to parameters that "
             "have left the device; set trainer.compile=false or memory=checkpointing"
         )
-
-
-def _device(memory: MemoryConfig, context: DistributedContext) -> Device:
-    budget = parse_bytes(memory.budget)
-    return CudaDevice(budget, context.device) if context.device.type == "cuda" else SimulatedDevice(budget)
