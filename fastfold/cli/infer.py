@@ -10,6 +10,7 @@ from typing import Any
 
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
 
 _INFER = """\
 Fold every record of the FASTA files. Several chains joined by ':' in one record are a complex; with --complex all
@@ -78,16 +79,23 @@ def add_infer_command(commands: Any) -> None:
         help="passes after the first (monomers 3, multimers up to 20)",
     )
     infer.add_argument(
-        "--seed", type=_count, default=0, metavar="N", help="seed of everything random (default 0)"
+        "--seed",
+        type=_count,
+        default=InferConfig.seed,
+        metavar="N",
+        help="seed of everything random (default 0)",
     )
     infer.add_argument(
         "--precision",
         choices=("fp32", "bf16"),
-        default="fp32",
+        default=InferConfig.precision,
         help="bf16 halves the memory and is faster on GPUs (default fp32)",
     )
     infer.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU where there is one"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default=InferConfig.device,
+        help="default: a GPU where there is one",
     )
     infer.add_argument(
         "--memory-budget",
@@ -132,28 +140,27 @@ def run_infer(options: argparse.Namespace) -> int:
     if not options.inputs:
         raise ConfigError("no FASTA file given; fastfold infer --help explains the command")
 
-    from fastfold.inference.runner import Settings, run
-    from fastfold.memory import parse_bytes
+    from fastfold.inference.runner import run
 
-    settings = Settings(
+    config = InferConfig(
         num_recycles=options.num_recycles,
         seed=options.seed,
         precision=options.precision,
         plots=not options.no_plots,
         pae={"auto": None, "yes": True, "no": False}[options.pae],
+        device=options.device,
+        parallel=options.parallel,
+        memory_budget=options.memory_budget or None,
     )
     with orderly_termination():
         summary = run(
             options.inputs,
             options.out,
             options.weights,
+            config,
             msa_dir=options.msa_dir,
             complex_=options.complex,
             reference=options.reference,
-            device=options.device,
-            settings=settings,
-            parallel=options.parallel,
-            memory_budget=parse_bytes(options.memory_budget) if options.memory_budget else None,
         )
     if int(os.environ.get("RANK", "0")) > 0:  # the first process speaks for all
         return 0

@@ -8,21 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfold.data.features.pipeline import featurize
-from fastfold.data.msa.find import read_msa
+from fastfold.data.msa.find import ChainMsas, read_msa
 from fastfold.data.msa.msa import Msa, check_query
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
-from fastfold.inference.folding import fold, keeps_pae
+from fastfold.inference.config import InferConfig
+from fastfold.inference.folding import predict_target
 from fastfold.inference.models import network_name, weights_path
 from fastfold.inference.output.prediction import Prediction
-from fastfold.inference.planning.available_memory import check_fits
-from fastfold.inference.planning.planner import FoldPlan
-from fastfold.inference.planning.retry import fold_model
-from fastfold.memory import parse_bytes
 from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
@@ -93,49 +89,22 @@ def predict(
         OutputError: The network's numbers are not finite.
     """
     target = target_from_sequence(sequence, name)
-    if num_recycles is not None and num_recycles < 0:
-        raise ConfigError(f"num_recycles must not be negative, got {num_recycles}")
+    config = InferConfig(num_recycles=num_recycles, seed=seed, pae=pae, memory_budget=memory_budget)
     alignments = _alignments(target, msa)
     network = model if isinstance(model, AlphaFold) else load_model(model)
-    weight = next(network.evoformer.parameters())
-    rows = sum(len(one.sequences) for unpaired, _ in alignments for one in unpaired)
-    given = [templates] if isinstance(templates, Mapping) else templates
-    shown = max((len(one["template_aatype"]) for one in given or () if one is not None), default=0)
-    budget = None if memory_budget is None else parse_bytes(memory_budget)
-    check_fits(
-        network.config,
-        target.num_residues,
-        weight.device,
-        element_size=weight.element_size(),
-        name=target.name,
-        alignment_rows=rows,
-        templates=shown,
-        budget=budget,
+    (prediction,) = predict_target(
+        target,
+        [network],
+        alignments,
+        config,
+        device=next(network.parameters()).device,
+        templates=[templates] if isinstance(templates, Mapping) else templates,
+        say=_log.warning,
     )
-    sampler = featurize(target.chains, alignments, network.config, seed=seed, templates=given)
-
-    def by(plan: FoldPlan) -> Prediction:
-        return fold(
-            network,
-            sampler,
-            target.chains,
-            name=target.name,
-            model_name=network.name,
-            seed=seed,
-            num_recycles=num_recycles,
-            plan=plan,
-            pae=keeps_pae(target.num_residues, pae),
-        )
-
-    size = target.num_residues
-    return fold_model(
-        by, network, size, budget, name=target.name, say=_log.warning, rows=rows, templates=shown
-    )
+    return prediction
 
 
-def _alignments(
-    target: Target, msa: AnyMsa | Sequence[AnyMsa | None] | None
-) -> list[tuple[list[Msa], list[Msa]]]:
+def _alignments(target: Target, msa: AnyMsa | Sequence[AnyMsa | None] | None) -> list[ChainMsas]:
     """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
@@ -145,7 +114,7 @@ def _alignments(
             f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, None for "
             "a chain that has none"
         )
-    alignments: list[tuple[list[Msa], list[Msa]]] = []
+    alignments: list[ChainMsas] = []
     for chain, one in zip(target.chains, given, strict=True):
         if isinstance(one, Msa):
             check_query(one, chain.sequence)

@@ -1,8 +1,9 @@
-"""Fold one target with one network: features in, :class:`~fastfold.inference.output.prediction.Prediction` out."""
+"""Fold one target: :func:`predict_target`, behind the command line and Python alike, and its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -10,52 +11,121 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastfold.data.features.pipeline import FeatureSampler
-from fastfold.data.targets import Chain
+from fastfold.data.features.pipeline import FeatureSampler, featurize
+from fastfold.data.msa.find import ChainMsas
+from fastfold.data.targets import Target
 from fastfold.errors import OutputError
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trimmed_heap
 from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.planning.fit import fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 
 OnCycle = Callable[[int, dict[str, Any]], None]
-LARGEST_PAE = 5000
+MAX_PAE_RESIDUES = 5000
 """Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
+Watch = Callable[[AlphaFold], AbstractContextManager[OnCycle | None]]
+"""Gives the context in which a network folds, with what is called after each pass."""
+
+
+def predict_target(
+    target: Target,
+    models: Sequence[AlphaFold],
+    alignments: Sequence[ChainMsas],
+    config: InferConfig,
+    *,
+    device: torch.device,
+    templates: Sequence[Mapping[str, np.ndarray] | None] | None = None,
+    watch: Watch = lambda model: nullcontext(),
+    say: Callable[[str], None],
+    run: RunNetwork | None = None,
+) -> list[Prediction]:
+    """Fold a target by some networks, in three steps.
+
+    1. Plan the fold by each network; the target is refused before any work if one of them cannot hold it.
+    2. For each network, make the features and run it by its plan; in smaller pieces if memory ends anyway.
+    3. Rank.
+
+    Args:
+        target: The target.
+        models: The networks, in the precision to fold in; each is on ``device`` while it folds, and then again where
+            it was.
+        alignments: Per chain.
+        config: How to fold.
+        device: Where to fold.
+        templates: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None; None for
+            no templates at all.
+        watch: Gives the context in which a network folds, with what is called after each pass (see
+            :meth:`fastfold.evoformer.model.AlphaFold.forward`).
+        say: Told of every smaller plan.
+        run: Runs the networks on several processes, which nobody plans for; by default :func:`run_network` does here.
+
+    Returns:
+        A prediction of each network, best first.
+
+    Raises:
+        InputError: Alignments or templates cannot be used, or the target does not fit into memory.
+        ConfigError: A complex was given to a monomer network, or settings contradict.
+        OutputError: A network's numbers are not finite.
+    """
+    rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
+    shown = max((len(one["template_aatype"]) for one in templates or () if one is not None), default=0)
+    fit = partial(fit_target, name=target.name, rows=rows, templates=shown)
+    fits = [
+        None if run is not None else fit(model, device, target.num_residues, config.budget)
+        for model in models
+    ]
+    predictions = []
+    for model, fitting in zip(models, fits, strict=True):
+        with watch(model) as on_cycle, _moved(model, device):
+            sampler = featurize(
+                target.chains, alignments, model.config, seed=config.seed, templates=templates
+            )
+            by = partial(fold, model, sampler, target, config, on_cycle=on_cycle, run=run)
+            predictions.append(by() if fitting is None else fitting.run(by, say))
+    return sorted(predictions, key=lambda prediction: prediction.ranking_confidence, reverse=True)
+
+
+@contextmanager
+def _moved(model: AlphaFold, device: torch.device) -> Iterator[None]:
+    """Have a network on a device, and afterwards where it was."""
+    home = next(model.parameters()).device
+    if home == device:
+        yield
+        return
+    try:
+        model.to(device)
+        yield
+    finally:
+        model.to(home)
 
 
 def fold(
     model: AlphaFold,
     sampler: FeatureSampler,
-    chains: Sequence[Chain],
+    target: Target,
+    config: InferConfig,
+    plan: FoldPlan | None = None,
     *,
-    name: str,
-    model_name: str,
-    seed: int,
-    num_recycles: int | None = None,
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
-    plan: FoldPlan | None = None,
-    pae: bool = True,
 ) -> Prediction:
     """Run the network on a target's features: in place, without dropout and gradients.
 
     Args:
         model: The network, on its device and in its precision.
         sampler: The target's features.
-        chains: Its chains in the order of the input.
-        name: Name of the target.
-        model_name: Name of the network, for files and scores.
-        seed: What ``sampler`` draws from, for the record.
-        num_recycles: Extra passes; by default the configuration's.
+        target: The target.
+        config: How to fold; without aligned errors of all pairs, nothing of that size is ever there.
+        plan: How to run the network, for :func:`run_network`; by default with :data:`FOLDING_POLICY`.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
-        plan: How to run it, for :func:`run_network`; by default with :data:`FOLDING_POLICY`.
-        pae: Whether the prediction has aligned errors of all pairs; without, nothing of that size is ever there.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -64,10 +134,10 @@ def fold(
     def features(cycle: int, member: int) -> Mapping[str, Tensor]:
         return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
 
-    is_complex = model.multimer and len(chains) > 1
+    is_complex, pae = model.multimer and target.is_complex, keeps_pae(target.num_residues, config.pae)
     if run is None:
         run = partial(run_network, plan=plan, pae=pae)
-    result, arrays = run(model, features, num_recycles, on_cycle, is_complex)
+    result, arrays = run(model, features, config.num_recycles, on_cycle, is_complex)
     if not pae:
         for key in ("pae", "max_pae"):
             arrays.pop(key, None)
@@ -77,18 +147,21 @@ def fold(
     values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise OutputError(
-            f"{name}: the network produced numbers that are not finite; try --precision fp32 and check the weights"
+            f"{target.name}: the network produced numbers that are not finite; try --precision fp32 and check the "
+            "weights"
         )
     errors = values.get("pae")
+    sequences = tuple(chain.sequence for chain in target.chains)
+    lengths = [len(sequence) for sequence in sequences]
     return Prediction(
-        name=name,
-        sequences=tuple(chain.sequence for chain in chains),
-        model_name=model_name,
-        seed=seed,
+        name=target.name,
+        sequences=sequences,
+        model_name=model.name,
+        seed=config.seed,
         num_recycles=result["num_recycles"],
         aatype=sampler.static["aatype"][order],
-        residue_index=np.concatenate([np.arange(len(chain.sequence)) for chain in chains]),
-        chain_index=np.repeat(np.arange(len(chains)), [len(chain.sequence) for chain in chains]),
+        residue_index=np.concatenate([np.arange(length) for length in lengths]),
+        chain_index=np.repeat(np.arange(len(lengths)), lengths),
         atom_positions=values["atom_positions"][order],
         atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
         plddt=values["plddt"][order],
@@ -155,8 +228,8 @@ def _ordered(errors: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def keeps_pae(residues: int, wanted: bool | None) -> bool:
-    """Whether a target's aligned errors are kept; where nobody has decided, up to :data:`LARGEST_PAE` residues."""
-    return residues <= LARGEST_PAE if wanted is None else wanted
+    """Whether a target's aligned errors are kept; where nobody has decided, up to :data:`MAX_PAE_RESIDUES` residues."""
+    return residues <= MAX_PAE_RESIDUES if wanted is None else wanted
 
 
 def _input_order(sampler: FeatureSampler) -> np.ndarray:

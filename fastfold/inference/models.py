@@ -7,8 +7,6 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-import torch
-
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
@@ -41,16 +39,12 @@ class Network:
         """SHA-256 of the file, 64 hexadecimal digits."""
         return file_digest(self.path)
 
-    def load(self, device: torch.device, precision: Precision) -> AlphaFold:
-        """The network on ``device``."""
+    def load(self, precision: Precision) -> AlphaFold:
+        """The network; on the host when it is loaded, which happens once."""
         if self._model is None:
             self._model = set_precision(load_model(self.path), precision)
-        return self._model.to(device)
-
-    def rest(self) -> None:
-        """Leave the accelerator's memory to the others."""
-        if self._model is not None:
-            self._model.to("cpu")
+            self._model.name = self.name
+        return self._model
 
 
 def weights_path(path: str | Path) -> Path:

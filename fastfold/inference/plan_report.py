@@ -12,7 +12,8 @@ from torch import nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.planning.available_memory import host_memory_bytes, plan_target
+from fastfold.inference.planning.available_memory import host_memory_bytes
+from fastfold.inference.planning.fit import plan_target
 from fastfold.inference.planning.planner import FoldPlan, Planner
 from fastfold.inference.planning.time_model import measure_costs
 from fastfold.memory import parse_bytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
@@ -76,6 +78,33 @@ class Progress:
             self._bar.update(self._task, advance=cost, description=work, status=status, remaining=left)
         else:
             self.line(f"{work} {status}, elapsed {clock(elapsed)}, {left}")
+
+    @contextmanager
+    def passes(
+        self, work: str, recycles: int, cost: float
+    ) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+        """The passes of one network on one target, to be called after each with its number and ``mean_plddt``.
+
+        Passes of an attempt that ran out of memory are taken back, and those that were not needed are left out.
+
+        Args:
+            work: Target and network.
+            recycles: Passes after the first.
+            cost: What all passes together add towards ``total``.
+        """
+        self.begin(work)
+        one, done = cost / (recycles + 1), 0
+
+        def on_cycle(cycle: int, found: dict[str, Any]) -> None:
+            nonlocal done
+            if cycle == 0:
+                self.skip(-one * done)
+                done = 0
+            done += 1
+            self.step(work, f"recycle {cycle}/{recycles} pLDDT {found['mean_plddt']:.1f}", one)
+
+        yield on_cycle
+        self.skip(cost - one * done)
 
     def skip(self, cost: float) -> None:
         """Work that will not be done, because the target failed, was finished before, or stopped early."""

@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastfold.data.fasta import read_targets
-from fastfold.data.features.pipeline import featurize
-from fastfold.data.msa.find import load_alignments
+from fastfold.data.msa.find import ChainMsas, load_alignments
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.precision import Precision
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.folding import fold, keeps_pae
+from fastfold.inference.folding import OnCycle, keeps_pae, predict_target
 from fastfold.inference.models import MINI, Network, about_mini, open_networks, suitable
 from fastfold.inference.output.completion import CompletionMarker
 from fastfold.inference.output.evaluate import compare_target, find_reference
-from fastfold.inference.output.prediction import Prediction
-from fastfold.inference.output.writer import Alignments, run_record, write_target
-from fastfold.inference.planning.available_memory import check_fits
-from fastfold.inference.planning.planner import FoldPlan
-from fastfold.inference.planning.retry import fold_model
+from fastfold.inference.output.writer import run_record, write_target
 from fastfold.inference.progress import Progress
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.device import choose_device
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What decides the result of a run, besides the inputs and the weights.
-
-    Attributes:
-        num_recycles: Extra passes; None for each network's own number.
-        seed: Seed of everything random.
-        precision: ``fp32`` or ``bf16``.
-        plots: Whether pictures are drawn.
-        pae: Whether aligned errors of all pairs are kept and written; None for short targets only
-            (:func:`~fastfold.inference.folding.keeps_pae`).
-    """
-
-    num_recycles: int | None = None
-    seed: int = 0
-    precision: Precision = "fp32"
-    plots: bool = True
-    pae: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -71,14 +47,11 @@ def run(
     inputs: Sequence[Path],
     output: Path,
     weights: Sequence[Path],
+    config: InferConfig | None = None,
     *,
     msa_dir: Path | None = None,
     complex_: bool = False,
     reference: Path | None = None,
-    device: str = "auto",
-    settings: Settings | None = None,
-    parallel: str | None = None,
-    memory_budget: int | None = None,
 ) -> Summary:
     """Fold all targets, each by every network that suits it, best prediction first.
 
@@ -90,89 +63,56 @@ def run(
         inputs: FASTA files.
         output: Folder for the results.
         weights: Weights files; none for the small network that ships with the package.
+        config: How to fold.
         msa_dir: Folder of alignments; None to fold from the sequences alone.
         complex_: Each file is one complex.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        settings: See :class:`Settings`.
-        parallel: ``dap=<number>``: so many processes fold each target together; see
-            :mod:`fastfold.inference.distributed`. On all but the first the summary is empty.
-        memory_budget: Bytes that a fold may take; None for what the device has free.
+
+    Returns:
+        How the run ended. It is empty on all but the first of several processes that fold together.
 
     Raises:
         FastFoldError: Nothing can be folded at all: unusable weights, folders, or device.
     """
-    where = choose_device(device)
-    with distributed_folder(parallel, where) as distributed:
-        if distributed is None:
-            rest = (complex_, reference, where, settings, None, memory_budget)
-            return _run(inputs, output, weights, msa_dir, *rest)
-        if not distributed.context.is_rank_zero:
+    config = config or InferConfig()
+    where = choose_device(config.device)
+    with distributed_folder(config.parallel, where) as distributed, _leading(distributed):
+        if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        try:
-            where = distributed.context.device
-            summary = _run(
-                inputs, output, weights, msa_dir, complex_, reference, where, settings, distributed
-            )
-        except DistributedFoldError:
-            raise  # the others do not listen
-        except Exception:
+        if msa_dir is not None and not msa_dir.is_dir():
+            raise InputError("no such folder; give the one that holds the alignments", path=msa_dir)
+        if reference is not None:
+            find_reference(reference, "")
+        networks = open_networks(weights or [Path(MINI)])
+        targets, errors = read_targets(inputs, complex_=complex_)
+        if targets:
+            prepare_output_directory(output)
+        costs = [_cost(target, suitable(networks, target), config) for target in targets]
+        with Progress(sum(costs)) as progress:
+            device = where if distributed is None else distributed.context.device
+            runner = _Runner(networks, output, msa_dir, reference, device, config, progress, distributed)
+            if not weights:
+                progress.line(about_mini(networks[0]))
+            for error in errors:
+                progress.line(f"error: {error}")
+            summary = runner.run(targets, costs)
+    return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+
+
+@contextmanager
+def _leading(distributed: DistributedFolder | None) -> Iterator[None]:
+    """On the first of several processes, let the others end with it."""
+    try:
+        yield
+    except DistributedFoldError:
+        raise  # the others do not listen
+    except Exception:
+        if distributed is not None and distributed.context.is_rank_zero:
             distributed.stop()
-            raise
+        raise
+    if distributed is not None and distributed.context.is_rank_zero:
         distributed.stop()
-        return summary
-
-
-def _run(
-    inputs: Sequence[Path],
-    output: Path,
-    weights: Sequence[Path],
-    msa_dir: Path | None,
-    complex_: bool,
-    reference: Path | None,
-    where: torch.device,
-    settings: Settings | None,
-    distributed: DistributedFolder | None = None,
-    memory_budget: int | None = None,
-) -> Summary:
-    """:func:`run` on the process that reads and writes."""
-    settings = settings or Settings()
-    if msa_dir is not None and not msa_dir.is_dir():
-        raise InputError("no such folder; give the one that holds the alignments", path=msa_dir)
-    if reference is not None:
-        find_reference(reference, "")
-    networks = open_networks(weights or [Path(MINI)])
-    targets, errors = read_targets(inputs, complex_=complex_)
-    if targets:
-        prepare_output_directory(output)
-    failed: list[tuple[str, str]] = [("", str(error)) for error in errors]
-    folded: list[str] = []
-    skipped: list[str] = []
-    costs = [_cost(target, suitable(networks, target), settings) for target in targets]
-    with Progress(sum(costs)) as progress:
-        runner = _Runner(networks, output, msa_dir, where, settings, progress, distributed, memory_budget)
-        if not weights:
-            progress.line(about_mini(networks[0]))
-        for error in errors:
-            progress.line(f"error: {error}")
-        for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):
-            label = f"{number}/{len(targets)} {target.name}"
-            try:
-                done = runner.fold(target, label, cost)
-                if reference is not None:
-                    runner.compare(target, label, reference)
-            except DistributedFoldError:
-                raise
-            except Exception as error:  # also a bug that one target brings to light: the others go on
-                failed.append((target.name, reason(error, target)))
-                progress.skip(cost)
-                progress.line(f"error: {failed[-1][1]}")
-                if debugging():
-                    progress.line(traceback.format_exc())
-                continue
-            (folded if done else skipped).append(target.name)
-    return Summary(tuple(folded), tuple(skipped), tuple(failed))
 
 
 @dataclass(frozen=True)
@@ -182,11 +122,34 @@ class _Runner:
     networks: Sequence[Network]
     output: Path
     msa_dir: Path | None
+    reference: Path | None
     device: torch.device
-    settings: Settings
+    config: InferConfig
     progress: Progress
     distributed: DistributedFolder | None = None
-    memory_budget: int | None = None
+
+    def run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
+        """Fold the targets one after the other; one that fails does not stop the others."""
+        folded: list[str] = []
+        skipped: list[str] = []
+        failed: list[tuple[str, str]] = []
+        for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):
+            label = f"{number}/{len(targets)} {target.name}"
+            try:
+                done = self.fold(target, label, cost)
+                if self.reference is not None:
+                    self.compare(target, label, self.reference)
+            except DistributedFoldError:
+                raise
+            except Exception as error:  # also a bug that one target brings to light: the others go on
+                failed.append((target.name, reason(error, target)))
+                self.progress.skip(cost)
+                self.progress.line(f"error: {failed[-1][1]}")
+                if debugging():
+                    self.progress.line(traceback.format_exc())
+                continue
+            (folded if done else skipped).append(target.name)
+        return Summary(tuple(folded), tuple(skipped), tuple(failed))
 
     def fold(self, target: Target, label: str, cost: float) -> bool:
         """Fold and write one target; False if it was finished before."""
@@ -200,35 +163,32 @@ class _Runner:
                 "networks; add --weights of a multimer network (params_model_1_multimer_v3.npz and the like), or "
                 "give its chains as separate FASTA records to fold them alone"
             )
-        self._check_fits(target, networks, alignment_rows=1)  # hopeless ones before their alignments are read
-        alignments: Alignments = [([], []) for _ in target.chains]
+        alignments: Sequence[ChainMsas] = [([], []) for _ in target.chains]
         if self.msa_dir is not None:
-            alignments = list(load_alignments(self.msa_dir, target))
-        rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
-        self._check_fits(target, networks, alignment_rows=sum(rows))
-        record = run_record(target, alignments, networks, asdict(self.settings), device=str(self.device))
+            alignments = load_alignments(self.msa_dir, target)
+        settings = self.config.recorded()
+        record = run_record(target, alignments, networks, settings, device=str(self.device))
         if CompletionMarker.is_complete(self.output, target.name, record["input_hash"]):
             self.progress.skip(cost)
             say(f"{label}: finished before with the same input and settings, skipped")
             return False
-        for chain, count in zip(target.chains, rows, strict=True):
-            if self.msa_dir is not None and not count:
-                what = f"chain {chain.id}" if target.is_complex else repr(target.record)
-                say(
-                    f"warning: {target.name}: no alignment of {what} in {self.msa_dir}; its sequence alone is used"
-                )
-        evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
-        if self.settings.pae is None and not keeps_pae(target.num_residues, None):
-            say(
-                f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
-            )
-        names = ", ".join(network.name for network in networks)
-        say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}")
-        predictions = [
-            self._predict(target, label, alignments, network, cost / len(networks)) for network in networks
-        ]
-        predictions.sort(key=lambda p: p.ranking_confidence, reverse=True)
-        count = write_target(self.output, target.name, record, predictions, plots=self.settings.plots)
+        self._announce(target, label, alignments, networks)
+
+        def watch(model: AlphaFold) -> AbstractContextManager[OnCycle]:
+            recycles = self.config.recycles(model.config)
+            return self.progress.passes(f"{label} {model.name}", recycles, cost / len(networks))
+
+        predictions = predict_target(
+            target,
+            [network.load(self.config.precision) for network in networks],
+            alignments,
+            self.config,
+            device=self.device,
+            watch=watch,
+            say=say,
+            run=None if self.distributed is None else self.distributed.run,
+        )
+        count = write_target(self.output, target.name, record, predictions, plots=self.config.plots)
         best = predictions[0]
         scores = {"pLDDT": f"{best.mean_plddt:.1f}"}
         scores |= {name: f"{s:.2f}" for name, s in (("pTM", best.ptm), ("ipTM", best.iptm)) if s is not None}
@@ -248,82 +208,29 @@ class _Runner:
             f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
         )
 
-    def _check_fits(self, target: Target, networks: Sequence[Network], alignment_rows: int) -> None:
-        if self.distributed is not None:
-            return  # the estimate is that of one process
-        for network in networks:
-            check_fits(
-                network.info.config,
-                target.num_residues,
-                self.device,
-                element_size=2 if self.settings.precision == "bf16" else 4,
-                name=target.name,
-                alignment_rows=alignment_rows,
-                templates=0,
-                budget=self.memory_budget,
-            )
-
-    def _predict(
-        self, target: Target, label: str, alignments: Alignments, network: Network, cost: float
-    ) -> Prediction:
-        work = f"{label} {network.name}"
-        self.progress.begin(work)
-        model = network.load(self.device, self.settings.precision)
-        sampler = featurize(target.chains, alignments, model.config, seed=self.settings.seed)
-        recycles = _recycles(network, self.settings)
-        passes = 0
-        rows = sum(len(msa.sequences) for pair in alignments for group in pair for msa in group)
-
-        def on_cycle(cycle: int, found: dict[str, Any]) -> None:
-            nonlocal passes
-            passes += 1
-            status = f"recycle {cycle}/{recycles} pLDDT {found['mean_plddt']:.1f}"
-            self.progress.step(work, status, cost / (recycles + 1))
-
-        def by(plan: FoldPlan | None) -> Prediction:
-            nonlocal passes
-            self.progress.skip(-cost * passes / (recycles + 1))  # of an attempt that ran out of memory
-            passes = 0
-            return fold(
-                model,
-                sampler,
-                target.chains,
-                name=target.name,
-                model_name=network.name,
-                seed=self.settings.seed,
-                num_recycles=recycles,
-                on_cycle=on_cycle,
-                run=None if self.distributed is None else self.distributed.run,
-                plan=plan,
-                pae=keeps_pae(target.num_residues, self.settings.pae),
-            )
-
-        try:
-            if self.distributed is not None:
-                prediction = by(None)
-            else:
-                prediction = fold_model(
-                    by,
-                    model,
-                    target.num_residues,
-                    self.memory_budget,
-                    name=target.name,
-                    say=self.progress.line,
-                    rows=rows,
-                    templates=0,
+    def _announce(
+        self, target: Target, label: str, alignments: Sequence[ChainMsas], networks: Sequence[Network]
+    ) -> None:
+        """Say what a target is folded from, and by which networks."""
+        say = self.progress.line
+        rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
+        for chain, count in zip(target.chains, rows, strict=True):
+            if self.msa_dir is not None and not count:
+                what = f"chain {chain.id}" if target.is_complex else repr(target.record)
+                say(
+                    f"warning: {target.name}: no alignment of {what} in {self.msa_dir}; its sequence alone is used"
                 )
-        finally:
-            network.rest()
-        self.progress.skip(cost * (1 - passes / (recycles + 1)))
-        return prediction
+        evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
+        if self.config.pae is None and not keeps_pae(target.num_residues, None):
+            say(
+                f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
+            )
+        names = ", ".join(network.name for network in networks)
+        say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}")
 
 
-def _recycles(network: Network, settings: Settings) -> int:
-    own = network.info.config.model.num_recycle
-    return own if settings.num_recycles is None else settings.num_recycles
-
-
-def _cost(target: Target, networks: Sequence[Network], settings: Settings) -> float:
+def _cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
     """Work of a target in arbitrary units: cubic in its length, and short targets take their time too."""
     n = target.num_residues
-    return sum(_recycles(network, settings) + 1 for network in networks) * float(n + 50) ** 2 * (n + 500)
+    passes = sum(config.recycles(network.info.config) + 1 for network in networks)
+    return passes * float(n + 50) ** 2 * (n + 500)

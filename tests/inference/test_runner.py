@@ -14,7 +14,7 @@ from Bio.PDB import MMCIFParser, PDBParser
 from Bio.PDB.MMCIF2Dict import MMCIF2Dict
 
 import fastfold
-from fastfold.inference import runner
+from fastfold.inference import folding
 from tests.helpers.command_line import QUICK, CommandLine
 
 SEQUENCE = "MKTAYIAKQR"
@@ -217,13 +217,13 @@ def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
 def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ):
-    def fold(model, sampler, chains, *, name, **rest):
-        if name == "bad":
+    def fold(model, sampler, target, *rest, **options):
+        if target.name == "bad":
             raise TypeError("unsupported operand\nsecond line")
-        return real(model, sampler, chains, name=name, **rest)
+        return real(model, sampler, target, *rest, **options)
 
-    real = runner.fold
-    monkeypatch.setattr(runner, "fold", fold)
+    real = folding.fold
+    monkeypatch.setattr(folding, "fold", fold)
     fasta = cli.fasta({"bad": SEQUENCE, "good": OTHER})
     done = cli.infer(fasta)
     assert done.code == 1
@@ -235,7 +235,7 @@ def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
 
 
 def test_running_out_of_memory_is_told_with_a_remedy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runner, "fold", lambda *_, **__: torch.empty(1 << 52))
+    monkeypatch.setattr(folding, "fold", lambda *_, **__: torch.empty(1 << 52))
     done = cli.infer(cli.fasta({"T1": SEQUENCE}))
     assert done.code == 1
     assert "residues would fit: fold shorter pieces, use --precision bf16" in done.err

@@ -33,6 +33,7 @@ _PAIRING = "uniprot_hits"
 _TEMPLATE_HITS = frozenset(("pdb_hits", "pdb70_hits", "hmm_output"))
 
 ChainMsas = tuple[list[Msa], list[Msa]]
+"""Alignments of one chain, and those whose rows are paired with other chains'."""
 
 
 @dataclass(frozen=True)

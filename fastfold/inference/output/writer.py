@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fastfold._version import __version__
-from fastfold.data.msa.msa import Msa
+from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
 from fastfold.inference.models import Network
@@ -25,13 +25,10 @@ from fastfold.inference.output.prediction import Prediction
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import input_hash
 
-Alignments = list[tuple[list[Msa], list[Msa]]]
-"""Per chain, its alignments and those whose rows are paired with other chains'."""
-
 
 def run_record(
     target: Target,
-    alignments: Alignments,
+    alignments: Sequence[ChainMsas],
     networks: Sequence[Network],
     settings: Mapping[str, Any],
     *,

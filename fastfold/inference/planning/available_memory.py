@@ -1,18 +1,11 @@
-"""How much memory a fold takes and what fits, so that a hopeless target is refused before hours are spent."""
+"""How much memory a device and its host have free."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-
-from fastfold.errors import InputError
-from fastfold.inference.planning.planner import FoldPlan, Planner
-from fastfold.memory import BudgetError
-from fastfold.utils.units import GIB
 
 
 def host_memory_bytes(device: str) -> int:
@@ -58,84 +51,3 @@ def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
     except (OSError, StopIteration, ValueError, KeyError):
         pass
     return left
-
-
-def plan_target(
-    planner: Planner,
-    residues: int,
-    budget: int,
-    *,
-    name: str | None = None,
-    rows: int | None = None,
-    templates: int | None = None,
-) -> FoldPlan:
-    """The plan of a target.
-
-    Args:
-        planner: For its network and device.
-        residues: Its length, all chains together.
-        budget: Bytes.
-        name: Its name, for the message.
-        rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
-
-    Raises:
-        InputError: The smallest plan needs more; says how much, and what would fit.
-    """
-    try:
-        return planner.plan(residues, budget, rows=rows, templates=templates)
-    except BudgetError as error:
-        fits = planner.longest(budget, rows=rows, templates=templates)
-        raise InputError(
-            f"a memory budget of {budget / GIB:,.2f} GiB is too small for {residues:,} residues; the smallest that "
-            f"works is {error.smallest / GIB:,.2f} GiB, and about {fits:,} residues would fit",
-            record=name,
-        ) from error
-
-
-def check_fits(
-    config: Any,
-    residues: int,
-    device: torch.device,
-    *,
-    element_size: int,
-    name: str,
-    alignment_rows: int | None = None,
-    templates: int | None = None,
-    budget: int | None = None,
-) -> None:
-    """Refuse a target that cannot fit, in whatever pieces.
-
-    Args:
-        config: Official configuration tree.
-        residues: Length of the target, all chains together.
-        device: Where it would be folded.
-        element_size: Bytes per element of the trunk.
-        name: Name of the target.
-        alignment_rows: Rows of all alignments; None for as many as the network takes.
-        templates: Shown to the network; None for as many as it takes.
-        budget: Bytes that may be taken; None for what the device has free.
-
-    Raises:
-        InputError: The smallest plan needs more; says how much, and what fits.
-    """
-    planner = Planner(config, element_size, device.type, host_memory=host_memory_bytes(device.type))
-    if budget is not None:
-        plan_target(planner, residues, budget, name=name, rows=alignment_rows, templates=templates)
-
-    def needed(element_size: int) -> int:
-        smaller = replace(planner, element_size=element_size)
-        return smaller.smallest(residues, rows=alignment_rows, templates=templates)
-
-    free = available_bytes(device)
-    if needed(element_size) <= free:
-        return
-    fits = planner.longest(free, rows=alignment_rows, templates=templates)
-    remedies = ["take a device with more memory", "fold shorter pieces"]
-    if element_size > 2 and needed(2) <= free:
-        remedies.insert(0, "use --precision bf16")
-    raise InputError(
-        f"{residues:,} residues would need about {needed(element_size) / GIB:,.0f} GiB of memory; {device.type} has "
-        f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; " + ", or ".join(remedies),
-        record=name,
-    )

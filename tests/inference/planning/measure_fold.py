@@ -25,6 +25,7 @@ from fastfold.data.targets import target_from_sequence  # noqa: E402
 from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import Precision, set_precision  # noqa: E402
+from fastfold.inference.config import InferConfig  # noqa: E402
 from fastfold.inference.folding import fold  # noqa: E402
 from fastfold.inference.planning.planner import Planner  # noqa: E402
 
@@ -51,7 +52,7 @@ def measure(preset: str, residues: int, precision: Precision, rows: int, which: 
         sampler = featurize(target.chains, [([msa], [])], config, seed=0)
         budget = planner.smallest(length, **sizes) if which == "smallest" else 10**15
         plan = planner.plan(length, budget, **sizes)
-        fold(model, sampler, target.chains, name="x", model_name="x", seed=0, num_recycles=1, plan=plan)
+        fold(model, sampler, target, InferConfig(num_recycles=1), plan)
         return {"measured": _status("VmHWM") - before, "planned": plan.peak, "before": before}
 
     run(16)  # loads code and starts threads, which is not the fold's own memory

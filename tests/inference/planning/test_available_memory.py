@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastfold import load_model
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
+from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.planning import available_memory
-from fastfold.inference.planning.available_memory import available_bytes, check_fits
-from fastfold.inference.planning.planner import Planner
+from fastfold.inference.planning import fit as fitting
+from fastfold.inference.planning.available_memory import available_bytes
+from fastfold.inference.planning.fit import fit_target
+from fastfold.inference.planning.planner import Planner, parameter_bytes
+from fastfold.inference.planning.time_model import Costs
 from fastfold.utils.units import GIB
 from tests.conftest import REPOSITORY
 
@@ -50,16 +56,24 @@ def test_nothing_fits_into_nothing():
     assert Planner(model_config("model_1"), 4).longest(0) == 0
 
 
+def network(precision: Precision = "fp32") -> AlphaFold:
+    """An official network without memory."""
+    with torch.device("meta"):
+        return set_precision(AlphaFold(model_config("model_1_ptm")), precision)
+
+
 def test_what_fits_passes_silently():
-    check_fits(model_config("model_1_ptm"), 10, CPU, element_size=4, name="T1", alignment_rows=1)
+    fit = fit_target(network(), CPU, 10, None, name="T1", rows=1)
+    assert fit.plan.peak <= fit.budget
+    assert not fit.plan.blocks
 
 
 def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 16 * GIB)
-    config = model_config("model_1_ptm")
+    monkeypatch.setattr(fitting, "available_bytes", lambda device: 16 * GIB)
+    model = network()
     with pytest.raises(InputError) as caught:
-        check_fits(config, 5000, CPU, element_size=4, name="T1")
-    planner = Planner(config, 4)
+        fit_target(model, CPU, 5000, None, name="T1")
+    planner = Planner(model.config, 4, parameters=parameter_bytes(model))
     needed, fits = planner.smallest(5000) / GIB, planner.longest(16 * GIB)
     assert str(caught.value).startswith(
         f"record 'T1': 5,000 residues would need about {needed:,.0f} GiB of memory; cpu has 16.0 GiB free, enough "
@@ -69,11 +83,22 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pyt
 
 
 def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatch):
-    config = model_config("model_1_ptm")
-    monkeypatch.setattr(available_memory, "available_bytes", lambda _: Planner(config, 2).smallest(2000) + 1)
+    model = network()
+    free = Planner(model.config, 2, parameters=parameter_bytes(model)).smallest(2000) + 1
+    monkeypatch.setattr(fitting, "available_bytes", lambda _: free)
     with pytest.raises(InputError, match="use --precision bf16, or take a device"):
-        check_fits(config, 2000, CPU, element_size=4, name="T1")
-    check_fits(config, 2000, CPU, element_size=2, name="T1")
+        fit_target(model, CPU, 2000, None, name="T1")
+    monkeypatch.setattr(fitting, "measure_costs", lambda *_: Costs())
+    assert fit_target(network("bf16"), CPU, 2000, None, name="T1").plan.blocks
+
+
+def test_the_network_counts_where_it_is_not_yet(monkeypatch: pytest.MonkeyPatch):
+    """What a network on the device takes is free for its fold; of one elsewhere it has to be found."""
+    monkeypatch.setattr(fitting, "available_bytes", lambda device: 4 * GIB)
+    elsewhere = network()
+    there = load_model("mini", device="cpu")
+    assert fit_target(elsewhere, CPU, 10, None, name="T1", rows=1).budget == 4 * GIB
+    assert fit_target(there, CPU, 10, None, name="T1", rows=1).budget == 4 * GIB + parameter_bytes(there)
 
 
 def test_free_memory_is_what_the_machine_has():

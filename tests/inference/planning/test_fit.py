@@ -19,8 +19,8 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference import folding
+from fastfold.inference.planning.fit import Fit, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
-from fastfold.inference.planning.retry import fold_within
 from fastfold.inference.planning.time_model import Costs, measure_costs
 from fastfold.memory import BudgetError, SimulatedDevice
 from fastfold.utils.units import GIB
@@ -152,8 +152,12 @@ class _AnyBudget:
         return budget
 
 
-def _within(run: Callable[[Any], Any], said: list[str]) -> Any:
-    return fold_within(run, _AnyBudget(), 10, 5000, name="T1", say=said.append)  # type: ignore[arg-type]
+def _within(
+    run: Callable[[Any], Any], said: list[str], planner: Any = None, residues: int = 10, budget: int = 5000
+) -> Any:
+    planner = planner or _AnyBudget()
+    plan = plan_target(planner, residues, budget, rows=1)
+    return Fit(planner, plan, budget, residues, "T1", rows=1).run(run, said.append)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -191,7 +195,7 @@ def test_other_errors_are_not_taken_for_missing_memory() -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        fold_within(run, PLANNER, 100, 10 * GIB, name="T1", say=lambda _: None, rows=1)
+        _within(run, [], PLANNER, 100, 10 * GIB)
 
 
 def test_a_failed_attempt_is_freed_before_the_next() -> None:
@@ -207,7 +211,7 @@ def test_a_failed_attempt_is_freed_before_the_next() -> None:
         alive.append(weakref.ref(big))
         raise MemoryError
 
-    assert fold_within(run, PLANNER, 400, 10 * GIB, name="T1", say=lambda _: None, rows=1) == 0
+    assert _within(run, [], PLANNER, 400, 10 * GIB) == 0
 
 
 def test_costs_are_measured() -> None:
@@ -263,14 +267,14 @@ def test_without_aligned_errors_nothing_of_their_size_is_ever_made(
         raise AssertionError("aligned errors of all pairs")
 
     monkeypatch.setattr(folding, "predicted_aligned_error", never)
-    monkeypatch.setattr(folding, "LARGEST_PAE", len(SEQUENCE) - 1)
+    monkeypatch.setattr(folding, "MAX_PAE_RESIDUES", len(SEQUENCE) - 1)
     for options, said in (((), True), (("--pae", "no"), False)):
         done = cli.infer(records, *options)
         assert done.code == 0, done.err
         assert ("aligned errors of all pairs are left out" in done.err) == said
         assert not any(name.endswith("_pae.json") for name in cli.names())
         assert cli.scores("T1") == expected | {"max_pae": None}
-    monkeypatch.setattr(folding, "LARGEST_PAE", len(SEQUENCE))
+    monkeypatch.setattr(folding, "MAX_PAE_RESIDUES", len(SEQUENCE))
     assert cli.infer(records).code == 1  # kept again, and so computed
 
 
