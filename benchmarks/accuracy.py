@@ -37,7 +37,7 @@ from fastfold.data.features.coevolution import analyse  # noqa: E402
 from fastfold.data.features.raw import msa_features  # noqa: E402
 from fastfold.data.features.transforms import to_restype_order  # noqa: E402
 from fastfold.data.msa.msa import Msa  # noqa: E402
-from fastfold.data.training.dataset import WHOLE_SPLIT, open_training_set  # noqa: E402
+from fastfold.data.training.dataset import WHOLE_SPLIT, open_dataset  # noqa: E402
 from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.read import read_structure  # noqa: E402
@@ -135,14 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     model = fastfold.load_model(options.weights)
     recycles = model.config.model.num_recycle if options.recycles is None else options.recycles
-    entries: Sequence[Entry] = open_training_set(options.data, split=options.split).entries
+    entries: Sequence[Entry] = open_dataset(options.data, split=options.split).entries
     if options.names:
         entries = [e for e in entries if e.id.startswith(tuple(options.names))]
     else:
         entries = spread(entries, options.chains)
     if not entries:
         parser.error("there is no chain of these names")
-    trained = open_training_set(options.data, split=WHOLE_SPLIT).entries
+    trained = open_dataset(options.data, split=WHOLE_SPLIT).entries
     prior = separation_prior(spread(trained, options.prior_chains), model.config.model.heads)
     measured = []
     for entry in entries:

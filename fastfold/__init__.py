@@ -5,28 +5,56 @@ The names below are loaded on first use, so that ``import fastfold`` and ``fastf
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fastfold._version import __version__
 from fastfold.errors import FastFoldError
+from fastfold.utils.lazy import lazy_names
 
-_LAZY = {
-    "AlphaFold": "fastfold.evoformer.model",
-    "Prediction": "fastfold.inference.output.prediction",
-    "load_model": "fastfold.inference.api",
-    "predict": "fastfold.inference.api",
-    "model_config": "fastfold.evoformer.config",
-}
+if TYPE_CHECKING:
+    from fastfold.data.features.pipeline import featurize
+    from fastfold.evoformer.config import model_config
+    from fastfold.evoformer.model import AlphaFold
+    from fastfold.inference.api import load_model, predict
+    from fastfold.inference.output.prediction import Prediction
+    from fastfold.memory.gemini.manager import Gemini
+    from fastfold.parallel.parallelize import parallelize
+    from fastfold.parallel.plan import ParallelPlan
+    from fastfold.protein.metrics.compare import compare_structures
+    from fastfold.protein.protein import Protein
+    from fastfold.training.run import train
 
-__all__ = ["AlphaFold", "FastFoldError", "Prediction", "__version__", "load_model", "model_config", "predict"]
+__all__ = [
+    "AlphaFold",
+    "FastFoldError",
+    "Gemini",
+    "ParallelPlan",
+    "Prediction",
+    "Protein",
+    "__version__",
+    "compare_structures",
+    "featurize",
+    "load_model",
+    "model_config",
+    "parallelize",
+    "predict",
+    "train",
+]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'fastfold' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "featurize": "fastfold.data.features.pipeline",
+        "model_config": "fastfold.evoformer.config",
+        "AlphaFold": "fastfold.evoformer.model",
+        "load_model": "fastfold.inference.api",
+        "predict": "fastfold.inference.api",
+        "Prediction": "fastfold.inference.output.prediction",
+        "Gemini": "fastfold.memory.gemini.manager",
+        "parallelize": "fastfold.parallel.parallelize",
+        "ParallelPlan": "fastfold.parallel.plan",
+        "compare_structures": "fastfold.protein.metrics.compare",
+        "Protein": "fastfold.protein.protein",
+        "train": "fastfold.training.run",
+    },
+)

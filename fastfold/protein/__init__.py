@@ -1,1 +1,26 @@
 """Residues, rigid frames, torsions, and structures; files of these in ``io``, comparisons in ``metrics``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastfold.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fastfold.protein.io.read import read_structure
+    from fastfold.protein.metrics.lddt import lddt
+    from fastfold.protein.metrics.tm_score import gdt, tm_score
+    from fastfold.protein.protein import Protein
+
+__all__ = ["Protein", "gdt", "lddt", "read_structure", "tm_score"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "read_structure": "fastfold.protein.io.read",
+        "lddt": "fastfold.protein.metrics.lddt",
+        "tm_score": "fastfold.protein.metrics.tm_score",
+        "gdt": "fastfold.protein.metrics.tm_score",
+        "Protein": "fastfold.protein.protein",
+    },
+)

@@ -21,7 +21,7 @@ from fastfold.data.training.complex_entry import (
     read_complex,
 )
 from fastfold.data.training.complex_sample import complex_sample
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import (
     DISTILLATION,
     EXPERIMENTAL,
@@ -154,7 +154,7 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
         return group_complexes(entries) if complexes else entries
 
     def found(directory: str, source: str, oversample: dict[str, float] | None) -> tuple[Filtered, Any]:
-        everything = open_training_set(
+        everything = open_dataset(
             directory,
             layout=config.layout,
             split=config.train_split,
@@ -173,7 +173,7 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
     valid: tuple[Entry, ...] = ()
     if config.valid_split is not None:
         chains = grouped(
-            open_training_set(config.directory, layout=config.layout, split=config.valid_split).entries
+            open_dataset(config.directory, layout=config.layout, split=config.valid_split).entries
         )
         longest = config.max_length or max(len(entry) for entry in chains)
         chains = tuple(entry for entry in chains if len(entry) <= longest)

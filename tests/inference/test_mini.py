@@ -9,7 +9,7 @@ import torch
 
 import fastfold
 from fastfold.data.fasta import read_fasta
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import weights_info
@@ -32,7 +32,7 @@ def mini() -> Iterator[AlphaFold]:
 def lddt_ca(mini: AlphaFold, name: str) -> float:
     """Of the fold from the sequence alone, against the experiment."""
     structures = require_shared("data", "structures")
-    entries = open_training_set(structures, split="train").entries
+    entries = open_dataset(structures, split="train").entries
     (entry,) = (entry for entry in entries if entry.id.startswith(name))
     chain = read_entry(entry).chain
     return score_chain(mini, name, chain, (), mini.config, mini.config.model.num_recycle).lddt_ca

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingSet(Sequence[Entry]):
+class Dataset(Sequence[Entry]):
     """Entries, sorted by name.
 
     Attributes:
@@ -57,7 +57,7 @@ class TrainingSet(Sequence[Entry]):
         return self.entries[index]
 
 
-def open_training_set(
+def open_dataset(
     directory: PathLike,
     *,
     layout: str = "folder",
@@ -65,7 +65,7 @@ def open_training_set(
     source: str = EXPERIMENTAL,
     oversample: Mapping[str, float] | None = None,
     depth_weights: Mapping[int, float] | None = None,
-) -> TrainingSet:
+) -> Dataset:
     """Finds the chains in a folder.
 
     Args:
@@ -106,7 +106,7 @@ def open_training_set(
         for entry in entries
     ]
     entries = _oversampled(entries, oversample or {})
-    return TrainingSet(tuple(_by_depth(entries, depth_weights or {})), tuple(unreadable))
+    return Dataset(tuple(_by_depth(entries, depth_weights or {})), tuple(unreadable))
 
 
 # ---- layouts -------------------------------------------------------------------------------------------

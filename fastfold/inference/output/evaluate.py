@@ -13,7 +13,7 @@ from fastfold.errors import InputError
 from fastfold.inference.output.json_files import lines_json, rounded
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
-from fastfold.protein.metrics.compare import StructureScores, compare_proteins
+from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import Structure
 from fastfold.utils.atomic_files import write_atomic
@@ -82,7 +82,9 @@ def compare_target(output: Path, name: str, reference: Path) -> dict[str, Struct
     true = structure_to_protein(read_structure(reference))
     stem = safe_stem(name)
     files = sorted(output.glob(f"{glob.escape(stem)}_rank_*.cif"))
-    found = {path.stem: compare_proteins(structure_to_protein(read_structure(path)), true) for path in files}
+    found = {
+        path.stem: compare_structures(structure_to_protein(read_structure(path)), true) for path in files
+    }
     scores: dict[str, object] = {"schema_version": SCHEMA_VERSION, "name": name, "reference": reference.name}
     for key, value in found.items():
         plain = asdict(value)

@@ -79,7 +79,7 @@ def align_residues(sequence_a: str, sequence_b: str) -> np.ndarray:
     return np.concatenate([np.zeros((0, 2), np.int64), *columns])
 
 
-def compare(
+def compare_atoms(
     predicted_positions: Any,
     predicted_mask: Any,
     reference_positions: Any,
@@ -149,8 +149,8 @@ def compare(
     )
 
 
-def compare_proteins(prediction: Protein, reference: Protein) -> StructureScores:
-    """:func:`compare` for whole structures.
+def compare_structures(prediction: Protein, reference: Protein) -> StructureScores:
+    """:func:`compare_atoms` for whole structures, whose chains are matched first.
 
     Chains are matched in pairs, those with most identical residues first, and the first in order of equals: copies of
     one chain keep their order, and are not tried in others. Chains that agree in less than 30% of the shorter one have
@@ -173,7 +173,7 @@ def compare_proteins(prediction: Protein, reference: Protein) -> StructureScores
             found.append(pairs)
             free[0].remove(i)
             free[1].remove(j)
-    return compare(
+    return compare_atoms(
         prediction.atom_positions,
         prediction.atom_mask,
         reference.atom_positions,

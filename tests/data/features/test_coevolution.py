@@ -12,7 +12,7 @@ import torch
 from fastfold.data.features import coevolution
 from fastfold.data.features.raw import msa_features
 from fastfold.data.features.transforms import to_restype_order
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.data.training.labels import structure_labels
 from fastfold.protein import residue_constants as rc
@@ -134,7 +134,7 @@ def test_precision_on_real_alignments_needs_the_gauge(monkeypatch: pytest.Monkey
     folder = require_shared("data", "structures")
     with (folder / "index.tsv").open() as file:
         rows = {r["name"]: int(r["msa_rows"] or 0) for r in csv.DictReader(file, delimiter="\t")}
-    entries = open_training_set(folder, split="valid").entries
+    entries = open_dataset(folder, split="valid").entries
     chosen = [entry for entry in entries if len(entry) <= 106 and 540 <= rows[entry.id] <= 760]
     assert len(chosen) == 8
     found: dict[bool, list[float]] = {True: [], False: []}

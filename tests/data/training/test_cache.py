@@ -17,7 +17,7 @@ from fastfold.data.training import cache as feature_cache
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.complex_entry import group_complexes, read_complex
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import Entry, EntryData, read_entry
 from fastfold.errors import InputError, OutputError
 from tests.conftest import require_shared
@@ -26,7 +26,7 @@ from tests.helpers.small_sets import a3m, indexed_folder, pdb_text, write
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Entry:
-    return open_training_set(indexed_folder(tmp_path / "data"), split="train")[0]
+    return open_dataset(indexed_folder(tmp_path / "data"), split="train")[0]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_cached_entry_equals_the_parsed_one(entry: Entry, folder: Path) -> None:
 
 def test_cached_experimental_structures_equal_the_parsed_ones(folder: Path) -> None:
     """Real chains with real alignments, bit for bit."""
-    found = open_training_set(require_shared("data", "structures"), split="valid")
+    found = open_dataset(require_shared("data", "structures"), split="valid")
     cache = FeatureCache(folder)
     for entry in found[::40]:
         expected = read_entry(entry)
@@ -82,7 +82,7 @@ def test_cached_complex_equals_the_parsed_one(tmp_path: Path, folder: Path) -> N
         place = tmp_path / "alignments" / f"1abc_{chain}"
         write(place / "uniref90_hits.a3m", a3m(chains[chain], chains[chain].lower() + chains[chain][::-1]))
         write(place / "uniprot_hits.a3m", a3m(chains[chain], chains[chain][::-1]))
-    (complex_,) = group_complexes(open_training_set(tmp_path, layout="openfold").entries)
+    (complex_,) = group_complexes(open_dataset(tmp_path, layout="openfold").entries)
     cache, expected = FeatureCache(folder), read_complex(complex_)
     for _ in range(2):
         found = cache.read_complex(complex_)
@@ -104,7 +104,7 @@ def test_a_cached_alignment_serves_the_chain_that_it_was_read_for(tmp_path: Path
     write(tmp_path / "msas" / "1abc.a3m", a3m(before))
     for sequence in (before, after):
         write(tmp_path / "1abc.pdb", pdb_text({"A": sequence}))
-        (complex_,) = group_complexes(open_training_set(tmp_path).entries)
+        (complex_,) = group_complexes(open_dataset(tmp_path).entries)
         (msas,) = cache.read_complex(complex_).alignments
         assert msas.unpaired[0].sequences == (sequence,)
 
@@ -143,7 +143,7 @@ def test_sources_that_cannot_be_used_are_the_same_error_as_without_a_cache(
 def test_entry_of_another_version_is_made_again_and_said_once(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entries = open_training_set(indexed_folder(tmp_path / "data"), split="train")
+    entries = open_dataset(indexed_folder(tmp_path / "data"), split="train")
     old = FeatureCache(folder, version="old")
     for entry in entries:
         old.read(entry)

@@ -18,7 +18,7 @@ from fastfold.data.training.complex_entry import (
     read_complex,
 )
 from fastfold.data.training.complex_sample import COPIES, complex_sample, neighbouring_chains
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import Entry
 from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
 from fastfold.errors import InputError
@@ -192,7 +192,7 @@ def test_a_file_is_an_entry_and_copies_share_alignments(tmp_path: Path) -> None:
     write(tmp_path / "2def.pdb", pdb_text({"A": "MKVLAAGIT"}))
     write(tmp_path / "msas" / "1abc_C.a3m", a3m(CHAINS["C"], "MKVLaaAAG--"))
     write(tmp_path / "msas" / "2def.a3m", a3m(CHAINS["A"]))
-    first, second = group_complexes(open_training_set(tmp_path).entries)
+    first, second = group_complexes(open_dataset(tmp_path).entries)
     assert (first.id, len(first), second.id, len(second)) == ("1abc", 28, "2def", 9)
     data = read_complex(first)
     assert [chain.chain_id for chain in data.chains] == ["A", "B", "C"]
@@ -207,7 +207,7 @@ def test_openfold_folders_with_alignments_to_pair(tmp_path: Path) -> None:
     for chain in "AB":
         write(tmp_path / "alignments" / f"1abc_{chain}" / "uniref90_hits.a3m", a3m(CHAINS[chain]))
         write(tmp_path / "alignments" / f"1abc_{chain}" / "uniprot_hits.a3m", a3m(CHAINS[chain]))
-    (entry,) = group_complexes(open_training_set(tmp_path, layout="openfold").entries)
+    (entry,) = group_complexes(open_dataset(tmp_path, layout="openfold").entries)
     data = read_complex(entry)
     assert [(len(m.unpaired), len(m.paired)) for m in data.alignments] == [(1, 1)] * 3
 
@@ -234,7 +234,7 @@ def test_weights_of_complexes() -> None:
 def test_the_alignment_of_another_chain_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "1abc.pdb", pdb_text(CHAINS))
     write(tmp_path / "msas" / "1abc_B.a3m", a3m("G" * 10))
-    (entry,) = group_complexes(open_training_set(tmp_path).entries)
+    (entry,) = group_complexes(open_dataset(tmp_path).entries)
     with pytest.raises(InputError, match="1abc_B"):
         read_complex(entry)
 
@@ -242,7 +242,7 @@ def test_the_alignment_of_another_chain_is_refused(tmp_path: Path) -> None:
 def test_residues_that_a_prediction_was_not_sure_of_are_masked(tmp_path: Path) -> None:
     text = pdb_text({"A": "MKVLA", "B": "WWHHK"}, b_factors={2: 30.0})
     (tmp_path / "af.pdb.gz").write_bytes(gzip.compress(text.encode()))
-    (entry,) = group_complexes(open_training_set(tmp_path).entries)
+    (entry,) = group_complexes(open_dataset(tmp_path).entries)
     masked = mask_complex_plddt(read_complex(entry), 50.0)
     for chain in masked.chains:
         assert chain.mask[:, CA].tolist() == [1, 0, 1, 1, 1]

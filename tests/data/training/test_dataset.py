@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import DISTILLATION, mask_low_plddt, read_chain_msa, read_entry
 from fastfold.data.training.index_tables import read_chain_data_cache, read_index
 from fastfold.errors import ConfigError, InputError
@@ -18,18 +18,18 @@ from tests.helpers.small_sets import a3m, indexed_folder, openfold_folder, pdb_t
 
 def test_index_says_what_belongs_to_a_split(tmp_path: Path) -> None:
     """Nothing of another split, clusters counted within the split, a missing structure listed."""
-    found = open_training_set(indexed_folder(tmp_path), split="train")
+    found = open_dataset(indexed_folder(tmp_path), split="train")
     assert [entry.id for entry in found] == ["1aaa_A", "1bbb_A", "1ccc_B"]
     assert [entry.cluster_size for entry in found] == [2, 2, 1]
     assert [len(entry) for entry in found] == [9, 10, 10]
     assert [name for name, _ in found.unreadable] == ["1ddd_A"]
-    assert [entry.id for entry in open_training_set(tmp_path, split="valid")] == ["2aaa_A"]
+    assert [entry.id for entry in open_dataset(tmp_path, split="valid")] == ["2aaa_A"]
     with pytest.raises(ConfigError, match="no split 'test': it has train, valid"):
-        open_training_set(tmp_path, split="test")
+        open_dataset(tmp_path, split="test")
 
 
 def test_entry_reads_its_chain_and_alignment(tmp_path: Path) -> None:
-    found = open_training_set(indexed_folder(tmp_path), split="train")
+    found = open_dataset(indexed_folder(tmp_path), split="train")
     data = read_entry(found[0])
     assert data.chain.sequence == "MKVLAAGIT"
     assert data.chain.positions.shape == (9, 37, 3)
@@ -43,15 +43,15 @@ def test_folder_without_an_index_is_read_file_by_file(tmp_path: Path) -> None:
     write(tmp_path / "two.pdb.gz", pdb_text({"A": "MKVLAAGIT", "B": "WwHHKKPPMM"}))
     write(tmp_path / "cut.cif", "data_cut\nloop_\n_atom_site.group_PDB\n")
     write(tmp_path / "notes.txt", "not a structure")
-    found = open_training_set(tmp_path, split="train")
+    found = open_dataset(tmp_path, split="train")
     assert [(entry.id, entry.chain_id) for entry in found] == [("one", "A"), ("two_A", "A"), ("two_B", "B")]
     assert [name for name, _ in found.unreadable] == ["cut"]
     assert "cut.cif" in found.unreadable[0][1]
     assert read_entry(found[2]).chain.sequence.upper() == found[2].sequence
     with pytest.raises(ConfigError, match="has no split 'valid': it has no splits"):
-        open_training_set(tmp_path, split="valid")
+        open_dataset(tmp_path, split="valid")
     write(tmp_path / "valid" / "three.pdb", pdb_text({"A": "MKVLAAGIT"}))
-    assert [entry.id for entry in open_training_set(tmp_path, split="valid")] == ["three"]
+    assert [entry.id for entry in open_dataset(tmp_path, split="valid")] == ["three"]
 
 
 def test_openfold_layout(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_openfold_layout(tmp_path: Path) -> None:
         "1abc_A": {"seq": "MKVLAAGIT", "resolution": 2.5, "release_date": "2001-02-03", "cluster_size": 7},
         "1abc_C": {"seq": "MKVTTTQPES", "resolution": 0.0, "release_date": "2001-02-03", "cluster_size": -1},
     }
-    found = open_training_set(openfold_folder(tmp_path, cache), layout="openfold", split="train")
+    found = open_dataset(openfold_folder(tmp_path, cache), layout="openfold", split="train")
     assert [(entry.id, entry.chain_id) for entry in found] == [("1abc_A", "A"), ("1abc_B", "B")]
     first, second = found
     assert (first.resolution, first.release_date, first.cluster_size) == (2.5, "2001-02-03", 7)
@@ -77,7 +77,7 @@ def test_openfold_cache_alone_names_the_chains(tmp_path: Path) -> None:
         tmp_path / "chain_data_cache.json",
         '{"1abc_C": {"seq": "MKVTTTQPES", "resolution": 0.0, "cluster_size": -1}, "AF-Q1": {"seq": "MKVLA"}}',
     )
-    found = open_training_set(tmp_path, layout="openfold", source=DISTILLATION)
+    found = open_dataset(tmp_path, layout="openfold", source=DISTILLATION)
     assert [(entry.id, entry.resolution, entry.cluster_size) for entry in found] == [
         ("1abc_C", None, 1),
         ("AF-Q1", None, 1),
@@ -94,7 +94,7 @@ def test_mmcif_with_openfold_alignments(tmp_path: Path) -> None:
     (tmp_path / "alignments").mkdir()
     for name in ("2q2k_A", "2q2k_B"):
         os.symlink(source / name, tmp_path / "alignments" / name)
-    found = open_training_set(tmp_path, layout="openfold")
+    found = open_dataset(tmp_path, layout="openfold")
     assert [entry.id for entry in found] == ["2q2k_A", "2q2k_B"]
     data = read_entry(found[0])
     assert len(data.alignments) == 3
@@ -102,26 +102,26 @@ def test_mmcif_with_openfold_alignments(tmp_path: Path) -> None:
 
 
 def test_oversampled_chains_are_named_whole_or_by_their_beginning(tmp_path: Path) -> None:
-    found = open_training_set(indexed_folder(tmp_path), split="train", oversample={"1aaa": 3, "1ccc_B": 0.5})
+    found = open_dataset(indexed_folder(tmp_path), split="train", oversample={"1aaa": 3, "1ccc_B": 0.5})
     assert [entry.weight for entry in found] == [3, 1, 0.5]
     with pytest.raises(ConfigError, match=r"'1aab'.*did you mean '1aaa'"):
-        open_training_set(tmp_path, split="train", oversample={"1aab": 2})
+        open_dataset(tmp_path, split="train", oversample={"1aab": 2})
     with pytest.raises(ConfigError, match="positive"):
-        open_training_set(tmp_path, split="train", oversample={"1aaa": 0})
+        open_dataset(tmp_path, split="train", oversample={"1aaa": 0})
 
 
 def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"does not exist; set data\.directory"):
-        open_training_set(tmp_path / "nowhere")
+        open_dataset(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no structure to train on"):
-        open_training_set(tmp_path)
+        open_dataset(tmp_path)
     with pytest.raises(ConfigError, match="no folder 'mmcifs'"):
-        open_training_set(tmp_path, layout="openfold")
+        open_dataset(tmp_path, layout="openfold")
     with pytest.raises(ConfigError, match="'pdb' is not known"):
-        open_training_set(tmp_path, layout="pdb")
+        open_dataset(tmp_path, layout="pdb")
     write(tmp_path / "empty.pdb", "")
     with pytest.raises(ConfigError, match=r"1 cannot be used:\n  empty: .*is empty"):
-        open_training_set(tmp_path)
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +172,14 @@ def test_alignment_of_another_chain_is_refused(tmp_path: Path) -> None:
 def test_chain_that_is_not_in_the_file_is_an_error_that_names_those_that_are(tmp_path: Path) -> None:
     write(tmp_path / "x.pdb", pdb_text({"A": "MKVLA", "B": "WWHHK"}))
     write(tmp_path / "index.tsv", "name\tchain\tsequence\nx\tQ\tMKVLA\n")
-    (entry,) = open_training_set(tmp_path)
+    (entry,) = open_dataset(tmp_path)
     with pytest.raises(InputError, match="no chain 'Q'; its chains are A, B"):
         read_entry(entry)
 
 
 def test_residues_of_low_plddt_are_masked(tmp_path: Path) -> None:
     write(tmp_path / "p.pdb", pdb_text({"A": "MKVLA"}, b_factors={1: 30.0, 2: 49.9, 3: 50.0}))
-    (entry,) = open_training_set(tmp_path, source=DISTILLATION)
+    (entry,) = open_dataset(tmp_path, source=DISTILLATION)
     chain = read_entry(entry).chain
     masked = mask_low_plddt(chain, 50.0)
     np.testing.assert_array_equal(masked.mask.sum(1), [0, 0, 4, 4, 4])

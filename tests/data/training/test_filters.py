@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfold.data.training.dataset import open_training_set
+from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import DISTILLATION, Entry
 from fastfold.data.training.filters import Filters, apply_filters, largest_share
 from fastfold.errors import ConfigError
@@ -52,7 +52,7 @@ def test_release_date_must_be_known_of_experimental_structures() -> None:
 def test_unresolved_chains_are_taken_and_structures_read_only_if_needed(tmp_path: Path) -> None:
     write(tmp_path / "half.pdb", pdb_text({"A": "MkVl"}))
     write(tmp_path / "index.tsv", "name\tsequence\nhalf\tMKVL\n")
-    (half,) = open_training_set(tmp_path)
+    (half,) = open_dataset(tmp_path)
     known = entry("known", resolved=0.9)
     assert left(Filters(), half, entry("gone")) == ["half", "gone"]
     filtered = apply_filters([half, known, entry("gone")], Filters(min_resolved=0.5))

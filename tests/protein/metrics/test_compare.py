@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.metrics.compare import StructureScores, align_residues, compare, compare_proteins
+from fastfold.protein.metrics.compare import (
+    StructureScores,
+    align_residues,
+    compare_atoms,
+    compare_structures,
+)
 from fastfold.protein.protein import Protein
 from tests.helpers.structures import make_protein
 
@@ -34,7 +39,7 @@ def _perfect(scores: StructureScores, aligned: int, length: int) -> None:
 
 def test_a_structure_against_itself() -> None:
     protein = make_protein(SEQUENCE)
-    scores = compare_proteins(protein, protein)
+    scores = compare_structures(protein, protein)
     _perfect(scores, len(SEQUENCE), len(SEQUENCE))
     for name in ("lddt_ca", "lddt", "tm_score", "gdt_ts", "gdt_ha"):
         assert getattr(scores, name) == pytest.approx(1.0), name
@@ -46,7 +51,7 @@ def test_missing_residues_of_the_reference_do_not_count() -> None:
     prediction = make_protein(SEQUENCE)
     keep = np.ones(32, bool)
     keep[:4] = keep[14:20] = keep[30:] = False
-    scores = compare_proteins(prediction, _cut(prediction, keep))
+    scores = compare_structures(prediction, _cut(prediction, keep))
     _perfect(scores, 20, 20)
     assert scores.tm_score == scores.gdt_ts == scores.lddt == pytest.approx(1.0)
 
@@ -55,7 +60,7 @@ def test_missing_residues_of_the_prediction_do_count() -> None:
     reference = make_protein(SEQUENCE)
     reference = dataclasses.replace(reference, atom_positions=reference.atom_positions / 8.0)
     half = _cut(reference, np.arange(32) < 16)
-    scores = compare_proteins(half, reference)
+    scores = compare_structures(half, reference)
     _perfect(scores, 16, 32)
     assert scores.tm_score == scores.gdt_ts == scores.gdt_ha == pytest.approx(0.5)
     assert scores.lddt_ca < 0.6
@@ -70,7 +75,7 @@ def test_unresolved_atoms_and_residues_of_the_reference() -> None:
     mask[5] = 0.0
     positions[mask < 0.5] = np.nan
     reference = dataclasses.replace(protein, atom_mask=mask, atom_positions=positions)
-    scores = compare_proteins(protein, reference)
+    scores = compare_structures(protein, reference)
     _perfect(scores, 31, 31)
     assert np.flatnonzero(np.isnan(scores.lddt_ca_per_residue)).tolist() == [5]
     assert scores.lddt == scores.lddt_ca == pytest.approx(1.0)
@@ -79,7 +84,7 @@ def test_unresolved_atoms_and_residues_of_the_reference() -> None:
 def test_nothing_in_common() -> None:
     protein = make_protein("GGGG")
     with pytest.raises(InputError, match="same protein"):
-        compare(
+        compare_atoms(
             protein.atom_positions,
             protein.atom_mask,
             protein.atom_positions,
@@ -93,13 +98,13 @@ def test_chains_find_their_partners() -> None:
     """Chains stand in another order in the reference, which lacks one."""
     prediction = make_protein("MKTAYIAKQR", "WWHGPLNDEE", "CCVTSFFLYD")
     reference = _cut(prediction, np.r_[20:30, 0:10])
-    _perfect(compare_proteins(prediction, reference), 20, 20)
+    _perfect(compare_structures(prediction, reference), 20, 20)
 
 
 def test_chains_without_a_partner_are_left_out() -> None:
     reference = make_protein("MKTAYIAKQR")
     prediction = make_protein("MKTAYIAKQR", "MKTAYIAKQR")
-    assert compare_proteins(prediction, reference).aligned_residues == 10
+    assert compare_structures(prediction, reference).aligned_residues == 10
 
 
 @pytest.mark.parametrize(
