@@ -19,7 +19,7 @@ records of a file are one. For each target DIR gets, best prediction first,
   <id>_rank_001_<model>_seed_<n>.pdb, .cif   structure; pLDDT (0-100) is in the B-factor column
   <id>_rank_001_..._scores.json              pLDDT per residue, mean pLDDT, pTM, ipTM, ranking confidence
   <id>_rank_001_..._pae.json                 predicted aligned error, as AlphaFold DB has it
-  <id>_rank_001_....png                      pictures of both
+  <id>_rank_001_....png                      plots of both
   <id>_config.json, <id>_complete.json       settings, versions, input hash; what was written
 
 Run it again to continue: targets that are finished with the same input and settings are skipped.
@@ -108,9 +108,9 @@ def add_infer_command(commands: Any) -> None:
         choices=("auto", "yes", "no"),
         default="auto",
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
-        "pTM and ipTM are computed all the same)",
+        "pTM and ipTM are computed anyway)",
     )
-    infer.add_argument("--no-plots", action="store_true", help="write no pictures")
+    infer.add_argument("--no-plots", action="store_true", help="write no plots")
     infer.add_argument(
         "--parallel",
         metavar="dap=N",
@@ -170,6 +170,6 @@ def run_infer(options: argparse.Namespace) -> int:
     where = f"; results in {options.out}" if summary.folded or summary.skipped else ""
     try:
         print(", ".join(counts) + where, flush=True)
-    except BrokenPipeError:  # the results are there all the same
+    except BrokenPipeError:  # the results are there anyway
         silence_stdout()
     return 1 if summary.failed else 0

@@ -82,7 +82,7 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
         name: Name of the target; made safe for file names if it is not.
 
     Raises:
-        InputError: The sequence is empty or holds what is no residue.
+        InputError: The sequence is empty or holds what is not a residue.
     """
     sequences, warnings = parse_sequence(split_lines(sequence), record=name)
     return Target(safe_stem(name), make_chains(sequences), "", name, tuple(warnings))
@@ -96,7 +96,7 @@ def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) 
     )
 
 
-def fold_unknown(sequence: str) -> str:
+def mask_unknown(sequence: str) -> str:
     """The sequence in upper case, with B, J, O, U and Z read as X (AlphaFold's own choice)."""
     return sequence.upper().translate(_TO_X)
 
@@ -123,7 +123,7 @@ def parse_sequence(
         The sequences of the chains and a list of warnings.
 
     Raises:
-        InputError: Nothing there, an empty chain, or a character that is no residue, with its line.
+        InputError: Nothing there, an empty chain, or a character that is not a residue, with its line.
     """
     text = "".join(lines).translate(_NO_BLANKS)
 
@@ -154,7 +154,7 @@ def parse_sequence(
         if len(body) < len(piece):
             warnings.append(f"{chain}the '*' (stop) at the end is left out")
         warnings += (chain + warning for warning in _doubts(body.upper()))
-        sequences.append(fold_unknown(body))
+        sequences.append(mask_unknown(body))
         start += len(piece) + 1
     return sequences, warnings
 
@@ -211,7 +211,7 @@ def _line_index(lines: Sequence[str], offset: int) -> int:
 
 
 def _explain(character: str, offset: int) -> str:
-    """What is wrong with a character that is no residue, and the remedy."""
+    """What is wrong with a character that is not a residue, and the remedy."""
     place = f"at position {offset + 1} of the sequence"
     if character in "-.~":
         return (
@@ -226,7 +226,7 @@ def _explain(character: str, offset: int) -> str:
         code = ord(character)
         shown = f"byte 0x{code - 0xDC00:02X}" if 0xDC80 <= code <= 0xDCFF else repr(character)
         return f"{shown} {place} is not ASCII; write the sequence in plain letters A-Z"
-    return f"{character!r} {place} is no residue; write one letter A-Z per residue, ':' between chains"
+    return f"{character!r} {place} is not a residue; write one letter A-Z per residue, ':' between chains"
 
 
 def _doubts(sequence: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
-from fastfold.inference.malloc_trim import trimmed_heap
+from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.planning.fit import fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
@@ -201,7 +201,7 @@ def run_network(
         plan.apply(model)
     training = model.training
     try:
-        with torch.inference_mode(), trimmed_heap(model):
+        with torch.inference_mode(), trim_malloc(model):
             result = model.eval()(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
             return result, _confidences(result, is_complex, pae)
     finally:

@@ -20,7 +20,7 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
 
 @contextmanager
-def trimmed_heap(model: AlphaFold) -> Iterator[None]:
+def trim_malloc(model: AlphaFold) -> Iterator[None]:
     """Inside, the heap is trimmed before each of a network's large steps, if it runs on a CPU and the C library can."""
     trim = _trim()
     handles = []

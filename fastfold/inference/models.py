@@ -59,7 +59,7 @@ def about_mini(network: Network) -> str:
     chains = int(network.info.notes.get("trained_chains", "0"))
     return (
         f"no --weights given: the small network that ships with FastFold is used (mini, trained on {chains:,} protein "
-        "chains). It is no replacement for AlphaFold's weights; the README says how to get those"
+        "chains). It is not a replacement for AlphaFold's weights; the README says how to get those"
     )
 
 

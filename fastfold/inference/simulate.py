@@ -26,7 +26,7 @@ from fastfold.memory import HostBuffers, SimulatedDevice
 
 
 class SimulatedHost(HostBuffers):
-    """The host's memory beside a simulated device, which learns what waits here and what it gets back.
+    """The host's memory of a simulated device, which learns what waits here and what it gets back.
 
     Args:
         device: The device.
@@ -96,7 +96,7 @@ def simulate(
         budget: Bytes of the device, for the plan.
         rows: Rows of all alignments, for the plan.
         templates: Shown to the network; None for as many as it takes.
-        precision: Of the trunk.
+        precision: Precision of the trunk.
         host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
         num_recycles: Passes after the first one.
         pae: Whether aligned errors of all pairs are kept.

@@ -29,7 +29,7 @@ POSITION_TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output beside the official one.
+    """One output compared with the official one.
 
     Attributes:
         name: Key of the official result tree, or ``confidence/...``.
@@ -133,7 +133,7 @@ def _arrays(directory: Path, name: str) -> dict[str, np.ndarray]:
 
 
 def _confidence(result: dict[str, Any], multimer: bool) -> dict[str, Tensor]:
-    """The confidences that the official program stores beside its outputs."""
+    """The confidences that the official program stores next to its outputs."""
     found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
     if "predicted_aligned_error" in result:
         head = result["predicted_aligned_error"]

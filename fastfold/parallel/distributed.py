@@ -28,7 +28,7 @@ class DistributedContext:
         size: How many there are.
         device: Where this process computes.
         mesh: The processes laid out by the run's plan.
-        cpu_group: For small messages and checkpoints on the host; None when the process is alone.
+        cpu_group: Group for small messages and checkpoints on the host; None when the process is alone.
     """
 
     rank: int

@@ -1,6 +1,6 @@
 """The twenty amino acids as the network sees them: atoms, ideal geometry, and index tables.
 
-The numbers live in ``residue_constants.json`` and ``stereochemistry.json`` beside this file; this module
+The numbers live in ``residue_constants.json`` and ``stereochemistry.json`` next to this file; this module
 turns them into arrays once, at import. Indices follow AlphaFold: residue types 0-19 in the order
 ``ARNDCQEGHILKMFPSTWYV``, 20 is unknown, 21 (alignments only) is a gap, 22 a masked position. Atom layouts
 are ``atom37`` (one slot per atom name) and ``atom14`` (the atoms of a residue, densely packed). Every residue

@@ -40,7 +40,7 @@ class Structure:
     Attributes:
         name: Name of the file without its endings.
         chains: The chains in the order of the file; at least one.
-        resolution: In Å, or None where it is not stated (NMR, missing header).
+        resolution: The experiment's, in Å, or None where it is not stated (NMR, missing header).
         method: Experimental method in lower case (``x-ray diffraction``), or an empty string.
         release_date: ``YYYY-MM-DD``, or an empty string.
         warnings: What the reader had to decide, one sentence each.

@@ -46,7 +46,7 @@ class Checkpoints:
         self, directory: Path, context: DistributedContext, *, keep: int, report: Callable[[str], None]
     ) -> None:
         self.directory, self._context, self._keep, self._report = directory, context, keep, report
-        # A group of its own: its messages are sent beside those of the training loop.
+        # A group of its own: its messages are sent next to those of the training loop.
         self._group = dist.new_group(backend="gloo") if context.size > 1 else None
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -145,11 +145,11 @@ class Checkpoints:
         """Read a checkpoint, whatever the number of processes that wrote it.
 
         Args:
-            path: From :meth:`find`.
+            path: The checkpoint's folder, from :meth:`find`.
             tensors: Tensors of the right names and shapes, which are filled.
 
         Returns:
-            The state that was saved beside them.
+            The state that was saved with them.
 
         Raises:
             ConfigError: The checkpoint belongs to another network.

@@ -47,10 +47,11 @@ class DataConfig:
         crop_size: Residues of a training sample.
         spatial_crop_probability: Multimer networks: share of the complexes that are cropped around a residue at an
             interface; the others are cropped chain by chain.
-        max_chains: Multimer networks: chains of a complex at most; of larger ones neighbouring chains are taken.
+        max_chains: Multimer networks: maximum number of chains of a complex; of larger ones neighbouring chains are
+            taken.
         min_length: Shorter chains (complexes, for a multimer network: all chains of a file together) are left out.
         max_length: Longer ones are left out, or null.
-        max_resolution: In Å; chains of worse structures are left out.
+        max_resolution: Resolution in Å; chains of worse structures are left out.
         unknown_resolution: Resolution in Å to assume where a structure states none, or null: the confidence heads do
             not learn from such structures then.
         max_single_residue: Chains in which one residue type has a larger share are left out.
@@ -129,7 +130,7 @@ class OptimConfig:
         lr: Learning rate after warm-up.
         warmup_steps: Steps of linear warm-up.
         decay_after: Step after which the rate is multiplied once, or null.
-        decay_factor: By this factor.
+        decay_factor: Factor by which it is multiplied.
         cosine_steps: Steps over which the rate falls along a cosine, or null.
         final_fraction: Share of the rate that the cosine ends at.
         beta1: Adam's first decay.
@@ -137,8 +138,8 @@ class OptimConfig:
         eps: Adam's epsilon.
         weight_decay: Share of the weights that each step takes off, times the rate.
         muon_lr: Learning rate of Muon's matrices after warm-up; it follows the same schedule.
-        momentum: Of ``lars`` and ``muon``.
-        trust: Of ``lars``: how far a layer may move in a step.
+        momentum: Momentum of ``lars`` and ``muon``.
+        trust: Trust coefficient of ``lars``: how far a layer may move in a step.
         clip: Largest gradient norm of one sample.
         batch_size: Samples of a step, over all processes.
         ema_decay: Decay of the exponential moving average of the weights.
@@ -188,7 +189,7 @@ class TrainerConfig:
         checkpoint_every: Steps between checkpoints.
         keep_checkpoints: Newest checkpoints to keep.
         validate_every: Steps between validations.
-        validate_chains: Chains to validate on, at most.
+        validate_chains: Maximum number of chains to validate on.
         validate_recycles: Recycling iterations in validation.
         log_every: Steps between log entries.
         max_bad_steps: Steps in a row without finite numbers after which the run stops.
@@ -253,7 +254,7 @@ class MemoryConfig:
 
 @dataclass
 class LoggerConfig:
-    """Group ``logger``: where numbers go besides the terminal.
+    """Group ``logger``: where numbers go in addition to the terminal.
 
     Attributes:
         jsonl: ``metrics.jsonl``.

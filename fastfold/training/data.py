@@ -134,7 +134,7 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
 
     Args:
         config: Group ``data``.
-        validate_chains: Chains to validate on, at most; spread evenly over the split.
+        validate_chains: Maximum number of chains to validate on; spread evenly over the split.
         complexes: Whether an entry is a whole structure file, as multimer networks train on them.
 
     Raises:

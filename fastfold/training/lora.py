@@ -55,7 +55,7 @@ def add_lora(
     """Put adapters on linear layers, and freeze everything else.
 
     The network computes what it computed before until the adapters have been trained. In its state dict
-    ``LAYER.weight`` becomes ``LAYER.parametrizations.weight.original``, beside it stand
+    ``LAYER.weight`` becomes ``LAYER.parametrizations.weight.original``, next to it stand
     ``LAYER.parametrizations.weight.0.a`` and ``.b``; all other names stay.
 
     Args:

@@ -23,7 +23,7 @@ class ParallelConfig(_Axes):
     Attributes:
         dp: Groups that share each step's samples (data parallelism), or null for as many as there are processes for.
         auto: Take the fastest plan by the cost model of ``fastfold plan`` instead of these axes.
-        gpu: With ``auto``: which GPU to plan for, or null for the one that is there.
+        gpu: GPU to plan for with ``auto``, or null for the one that is there.
     """
 
     dp: int | None = None

@@ -19,7 +19,7 @@ from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import EntryReader, SampleSource, entry_reader, make_loader, open_source
-from fastfold.training.logging.draw_log import OrderLog, consumed_chains
+from fastfold.training.logging.draw_log import DrawLog, consumed_chains
 from fastfold.training.logging.loggers import (
     CsvLogger,
     JsonLinesLogger,
@@ -42,8 +42,8 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
     """Train as configured; the folder of the run gets everything that is written.
 
     Args:
-        config: For example from :func:`fastfold.training.compose.compose_config`.
-        loggers: Further ones besides those of the configuration; told on the first process.
+        config: The settings of the run, for example from :func:`fastfold.training.compose.compose_config`.
+        loggers: Loggers in addition to those of the configuration; told on the first process.
 
     Returns:
         Whether the run got to its last step; False if a signal ended it before.
@@ -96,7 +96,7 @@ class _Run:
         tree: Config tree of the network.
         source: The chains.
         context: The run's processes.
-        loggers: Besides those of the configuration.
+        loggers: Loggers in addition to those of the configuration.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Run:
     def train(self) -> bool:
         """Train, and write what a run leaves behind."""
         config, context = self.config, self.context
-        order = OrderLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
+        order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
             self.out / "checkpoints", context, keep=config.trainer.keep_checkpoints, report=self._say
         )

@@ -47,7 +47,7 @@ class Progress:
         step: Optimisation steps done, skipped ones included.
         samples: Samples consumed.
         skipped: Steps skipped because a loss or gradient was not finite.
-        bad_in_a_row: Those since the last good one.
+        bad_in_a_row: Steps skipped since the last one that was not.
         seconds: Time spent in all sessions of the run.
         bad_samples: Names of the samples in which it happened, with the step.
     """

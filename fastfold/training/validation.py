@@ -41,11 +41,11 @@ class ChainScore:
         id: Its name.
         residues: Its length, all chains together.
         lddt_ca: 0 to 1.
-        tm_score: On alpha carbons, normalised by the residues that the experiment resolved.
+        tm_score: TM-score of alpha carbons, normalised by the residues that the experiment resolved.
         mean_plddt: Predicted, 0 to 1.
         true: lDDT-CA per resolved residue, 0 to 1.
         predicted: The network's estimate of it.
-        depth: Different rows of the alignment that it was folded with, besides the query; None for a complex.
+        depth: Different rows of the alignment that it was folded with, in addition to the query; None for a complex.
         distogram: How well its distogram describes the structure; None for a complex, and for a network without one.
     """
 

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written beside their place, then renamed into it."""
+"""Files that are either whole or not there: written next to their place, then renamed into it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def prepare_output_directory(path: str | os.PathLike[str]) -> Path:
         The same path.
 
     Raises:
-        OutputError: It cannot be created or written to; names the path and what to do.
+        OutputError: The folder cannot be created or written to; names the path and what to do.
     """
     path = Path(path)
     probe = path / f".fastfold-{secrets.token_hex(8)}.tmp"

@@ -61,7 +61,7 @@ def _read(path: PathLike, limit: int) -> bytes:
     except PermissionError:
         raise InputError("may not be read; change its permissions (chmod +r)", path=path) from None
     except ValueError as error:  # a NUL inside the name
-        raise InputError(f"is no valid file name: {error}", path=repr(path)) from None
+        raise InputError(f"is not a valid file name: {error}", path=repr(path)) from None
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", path=path) from None
 
@@ -78,7 +78,7 @@ def _read_up_to(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:
 def _unpack(data: bytes, path: PathLike, limit: int) -> bytes:
     """At most ``limit + 1`` unpacked bytes."""
     if not data.startswith(GZIP_MAGIC):
-        raise InputError("is no gzip file although its name ends in .gz; rename it", path=path)
+        raise InputError("is not a gzip file although its name ends in .gz; rename it", path=path)
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             return _read_up_to(file, limit + 1)

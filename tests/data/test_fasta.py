@@ -90,7 +90,7 @@ def test_gzip_is_read_where_the_name_says_so(tmp_path: Path) -> None:
     assert read_fasta(write(tmp_path, packed, "x.fasta.gz"))[0].name == "one"
     assert "gzip" in str(refusal(write(tmp_path, packed)))
     assert "let its name end in .gz" in str(refusal(write(tmp_path, packed)))
-    assert "is no gzip" in str(refusal(write(tmp_path, b">one\nMKV\n", "x.gz")))
+    assert "is not a gzip" in str(refusal(write(tmp_path, b">one\nMKV\n", "x.gz")))
 
 
 @pytest.mark.parametrize("damage", [slice(0, 20), slice(0, 3)])
@@ -146,10 +146,10 @@ def test_bad_file_is_refused_by_line_and_record(
 
 
 def test_missing_file_folder_and_bad_names(tmp_path: Path) -> None:
-    """What is no readable file is refused by name."""
+    """What is not a readable file is refused by name."""
     assert "no such file" in str(refusal(tmp_path / "nothing.fasta"))
     assert "is a folder" in str(refusal(tmp_path))
-    assert "is no valid file name" in str(refusal("a\0b"))
+    assert "is not a valid file name" in str(refusal("a\0b"))
     assert "cannot be read" in str(refusal(write(tmp_path, b"") / "x"))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fastfold.data.targets import (
     MAX_NAME_LENGTH,
-    fold_unknown,
     make_chains,
+    mask_unknown,
     safe_stem,
     target_from_sequence,
     unique_stems,
@@ -137,7 +137,7 @@ def test_unknown_letters_become_x_with_a_warning() -> None:
 
 
 def test_one_stop_at_the_end_is_dropped_with_a_warning() -> None:
-    """Translation tools end a sequence with '*'; it is no reason to refuse it."""
+    """Translation tools end a sequence with '*'; it is not a reason to refuse it."""
     target = target_from_sequence("MKV*:MK")
     assert [chain.sequence for chain in target.chains] == ["MKV", "MK"]
     assert target.warnings == ("chain A: the '*' (stop) at the end is left out",)
@@ -164,8 +164,8 @@ def test_nucleotides_are_noticed() -> None:
         (":MK", "chain 1 of 2 is empty"),
         ("MK:", "chain 2 of 2 is empty"),
         ("MKé", "'é' at position 3 .* is not ASCII"),
-        ("MK\0V", r"'\\x00' at position 3 of the sequence is no residue"),
-        ("MK/V", "'/' at position 3 of the sequence is no residue"),
+        ("MK\0V", r"'\\x00' at position 3 of the sequence is not a residue"),
+        ("MK/V", "'/' at position 3 of the sequence is not a residue"),
     ],
 )
 def test_bad_sequence_is_refused_with_its_place(sequence: str, message: str) -> None:
@@ -184,9 +184,9 @@ def test_any_text_is_a_target_or_an_input_error(text: str) -> None:
     assert all(set(chain.sequence) <= set("ACDEFGHIKLMNPQRSTVWYX") for chain in target.chains)
 
 
-def test_fold_unknown_leaves_known_letters() -> None:
+def test_mask_unknown_leaves_known_letters() -> None:
     """Only letters outside the 20 change."""
-    assert fold_unknown(string.ascii_letters) == "AXCDEFGHIXKLMNXPQRSTXVWXYX" * 2
+    assert mask_unknown(string.ascii_letters) == "AXCDEFGHIXKLMNXPQRSTXVWXYX" * 2
 
 
 def test_long_sequence_is_read_in_linear_time() -> None:

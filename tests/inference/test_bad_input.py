@@ -48,7 +48,7 @@ BAD_FASTA = {
     "dot": (b">a\nMKT.AYAK\n", "gap '.' at position 4"),
     "stop inside": (b">a\nMKT*AYAK\n", "input.fasta:2 (record 'a'): '*' (stop) at position 4"),
     "digit": (b">a\n1 MKT\n", "input.fasta:2 (record 'a'): digit '1' at position 1"),
-    "symbol": (b">a\nMK!T\n", "'!' at position 3 of the sequence is no residue"),
+    "symbol": (b">a\nMK!T\n", "'!' at position 3 of the sequence is not a residue"),
     "NUL in the sequence": (b">a\nMK\0T\n", "input.fasta:2 (record 'a'): '\\x00' at position 3"),
     "bytes": (b">a\nMK\xe9T\n", "byte 0xE9 at position 3 of the sequence is not ASCII"),
     "letters of another script": (">a\nMKÅT\n".encode(), "input.fasta:2 (record 'a')"),
@@ -81,7 +81,7 @@ def test_a_fasta_path_that_cannot_be_read_says_why(cli: CommandLine, kind: str):
     message = {
         "missing": "no such file",
         "folder": "is a folder; name a file in it",
-        "no gzip inside": "is no gzip file although its name ends in .gz",
+        "no gzip inside": "is not a gzip file although its name ends in .gz",
         "truncated gzip": "is a damaged gzip file",
     }[kind]
     if kind == "folder":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.inference import malloc_trim
-from fastfold.inference.malloc_trim import trimmed_heap
+from fastfold.inference.malloc_trim import trim_malloc
 from tests.helpers.networks import oracle_config, oracle_features, random_model
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ def test_freed_blocks_do_not_stay_in_the_heap(monkeypatch: pytest.MonkeyPatch) -
     torch.empty(24 * MIB, dtype=torch.uint8).fill_(1)  # from here on blocks of this size come from the heap
     model = random_model(oracle_config())
     monkeypatch.setattr(malloc_trim, "_large_steps", lambda _: [model.single_projection])
-    with trimmed_heap(model):
+    with trim_malloc(model):
         before = _resident()
         blocks = [torch.empty(16 * MIB, dtype=torch.uint8).fill_(1) for _ in range(8)]
         last = torch.ones(20_000)
@@ -43,7 +43,7 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
     trimmed: list[int] = []
     monkeypatch.setattr(malloc_trim, "_trim", lambda: trimmed.append)
     model, features = random_model(oracle_config()), oracle_features()
-    with torch.inference_mode(), trimmed_heap(model):
+    with torch.inference_mode(), trim_malloc(model):
         model(features, num_recycles=1)
     stacks = (model.extra_msa_stack, model.evoformer)
     assert isinstance(model.template_embedder, nn.Module)
@@ -61,7 +61,7 @@ def test_the_heap_is_trimmed_before_each_large_step_of_a_fold_and_not_after_it(
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(malloc_trim, "_trim", lambda: None)
     model = random_model(oracle_config())
-    with trimmed_heap(model):
+    with trim_malloc(model):
         assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_trimmed_for_a_network_on_another_device(monkeypatch: pytest.
         malloc_trim, "_trim", lambda: lambda _: pytest.fail("the heap holds none of its tensors")
     )
     model = random_model(oracle_config()).to("meta")
-    with trimmed_heap(model):
+    with trim_malloc(model):
         found: Tensor = model.single_projection(
             torch.zeros(1, model.single_projection.in_features, device="meta")
         )

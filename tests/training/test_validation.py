@@ -38,7 +38,7 @@ def test_a_chain_is_scored_by_its_distogram_too():
     found = score_chain(
         model, "x", CHAIN, (alignment(row, other, other), alignment(row, "--" + row[2:])), TREE, 0
     )
-    assert found.depth == 2  # the query is no row, and equal rows are one
+    assert found.depth == 2  # the query is not a row, and equal rows are one
     assert found.distogram is not None
     assert list(found.distogram.cross_entropy) == ["3_6", "6_12", "12_24"]
     bins = TREE.model.heads.distogram.num_bins

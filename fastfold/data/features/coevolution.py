@@ -137,7 +137,7 @@ def features(found: Coevolution | None, length: int) -> dict[str, np.ndarray]:
     """The network's input.
 
     Args:
-        found: Of the alignment, or None where there is none.
+        found: Coevolution of the alignment, or None where there is none.
         length: Number of residues ``N``.
 
     Returns:
@@ -181,7 +181,7 @@ def _pair_features(scores: np.ndarray, log_effective_rows: float) -> np.ndarray:
 def of_alignment(raw_msa: np.ndarray) -> dict[str, np.ndarray]:
     """The network's input from an alignment ``[S, N]`` in HHblits ids (:mod:`fastfold.data.features.raw`).
 
-    A single row, the query, is no alignment.
+    A single row, the query, is not an alignment.
     """
     length = raw_msa.shape[1]
     return features(analyse(transforms.to_restype_order(raw_msa)) if len(raw_msa) > 1 else None, length)

@@ -48,7 +48,7 @@ def alignment_ids(rows: Sequence[str]) -> np.ndarray:
         ``[S, N]`` uint8: 0-19 amino acids in alphabetical order of their letters, 20 unknown, 21 gap.
 
     Raises:
-        InputError: A row has another length than the first, or holds a character that is no residue.
+        InputError: A row has another length than the first, or holds a character that is not a residue.
     """
     if not rows:
         return np.zeros((0, 0), np.uint8)

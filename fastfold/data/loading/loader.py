@@ -87,7 +87,7 @@ class SampleLoader(Iterator[Draw]):
         order: The entry of each draw: a function of the draw's number, endless, or a sequence, whose end
             ends the iteration.
         workers: Processes that prepare samples; 0 prepares each one when it is asked for.
-        prefetch: Prepared samples that may wait, besides those in preparation.
+        prefetch: Prepared samples that may wait, in addition to those in preparation.
         deterministic: Hand samples out strictly in order, which makes a resumed run equal to one that was
             never interrupted. Otherwise as they become ready.
         window: Furthest that a sample may overtake another one, in draws of this rank.
@@ -283,10 +283,10 @@ class SampleLoader(Iterator[Draw]):
         """Continues where the state was taken; what was prepared in the meantime is dropped.
 
         Args:
-            state: Of the same rank and number of ranks, or of :func:`merge_states` for any number of them.
+            state: State of the same rank and number of ranks, or of :func:`merge_states` for any number of them.
 
         Raises:
-            ConfigError: It is a state of another version, or of one of several other ranks.
+            ConfigError: The state is one of another version, or of one of several other ranks.
         """
         _check_version(state)
         self._done.load(state)

@@ -53,7 +53,7 @@ class ConsumedDraws:
         """Takes over a state of this rank, or the merged one of all ranks.
 
         Raises:
-            ConfigError: It is that of another rank, or of another number of ranks.
+            ConfigError: The state is that of another rank, or of another number of ranks.
         """
         if state["ranks"] != 1 and (state["rank"], state["ranks"]) != (self._rank, self._ranks):
             raise ConfigError(

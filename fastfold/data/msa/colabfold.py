@@ -38,7 +38,7 @@ def parse_colabfold(text: str, *, path: PathLike | None = None) -> list[ChainPar
         path: Where it came from, for error messages.
 
     Raises:
-        InputError: There is no such first line, a chain in it is empty, or the rows are no A3M of its length.
+        InputError: There is no such first line, a chain in it is empty, or the rows are not an A3M of its length.
     """
     lengths = colabfold_lengths(text)
     if not lengths or 0 in lengths:

@@ -21,7 +21,7 @@ from pathlib import Path
 from fastfold.data.msa.colabfold import parse_colabfold
 from fastfold.data.msa.msa import Msa, check_query, colabfold_lengths, parse_a3m
 from fastfold.data.msa.stockholm import parse_stockholm
-from fastfold.data.targets import Chain, Target, fold_unknown, safe_stem
+from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
@@ -41,7 +41,7 @@ class ChainAlignments:
     """Alignment files of one chain.
 
     Attributes:
-        unpaired: In the order in which their rows enter the network: UniRef90, MGnify, then by name.
+        unpaired: Files in the order in which their rows enter the network: UniRef90, MGnify, then by name.
         paired: The UniProt search, used only to pair the chains of a complex by species.
     """
 
@@ -60,7 +60,7 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
         query: The sequence that it must be of; X agrees with a letter that is read as X.
 
     Raises:
-        InputError: The file cannot be read, is no such alignment, or is one of another sequence.
+        InputError: The file cannot be read, is not such an alignment, or is one of another sequence.
     """
     parse = parse_stockholm if _is_stockholm(path) else parse_a3m
     msa = parse(_read_text(path), path=path)
@@ -82,7 +82,7 @@ def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None)
         The files, all empty if there is no place of that name.
 
     Raises:
-        InputError: ``msa_dir`` is no folder; or there is a place for the name without an alignment in it, so
+        InputError: ``msa_dir`` is not a folder; or there is a place for the name without an alignment in it, so
             that folding without would be a surprise.
     """
     found, empty = _find(msa_dir, [name], chain)
@@ -149,7 +149,7 @@ def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]
             message = f"one alignment for {len(sequences)} different chains; give each its own: {names}"
             raise InputError(message, path=path, record=target.record)
         parts = parse_colabfold(text, path=path)
-        part_of = {fold_unknown(part.unpaired.sequences[0]): part for part in parts}
+        part_of = {mask_unknown(part.unpaired.sequences[0]): part for part in parts}
         for number, sequence in enumerate(sequences):
             part = part_of.get(sequence) or parts[min(number, len(parts) - 1)]
             check_query(part.unpaired, sequence, path=path)
@@ -167,7 +167,7 @@ def _is_stockholm(path: PathLike) -> bool:
 
 
 def _read_text(path: PathLike) -> str:
-    # Descriptions may hold anything; a character that is no residue is refused where a row holds it.
+    # Descriptions may hold anything; a character that is not a residue is refused where a row holds it.
     return read_text_bytes(path, limit=MAX_ALIGNMENT_BYTES).decode("utf-8", "replace")
 
 
@@ -177,7 +177,9 @@ def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[Cha
     empty = None
     try:
         if not folder.is_dir():
-            problem = "is no folder; give the folder" if folder.exists() else "no such folder; give the one"
+            problem = (
+                "is not a folder; give the folder" if folder.exists() else "no such folder; give the one"
+            )
             raise InputError(f"{problem} that holds the alignments", path=msa_dir)
         for place in _places(folder, names, chain):
             found = _files_at(place)

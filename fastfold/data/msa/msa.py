@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastfold.data.fasta import FastaRecord, split_records
-from fastfold.data.targets import fold_unknown
+from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
 from fastfold.utils.text_files import PathLike
@@ -60,7 +60,7 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
         path: Where it came from, for error messages.
 
     Raises:
-        InputError: The text is empty or no A3M; a row has the wrong length or a character that is no residue;
+        InputError: The text is empty or not an A3M; a row has the wrong length or a character that is not a residue;
             the query has gaps; ColabFold's header speaks of several chains.
     """
     lengths = colabfold_lengths(text)
@@ -98,7 +98,7 @@ def parse_a3m_rows(text: str, *, lengths: tuple[int, ...] = (), path: PathLike |
     for number, line in enumerate(preamble, 1):
         if line.strip() and not line.startswith("#"):
             raise InputError(
-                "this is no A3M: it must start with '>name' and the query", path=path, line=number
+                "this is not an A3M: it must start with '>name' and the query", path=path, line=number
             )
         if line.startswith("# STOCKHOLM"):
             raise InputError("this is Stockholm, not A3M; rename it to .sto", path=path, line=number)
@@ -145,7 +145,7 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
     Raises:
         InputError: The first row differs; with the first position where it does.
     """
-    found, expected = fold_unknown(msa.sequences[0]), fold_unknown(query)
+    found, expected = mask_unknown(msa.sequences[0]), mask_unknown(query)
     if found == expected:
         return
     shared = min(len(found), len(expected))
@@ -196,7 +196,7 @@ def illegal_character(
 
 
 def _without_dots(row: bytes, num_columns: int) -> bytes:
-    """A row whose ``.`` are dropped where they stand beside insertions, and are gaps otherwise.
+    """A row whose ``.`` are dropped where they stand next to insertions, and are gaps otherwise.
 
     A2M pads insertions with dots, other programs write them for gaps; which of the two is meant shows in the
     number of columns.

@@ -37,7 +37,7 @@ def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
 
     Raises:
         InputError: The text is empty, no Stockholm, truncated (no ``//``), or holds several alignments; a row
-            has the wrong length or a character that is no residue; the query is all gaps.
+            has the wrong length or a character that is not a residue; the query is all gaps.
     """
     rows, remarks = _collect(text.lstrip("\ufeff").rstrip("\0"), path)
     raw = {name: _encode(name, row, path) for name, row in rows.items()}

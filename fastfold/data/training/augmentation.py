@@ -1,4 +1,4 @@
-"""What training draws per sample beside the crop: deleted blocks of the alignment, and the clamping of the FAPE."""
+"""What training draws per sample in addition to the crop: deleted blocks of alignment rows, and the FAPE's clamping."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def delete_blocks(
     return result
 
 
-def clamp_coin(rng: np.random.Generator, *, unclamped: float = 0.1) -> np.ndarray:
+def sample_fape_clamp(rng: np.random.Generator, *, unclamped: float = 0.1) -> np.ndarray:
     """Whether a sample's backbone FAPE is clamped: the feature ``use_clamped_fape`` (supplement, section 1.11.5).
 
     Args:

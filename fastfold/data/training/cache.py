@@ -2,7 +2,7 @@
 
 An entry's file is named after a hash of the bytes that it was made from, so that a changed source is another
 entry. It holds the version of the parsers too: a fingerprint of their code, so that no old entry survives a
-change of theirs. Entries (:mod:`fastfold.data.training.cache_format`) are written beside their place and renamed: two
+change of theirs. Entries (:mod:`fastfold.data.training.cache_format`) are written next to their place and renamed: two
 writers of one entry write the same, and a killed one leaves nothing but a temporary file, which is removed
 later. A cache that cannot be written costs time, never a sample.
 
@@ -89,7 +89,7 @@ class FeatureCache:
 
     Args:
         directory: The folder; made if it does not exist.
-        version: Of the parsers; their fingerprint by default.
+        version: Version of the parsers; their fingerprint by default.
 
     Attributes:
         hits: Entries that this object has found.
@@ -188,7 +188,7 @@ class FeatureCache:
         """What is made of files, from the cache where it is there.
 
         Args:
-            name: Of the entry; serves people alone.
+            name: The entry's; serves people alone.
             sources: The files.
             asked: What is asked of them, told apart by its ``repr``.
             make: Makes it.

@@ -31,9 +31,9 @@ def to_bytes(arrays: Mapping[str, np.ndarray], version: str, digest: str) -> byt
     """A file of arrays that :func:`from_bytes` reads.
 
     Args:
-        arrays: By name, none of them ``version``.
-        version: Of the parsers.
-        digest: Of the sources.
+        arrays: Arrays by name, none of them ``version``.
+        version: Version of the parsers.
+        digest: Digest of the sources.
     """
     buffer = io.BytesIO()
     np.savez(buffer, version=np.array([version, digest]), **dict(arrays))  # type: ignore[arg-type]
@@ -44,8 +44,8 @@ def from_bytes(content: bytes, version: str, digest: str) -> Arrays:
     """The arrays of a file.
 
     Raises:
-        OtherVersion: It was made by another version.
-        Unusable: It is damaged, or an entry of other sources.
+        OtherVersion: The entry was made by another version.
+        Unusable: The entry is damaged, or an entry of other sources.
     """
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as file:

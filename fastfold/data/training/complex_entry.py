@@ -45,9 +45,9 @@ class ComplexData:
     """What the files of a complex hold.
 
     Attributes:
-        chains: In the order of the file.
-        alignments: Of each chain; chains of one sequence share theirs.
-        resolution: In Å, or None: what the entry says, else what the file says.
+        chains: Chains in the order of the file.
+        alignments: Alignments of each chain; chains of one sequence share theirs.
+        resolution: The structure's, in Å, or None: what the entry says, else what the file says.
     """
 
     chains: tuple[ChainStructure, ...]

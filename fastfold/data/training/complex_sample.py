@@ -47,11 +47,11 @@ def complex_sample(
 
     Args:
         chains: The chains and their structures, ``N`` residues together.
-        alignments: Of each chain; those of equal chains must be equal.
+        alignments: Alignments of each chain; those of equal chains must be equal.
         config: Config tree of a multimer network.
         settings: See there.
         rng: All that is random comes from here.
-        resolution: Of the structure in Å, if known.
+        resolution: The structure's, in Å, if known.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to the same
@@ -103,8 +103,8 @@ def merged_features(
     """Merged features of a complex (:func:`fastfold.data.features.merging.merge_chains`), numbered as its structure is.
 
     Args:
-        chains: In the order of the features.
-        alignments: Of each chain; of chains with one sequence those of the first count.
+        chains: Chains in the order of the features.
+        alignments: Alignments of each chain; of chains with one sequence those of the first count.
         rng: Deletes blocks of the alignments that are not paired, once for all copies of a chain; None for not.
 
     Raises:

@@ -129,7 +129,7 @@ _EXPECTED = {
 
 
 def _from_file(path: Path) -> Iterator[_Found]:
-    """The chains of one file, with alignments in a folder ``msas`` beside it."""
+    """The chains of one file, with alignments in a folder ``msas`` next to it."""
     name = os.path.splitext(path.name.removesuffix(".gz"))[0]
     yield _Found(name, path, _folder_or_none(path.parent / "msas"), ChainRecord())
 

@@ -31,7 +31,7 @@ class Entry:
         alignment_dir: Folder in which its alignment is looked up, or None.
         cluster: Name of its sequence cluster, or an empty string.
         cluster_size: Chains in that cluster, 1 where clusters are not known.
-        resolution: In Å, or None where it is not known.
+        resolution: The structure's, in Å, or None where it is not known.
         release_date: ``YYYY-MM-DD``, or an empty string.
         resolved: Share of residues with a CA position, or None where the file has not been read.
         msa_rows: Rows of its alignments if a table says, or None.
@@ -93,7 +93,7 @@ class EntryData:
     Attributes:
         chain: Its structure.
         alignments: Their first rows are the chain.
-        resolution: In Å, or None: what the entry says, else what the file says.
+        resolution: The structure's, in Å, or None: what the entry says, else what the file says.
     """
 
     chain: ChainStructure

@@ -14,10 +14,11 @@ class Filters:
     """Bounds that a chain must keep.
 
     Attributes:
-        max_resolution: In Å. Chains whose resolution is not known (NMR, predictions, tables without it) stay.
+        max_resolution: Worst resolution in Å. Chains whose resolution is not known (NMR, predictions, tables without
+            it) stay.
         max_single_residue: Largest share of one residue type in the sequence.
         min_length: Residues at least.
-        max_length: Residues at most, or None.
+        max_length: Maximum number of residues, or None.
         min_resolved: Share of residues whose CA has a position, at least; 0 reads no structures.
         max_release_date: ``YYYY-MM-DD``, or None. An experimental structure must state a date that is not later.
     """
@@ -35,7 +36,7 @@ class Filtered:
     """What filters leave.
 
     Attributes:
-        entries: Those that are left.
+        entries: The entries that are left.
         taken: How many each filter took, by what it says; filters that took none are there too. A chain that
             several would take counts for the first of them.
         unreadable: Names and reasons of those whose structure could not be read.

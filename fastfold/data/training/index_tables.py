@@ -26,7 +26,7 @@ class ChainRecord:
         chain_id: Its name in the structure file.
         cluster: Name of its sequence cluster.
         cluster_size: Chains in its cluster, 1 where it is not known.
-        resolution: In Å.
+        resolution: The structure's, in Å.
         release_date: ``YYYY-MM-DD``.
         msa_rows: Rows of its alignment, or None.
     """
@@ -76,7 +76,7 @@ def read_index(path: PathLike) -> dict[str, ChainRecord]:
         name, split = row["name"], row.get("split", "")
         for value in (name, split):
             if value in (".", "..") or any(character in value for character in "/\\\0"):
-                raise InputError(f"{value!r} is no name of a file", path=path, line=number)
+                raise InputError(f"{value!r} is not the name of a file", path=path, line=number)
         if not name or name in records:
             raise InputError(
                 "the name is missing or comes twice", path=path, line=number, record=name or None
@@ -100,16 +100,16 @@ def read_chain_data_cache(path: PathLike) -> dict[str, ChainRecord]:
     ``cluster_size`` (null or -1 where it is not known).
 
     Raises:
-        InputError: The file cannot be read or is no such table.
+        InputError: The file cannot be read or is not such a table.
     """
     try:
         table = json.loads(read_text_bytes(path, limit=_LIMIT))
     except json.JSONDecodeError as error:
         raise InputError(
-            f"is no valid JSON ({error.msg}); make it again", path=path, line=error.lineno
+            f"is not valid JSON ({error.msg}); make it again", path=path, line=error.lineno
         ) from None
     except UnicodeDecodeError:
-        raise InputError("is no text in UTF-8; make it again", path=path) from None
+        raise InputError("is not text in UTF-8; make it again", path=path) from None
     if not isinstance(table, dict):
         raise InputError("must map names of chains to their data; make it again", path=path)
     return {name: _cached_record(name, data, path) for name, data in table.items()}

@@ -36,7 +36,7 @@ def structure_labels(
         positions: ``[N, 37, 3]`` atom37 positions in Å.
         mask: ``[N, 37]``, 1 where the atom was observed. A fraction (the confidence in a predicted structure)
             goes on into every mask made from it.
-        resolution: Of the experiment in Å; None or 0 where there is none (NMR, predicted structures), which the
+        resolution: The experiment's, in Å; None or 0 where there is none (NMR, predicted structures), which the
             confidence losses leave out.
 
     Returns:

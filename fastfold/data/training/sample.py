@@ -13,7 +13,7 @@ from fastfold.data.features import coevolution
 from fastfold.data.features.pipeline import sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.augmentation import clamp_coin, delete_blocks
+from fastfold.data.training.augmentation import delete_blocks, sample_fape_clamp
 from fastfold.data.training.cropping import contiguous_crop, crop_features
 from fastfold.data.training.labels import structure_labels
 from fastfold.errors import InputError
@@ -31,7 +31,7 @@ class SampleSettings:
     """How samples are made.
 
     Attributes:
-        crop_size: Residues at most.
+        crop_size: Maximum number of residues.
         cycles: Recycling iterations to make features for.
         single_sequence_probability: Share of samples whose alignment is left out.
         block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
@@ -78,7 +78,7 @@ def training_sample(
         config: Config tree of a monomer network.
         settings: See there.
         rng: All that is random comes from here.
-        resolution: Of the structure in Å, if known.
+        resolution: The structure's, in Å, if known.
         analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
             :func:`fastfold.data.features.coevolution.analyse_subset` does (which is the default).
 
@@ -91,7 +91,7 @@ def training_sample(
     """
     require_backbone(chain)
     alone = rng.random() < settings.single_sequence_probability
-    clamped = clamp_coin(rng, unclamped=settings.unclamped_probability)
+    clamped = sample_fape_clamp(rng, unclamped=settings.unclamped_probability)
     crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
     msa = msa_features([] if alone else alignments, chain.sequence)
     if settings.block_deletion:
@@ -136,7 +136,7 @@ def require_backbone(chain: ChainStructure) -> None:
     """Refuse a chain of CA atoms alone: it has no frames, hence no backbone and no side chain to learn from.
 
     Raises:
-        InputError: It is such a chain.
+        InputError: The chain has no backbone to learn from.
     """
     if not (chain.mask[:, _BACKBONE] > 0).all(axis=1).any():
         raise InputError(

@@ -1,4 +1,4 @@
-"""The JSON files beside a structure: its scores, and its predicted aligned error as AlphaFold DB lays it out."""
+"""The JSON files next to a structure: its scores, and its predicted aligned error as AlphaFold DB lays it out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 1
 
 
 def rounded(values: np.ndarray | float | None, digits: int) -> Any:
-    """Plain numbers with so many decimals, for JSON; None stays None."""
+    """Plain numbers rounded to ``decimals``, for JSON; None stays None."""
     return None if values is None else np.round(np.asarray(values, np.float64), digits).tolist()
 
 

@@ -1,4 +1,4 @@
-"""A picture of what the network thinks of its prediction: pLDDT along the chains, PAE between all residues.
+"""A plot of what the network thinks of its prediction: pLDDT along the chains, PAE between all residues.
 
 matplotlib is imported on first use, and without pyplot: no window, no state that outlives the call.
 """
@@ -30,7 +30,7 @@ def confidence_png(
         chain_index: ``[N]``; lines mark where it changes.
         pae: ``[N, N]`` in Å.
         max_pae: Upper end of the PAE scale, in Å.
-        title: Text above the picture.
+        title: Text above the plot.
 
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.
@@ -40,7 +40,7 @@ def confidence_png(
 
     figure = Figure(figsize=(6.4 if pae is None else 11.6, 4.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    # Names come from sequence files: a dollar sign in one is no formula.
+    # Names come from sequence files: a dollar sign in one is not a formula.
     figure.suptitle(title, fontsize=10, parse_math=False)
     panels = [5] if pae is None else [3, 2]
     axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=panels)[0]

@@ -128,7 +128,7 @@ class Prediction:
 
         Raises:
             OutputError: There are no atoms, or a value is not finite.
-            PdbLimitError: It does not fit into a PDB file; :meth:`to_mmcif` holds it.
+            PdbLimitError: The structure does not fit into a PDB file; :meth:`to_mmcif` holds it.
         """
         return to_pdb(self.protein, title=f"{self._title}; pLDDT in the B-factor column")
 
@@ -187,7 +187,7 @@ class Prediction:
         plots: bool = True,
         settings: Mapping[str, Any] | None = None,
     ) -> dict[str, Path]:
-        """Writes structure, scores, aligned error and a picture, each file atomically.
+        """Writes structure, scores, aligned error and a plot, each file atomically.
 
         Everything is made in memory before the first file is written, so a prediction that cannot be written
         leaves nothing. Files are called ``<name>_rank_00i_<model>_seed_n`` (without a rank:
@@ -198,7 +198,7 @@ class Prediction:
         Args:
             directory: The folder; created if it is not there.
             rank: Place among the predictions of the same target, from 1.
-            plots: Whether to draw the picture.
+            plots: Whether to draw the plot.
             settings: Settings of the run, in JSON's types; written with FastFold's version.
 
         Returns:

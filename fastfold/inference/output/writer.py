@@ -80,7 +80,7 @@ def write_target(
         name: Name of the target.
         record: See :func:`run_record`.
         predictions: Best first.
-        plots: Whether pictures are drawn.
+        plots: Whether plots are drawn.
 
     Returns:
         The number of files, without the marker.

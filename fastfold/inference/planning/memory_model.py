@@ -37,7 +37,7 @@ FIXED_CUDA = 768 << 20
 
 CUDA_BLOCK = 1 << 27
 """Elements of the largest block of attention on a GPU: 2^17 positions with 1,024 channels in all."""
-LARGEST_BLOCK = 1 << 22
+MAX_BLOCK = 1 << 22
 """Elements of the largest blocks that rows are cut into: larger ones gain nothing."""
 TEMPLATE_BLOCK = 1 << 20
 """Elements of the blocks in which templates are embedded."""
@@ -141,11 +141,11 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
     def cut(
         name: str, resident: int, per_element: float, constant: int = 0, before: Before = lambda _: 0
     ) -> Operator:
-        """A step whose rows are cut: blocks take so many bytes for each of their elements, or more ``before`` that."""
+        """A step cut in blocks of rows, which take ``per_element`` bytes for each element, or more ``before`` that."""
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
-        sizes = [max(1, min(n, LARGEST_BLOCK // row[name]) >> k) for k in range(24)]
+        sizes = [max(1, min(n, MAX_BLOCK // row[name]) >> k) for k in range(24)]
         candidates = tuple(
             Candidate(
                 size,
@@ -241,7 +241,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places:
     c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
     one, unit = pairs * c * e, pair_bytes(config, fold)
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
-    # Beside the template that is embedded: the sum of those before, or their scores, and those that are held.
+    # In addition to the template that is embedded: the sum of those before, or their scores, and those that are held.
     scores = 0 if multimer else 4 * count * template.attention.num_head * pairs
     kept = {1: one if multimer else (count - 1) * one + scores}
     if not multimer and count > 1:

@@ -10,7 +10,7 @@ import torch
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.planning.memory_model import (
-    LARGEST_BLOCK,
+    MAX_BLOCK,
     TEMPLATE_BLOCK,
     Fold,
     fold_sizes,
@@ -33,7 +33,7 @@ from fastfold.memory.autochunk import (
 # Updates go into their input, and no layer holds its intermediate results for more than 16 MiB of it at once
 # (float32); logits of pairs are made in blocks of rows when scores are computed from them.
 FOLDING_POLICY = ExecutionPolicy(
-    block_elements=LARGEST_BLOCK,
+    block_elements=MAX_BLOCK,
     inplace=True,
     lazy_logits=True,
     heads=("predicted_lddt", "predicted_aligned_error"),
@@ -104,7 +104,7 @@ class Planner:
         costs: What the candidates cost there.
         host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
         parameters: Bytes of the parameters.
-        host: That memory.
+        host: Holds what leaves the device.
     """
 
     config: Any

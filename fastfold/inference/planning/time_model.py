@@ -35,7 +35,7 @@ class Products:
     streaming: float
 
     def seconds(self, groups: int, *, streamed: bool) -> float:
-        """Seconds in so many groups of channels."""
+        """Seconds of a step in a number of groups of channels."""
         return self.work + self.per_group * (groups - 1) + (self.streaming if streamed else 0.0)
 
 
@@ -44,7 +44,7 @@ class StepTimes:
     """Seconds of one pass of a network over one target.
 
     Attributes:
-        work: Of each step that is cut in rows, in one piece.
+        work: Operations of each step that is cut in rows, in one piece.
         per_block: What each block adds.
         trunk: Triangle multiplications of the trunk.
         templates: All templates once.
@@ -121,10 +121,10 @@ class Costs:
         template_blocks *= fold.templates
 
         def products(count: int, channels: int, other_work: int) -> Products:
-            """Of so many blocks, each with two triangle multiplications and other work."""
+            """The steps of a number of blocks, each with two triangle multiplications and other work."""
             multiply = 2 * n**3 * channels
             traffic = 2 * pairs * channels * fold.element_size / self.bandwidth
-            # Copies run beside the contraction and wait for it, or it for them.
+            # Copies run at the same time as the contraction and wait for it, or it for them.
             waiting = max(0.0, traffic - multiply / self.rate) + 2 * self.per_block
             work = 2 * (12 * pairs * channels**2 + multiply) + other_work
             return Products(count * work / self.rate, count * 2 * pairs * self.per_pair, count * 2 * waiting)
@@ -148,7 +148,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
 
     Args:
         device: Where the fold will run.
-        dtype: Of its trunk.
+        dtype: Element type of the network's trunk.
         length: Residues of the sample; by default 64, and 256 on a GPU.
     """
     n = length or (64 if device.type == "cpu" else 256)

@@ -11,7 +11,7 @@ from fastfold.protein.io.altlocs import UNKNOWN, Conformer, bonded
 
 _MATCH, _UNKNOWN, _MISMATCH = 2.0, 0.0, -4.0
 _BROKEN_BOND, _ODD_NUMBER, _FIRST_PLACE = 10.0, 3.0, 1.0
-_LARGEST_TABLE = 50_000_000
+_MAX_TABLE = 50_000_000
 _LEAST_IDENTITY = 0.9
 
 
@@ -44,7 +44,7 @@ def place_in_sequence(
         places = [number + offset for number in numbers]
         if _fits(residues, places, sequence):
             return places
-    if len(residues) * len(sequence) > _LARGEST_TABLE:
+    if len(residues) * len(sequence) > _MAX_TABLE:
         return None
     places = _align(residues, sequence, first_place=numbers[0] + offsets[0])
     pairs = [(r.letter, sequence[p]) for r, p in zip(residues, places, strict=True)]

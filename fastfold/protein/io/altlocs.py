@@ -29,7 +29,7 @@ class Conformer:
         letter: One of the twenty, or X.
         known: Whether its name says that it is an amino acid (an unknown name may be that of a ligand).
         record: Where it came from.
-        atoms: By atom37 slot; the selenium of selenomethionine stands in the slot of SD.
+        atoms: Atoms by atom37 slot; the selenium of selenomethionine stands in the slot of SD.
     """
 
     letter: str
@@ -81,7 +81,7 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
         parents: The file's own statements on modified residues.
 
     Returns:
-        The conformer, or None if the residue is no amino acid or has none of the atoms of its type.
+        The conformer, or None if the residue is not an amino acid or has none of the atoms of its type.
     """
     groups: dict[tuple[str, str], list[AtomRecord]] = {}
     shared: list[AtomRecord] = []

@@ -13,7 +13,7 @@ from fastfold.protein.io.altlocs import UNKNOWN, Conformer, amino_acid, bonded, 
 from fastfold.protein.io.records import NUCLEOTIDES, ChainRecord
 from fastfold.protein.structure import ChainStructure
 
-_LARGEST_STEP = 20_000
+_MAX_STEP = 20_000
 """More than any two PDB residue numbers differ by; keeps the sum of wild jumps within 32 bits."""
 
 
@@ -28,7 +28,7 @@ def build_chain(
         warnings: Takes a sentence for each thing that had to be decided.
 
     Returns:
-        The chain, or None if it is no protein or has no atoms of one.
+        The chain, or None if it is not a protein or has no atoms of one.
     """
     if record.protein is False:
         return None
@@ -56,7 +56,7 @@ def build_chain(
 
 
 def _without_ligands(residues: list[Conformer], sequence: Sequence[str] | None) -> list[Conformer]:
-    """Drops HETATM residues that are no part of the polymer.
+    """Drops HETATM residues that are not part of the polymer.
 
     These are the ones whose names are not in the sequence, or, where there is no sequence, those of unknown
     name that no peptide bond joins to a neighbour.
@@ -143,7 +143,7 @@ def residue_index_from_numbers(residues: Sequence[Conformer]) -> np.ndarray:
         step = after.record.number - before.record.number
         if step != 1 and bonded(before, after):
             step = 1
-        index.append(index[-1] + min(max(step, 1), _LARGEST_STEP))
+        index.append(index[-1] + min(max(step, 1), _MAX_STEP))
     return np.array(index, np.int32)
 
 

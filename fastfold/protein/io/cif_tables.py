@@ -52,7 +52,7 @@ def read_cif_tables(
     Args:
         lines: The file's lines without their ends.
         categories: Names such as ``_atom_site``, in lower case.
-        path: For messages.
+        path: The file, for messages.
 
     Returns:
         The categories that are there. Values are text, whether they were quoted or not.

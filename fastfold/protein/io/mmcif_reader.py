@@ -9,7 +9,7 @@ from typing import Final
 
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
-from fastfold.protein.io.records import ATOM_NAMES, LARGEST, LARGEST_NUMBER, WATERS, AtomRecord, FileRecords
+from fastfold.protein.io.records import ATOM_NAMES, MAX_NUMBER, MAX_VALUE, WATERS, AtomRecord, FileRecords
 from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
@@ -64,11 +64,11 @@ def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     """Reads the first model of the first data block of an mmCIF file.
 
     Chains have the author's names. Residues stand where ``label_seq_id`` puts them in the polymer's
-    ``_entity_poly_seq`` (or ``_pdbx_poly_seq_scheme``); what is no polymer is left out.
+    ``_entity_poly_seq`` (or ``_pdbx_poly_seq_scheme``); what is not a polymer is left out.
 
     Args:
         lines: The file's lines without their ends.
-        path: For messages.
+        path: The file, for messages.
 
     Raises:
         InputError: No ``_atom_site`` table, or a damaged table or atom; with its line.
@@ -132,11 +132,11 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             number = int(author_seq or seq)
         except ValueError:
             raise fail(
-                "an atom whose position or residue number is no number; download or copy the file again"
+                "an atom whose position or residue number is not a number; download or copy the file again"
             ) from None
         if (
-            not all(-LARGEST < v < LARGEST for v in (x, y, z, occupancy, b_factor))
-            or abs(number) > LARGEST_NUMBER
+            not all(-MAX_VALUE < v < MAX_VALUE for v in (x, y, z, occupancy, b_factor))
+            or abs(number) > MAX_NUMBER
         ):
             raise fail("an atom with a value that is not finite or too large; correct or remove it")
         if asym not in names:
@@ -148,7 +148,7 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             chain.protein = polymers.protein.get(entity)
             chain.sequence = polymers.sequences.get(entity) or polymers.by_asym.get(asym)
         chain = found.chains[names[asym]]
-        length = LARGEST_NUMBER if chain.sequence is None else len(chain.sequence)
+        length = MAX_NUMBER if chain.sequence is None else len(chain.sequence)
         if position is not None and not 0 <= position < length:
             raise fail(
                 f"label_seq_id {seq} lies outside the {length:,} residues of its polymer; correct the file"

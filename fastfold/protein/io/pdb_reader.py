@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastfold.errors import InputError
-from fastfold.protein.io.records import ATOM_NAMES, LARGEST, WATERS, AtomRecord, FileRecords
+from fastfold.protein.io.records import ATOM_NAMES, MAX_VALUE, WATERS, AtomRecord, FileRecords
 from fastfold.utils.text_files import PathLike
 
 RECORD_NAMES: Final = frozenset(
@@ -36,7 +36,7 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
 
     Args:
         lines: The file's lines without their ends; the last one is empty if the file ends with a line end.
-        path: For messages.
+        path: The file, for messages.
 
     Raises:
         InputError: A malformed ATOM, HETATM or SEQRES record, an atom given twice, a file that stops in the
@@ -122,11 +122,11 @@ def _read_atom(line: str, found: FileRecords, path: PathLike, line_number: int) 
             "again with a program that keeps them, or use mmCIF"
         ) from None
     if not (
-        -LARGEST < x < LARGEST
-        and -LARGEST < y < LARGEST
-        and -LARGEST < z < LARGEST
-        and -LARGEST < occupancy < LARGEST
-        and -LARGEST < b_factor < LARGEST
+        -MAX_VALUE < x < MAX_VALUE
+        and -MAX_VALUE < y < MAX_VALUE
+        and -MAX_VALUE < z < MAX_VALUE
+        and -MAX_VALUE < occupancy < MAX_VALUE
+        and -MAX_VALUE < b_factor < MAX_VALUE
     ):
         raise fail("an atom with a value that is not finite or too large; correct or remove it")
     name = line[12:16].strip()

@@ -90,7 +90,9 @@ def _parse(text: str, path: PathLike) -> FileRecords:
     if any(line[:6].rstrip() in RECORD_NAMES for line in lines[:_FIRST_LINES]):
         return parse_pdb(lines, path=path)
     found = {">": "FASTA or an alignment", "<": "a web page or XML"}.get(first.lstrip()[:1], "something else")
-    raise InputError(f"is no PDB or mmCIF file (it looks like {found}); give the structure's file", path=path)
+    raise InputError(
+        f"is not a PDB or mmCIF file (it looks like {found}); give the structure's file", path=path
+    )
 
 
 def _no_protein(records: FileRecords) -> str:

@@ -13,9 +13,9 @@ NUCLEOTIDES: Final = frozenset(
 )
 ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE"))
 """Names of the atoms that are kept; SE is the selenium of selenomethionine. Hydrogens are not among them."""
-LARGEST: Final = 1e8
+MAX_VALUE: Final = 1e8
 """Coordinates, occupancies and B-factors at or beyond this are not measurements."""
-LARGEST_NUMBER: Final = 10_000_000
+MAX_NUMBER: Final = 10_000_000
 
 
 class AtomRecord(NamedTuple):
@@ -61,7 +61,7 @@ class ChainRecord:
 
     Attributes:
         chain_id: The author's name of it.
-        residues: By residue number and insertion code (or by what else tells residues apart).
+        residues: Residues by number and insertion code (or by what else tells residues apart).
         sequence: Residue names of the whole polymer, None where the file does not list them.
         missing: Numbers of the residues that the file lists as missing.
         protein: Whether the file says that the polymer is a protein; None where it says nothing.
@@ -122,7 +122,7 @@ class FileRecords:
     Attributes:
         chains: Chains by name in the order of the file.
         parents: Names of modified residues and of the standard residues that they were made from.
-        resolution: In Å.
+        resolution: The experiment's, in Å.
         method: Experimental method in lower case.
         release_date: ``YYYY-MM-DD``.
         waters: Number of atoms of water, which are not in ``chains``.

@@ -118,7 +118,7 @@ def count_clashes(
     """Number of atom pairs of different residues that are nearer than their van der Waals radii allow.
 
     The definition of AlphaFold's violation loss (supplement, section 1.9.11): nearer than the sum of the radii less
-    1.5 Å, heavy atoms only. A peptide bond is no clash, nor are two cysteine sulphurs. (MolProbity's
+    1.5 Å, heavy atoms only. A peptide bond is not a clash, nor are two cysteine sulphurs. (MolProbity's
     clash score counts overlaps over 0.4 Å with explicit hydrogens, which these structures lack.)
 
     Args:

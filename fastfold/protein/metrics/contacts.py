@@ -50,7 +50,7 @@ class DistogramScore:
     """How well a distogram describes a structure.
 
     Attributes:
-        cross_entropy: In nats per pair, by the names of :data:`BANDS`; bands without pairs are left out.
+        cross_entropy: Cross-entropy in nats per pair, by the names of :data:`BANDS`; bands without pairs are left out.
         contacts: Precision from :data:`CONTACT_SEPARATION` residues on; None for a structure with few contacts.
         long_range: The same from :data:`LONG_RANGE` residues on.
     """
@@ -113,7 +113,7 @@ def contact_probabilities(
     Args:
         logits: ``[N, N, bins]``.
         edges: ``[bins - 1]`` in Å, the first of them under the distance and the last one above.
-        distance: In Å.
+        distance: Largest distance of a contact, in Å.
     """
     below = np.clip((distance - edges[:-1]) / np.diff(edges), 0.0, 1.0)
     share = np.concatenate([[1.0], below, [0.0]]).astype(logits.dtype)  # [bins]
@@ -164,7 +164,7 @@ class SeparationPrior:
         """Count the distances in structures by separation and bin, beginning with one in each.
 
         Args:
-            structures: Of each chain the Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``.
+            structures: For each chain, the Cβ positions ``[N, 3]`` in Å, Cα for glycine, and their mask ``[N]``.
             edges: ``[bins - 1]`` in Å.
         """
         bins = len(edges) + 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-class OrderLog:
+class DrawLog:
     """``order_rank_<r>.jsonl``: a line per sample, written before the sample is used.
 
     Args:

@@ -101,7 +101,7 @@ def read_json_lines(path: AnyPath) -> list[dict[str, Any]]:
         if entry is not None:
             entries.append(entry)
         elif number < len(lines) or line.endswith(b"\n"):
-            raise InputError("is no entry of a training run; delete the line", path=path, line=number)
+            raise InputError("is not an entry of a training run; delete the line", path=path, line=number)
     return entries
 
 

@@ -84,7 +84,7 @@ class TrainingProgress:
 
         Args:
             step: Steps done.
-            numbers: Those of the last step; shown are ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues`` of
+            numbers: Numbers of the last step; shown are ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues`` of
                 the step, ``waited_s`` for the loader in the step, and ``seconds`` of training so far, from which
                 speeds follow. None has to be there.
         """

@@ -74,11 +74,11 @@ def calibrate(predicted: np.ndarray, true: np.ndarray, *, bins: int = 20) -> Cal
 
 
 def calibration_png(calibration: Calibration, *, title: str = "") -> bytes:
-    """Draw the mean true lDDT over the predicted one, beside the diagonal of an honest network.
+    """Draw the mean true lDDT over the predicted one, with the diagonal of an honest network.
 
     Args:
         calibration: What to draw.
-        title: Text above the picture.
+        title: Text above the plot.
 
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.

@@ -1,4 +1,4 @@
-"""Curves over the steps of a run, as pictures."""
+"""Curves over the steps of a run, as plots."""
 
 from __future__ import annotations
 

@@ -84,9 +84,9 @@ _FIGURES: tuple[tuple[str, str, str, bool, dict[str, str]], ...] = (
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> Path:
-    """Write ``report/report.md`` and its pictures into a run's folder; a report that is there is replaced.
+    """Write ``report/report.md`` and its plots into a run's folder; a report that is there is replaced.
 
-    The page comes last, and each file at once: a report never refers to a picture that is not there.
+    The page comes last, and each file at once: a report never refers to a plot that is not there.
 
     Args:
         run_dir: The run's folder; the run may still be going on.
@@ -278,8 +278,8 @@ def _by_depth(chains: Sequence[Mapping[str, Any]]) -> list[str]:
         *_table(("", "chains", *columns), rows),
         "",
         "By separation in the sequence: cross-entropy of the distogram, in nats. L/5 and L/2: share of contacts among "
-        "so many pairs of the highest probability, 12 residues and more apart, in chains that have at least five such "
-        "contacts.",
+        "the L/5 or L/2 pairs of the highest probability, 12 residues and more apart, in chains that have at least "
+        "five such contacts.",
         "",
     ]
 

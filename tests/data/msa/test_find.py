@@ -199,7 +199,7 @@ def test_uniprot_hits_alone_are_no_alignment_of_one_chain(tmp_path: Path) -> Non
 def test_bad_alignment_folder(tmp_path: Path) -> None:
     """A mistyped --msa-dir is an error, not single-sequence mode."""
     put(tmp_path, "file.a3m")
-    for path, message in [(tmp_path / "none", "no such folder"), (tmp_path / "file.a3m", "is no folder")]:
+    for path, message in [(tmp_path / "none", "no such folder"), (tmp_path / "file.a3m", "is not a folder")]:
         with pytest.raises(InputError, match=message):
             find_alignments(path, "t")
         with pytest.raises(InputError, match=message):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastfold.data.features import monomer
 from fastfold.data.features.pipeline import sampler_from_raw
-from fastfold.data.training.augmentation import clamp_coin, delete_blocks, rows_left
+from fastfold.data.training.augmentation import delete_blocks, rows_left, sample_fape_clamp
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.losses.fape import backbone_fape
 from fastfold.protein import residue_constants as rc
@@ -87,16 +87,16 @@ def test_settings_and_features_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InputError, match="no feature 'msa'"):
         delete_blocks({}, rng)
     with pytest.raises(ConfigError, match="0 to 1"):
-        clamp_coin(rng, unclamped=-0.1)
+        sample_fape_clamp(rng, unclamped=-0.1)
 
 
 def test_the_coin_leaves_a_tenth_unclamped() -> None:
     rng = np.random.default_rng(0)
-    coins = np.array([clamp_coin(rng) for _ in range(5000)])
+    coins = np.array([sample_fape_clamp(rng) for _ in range(5000)])
     assert set(coins) == {0.0, 1.0}
     assert coins.mean() == pytest.approx(0.9, abs=0.015)
-    assert clamp_coin(rng, unclamped=0.0) == 1.0
-    assert clamp_coin(rng, unclamped=1.0) == 0.0
+    assert sample_fape_clamp(rng, unclamped=0.0) == 1.0
+    assert sample_fape_clamp(rng, unclamped=1.0) == 0.0
 
 
 def test_the_loss_reads_the_coin() -> None:
@@ -108,7 +108,7 @@ def test_the_loss_reads_the_coin() -> None:
     rng = np.random.default_rng(0)
     loss = {}
     for unclamped in (0.0, 1.0):
-        coin = torch.from_numpy(clamp_coin(rng, unclamped=unclamped))[None]
+        coin = torch.from_numpy(sample_fape_clamp(rng, unclamped=unclamped))[None]
         value = backbone_fape({"traj": far}, batch | {"use_clamped_fape": coin}, config)
         assert value.shape == (1, 1)
         loss[unclamped] = value.item()

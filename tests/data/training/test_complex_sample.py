@@ -187,7 +187,7 @@ CHAINS = {"A": "MKVLAAGIT", "B": "WWHHKKPPMM", "C": "MKVLAAGIT"}
 
 
 def test_a_file_is_an_entry_and_copies_share_alignments(tmp_path: Path) -> None:
-    """Named as the file; found as ``<name>_<chain>``; one chain without any is no obstacle."""
+    """Named as the file; found as ``<name>_<chain>``; one chain without any is not an obstacle."""
     write(tmp_path / "1abc.pdb.gz", pdb_text(CHAINS))
     write(tmp_path / "2def.pdb", pdb_text({"A": "MKVLAAGIT"}))
     write(tmp_path / "msas" / "1abc_C.a3m", a3m(CHAINS["C"], "MKVLaaAAG--"))

@@ -14,7 +14,7 @@ from fastfold.data.features import raw as raw_features
 from fastfold.data.features.pipeline import sampler_from_merged, sampler_from_raw
 from fastfold.data.msa.msa import Msa
 from fastfold.data.training import cropping
-from fastfold.data.training.augmentation import clamp_coin
+from fastfold.data.training.augmentation import sample_fape_clamp
 from fastfold.data.training.cropping import (
     contiguous_crop,
     contiguous_crop_of_chains,
@@ -180,7 +180,7 @@ def _everything() -> list[dict[str, np.ndarray]]:
     )
     official = load("synthetic_multimer")
     config_of_complex = load_config("synthetic_multimer")
-    coin = {"use_clamped_fape": clamp_coin(np.random.default_rng(0))}
+    coin = {"use_clamped_fape": sample_fape_clamp(np.random.default_rng(0))}
     return [
         raw,
         alignment | raw_features.sequence_features("ACD"),

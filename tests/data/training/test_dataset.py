@@ -130,7 +130,7 @@ def test_folders_that_hold_nothing_are_refused(tmp_path: Path) -> None:
         ("name\tsplit\n1abc\n", r"index.tsv:2.*has 1 columns"),
         ("id\tsplit\n", "must name the columns"),
         ("name\n1abc\n1abc\n", r"index.tsv:3.*comes twice"),
-        ("name\n../../etc\n", "is no name of a file"),
+        ("name\n../../etc\n", "is not the name of a file"),
         ("name\tresolution\n1abc\tsharp\n", "number of Å, not 'sharp'"),
         ("name\trelease_date\n1abc\t3.2.01\n", "YYYY-MM-DD"),
     ],
@@ -143,7 +143,7 @@ def test_damaged_index_is_an_error_with_its_line(tmp_path: Path, text: str, mess
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"1abc_A": {"seq": "MK"}', "is no valid JSON"),
+        ('{"1abc_A": {"seq": "MK"}', "is not valid JSON"),
         ("[]", "must map names"),
         ('{"1abc_A": {"resolution": 1}}', r"record '1abc_A'\): has no sequence"),
         ('{"1abc_A": {"seq": "MK", "cluster_size": "big"}}', "whole number"),

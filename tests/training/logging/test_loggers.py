@@ -158,7 +158,7 @@ def test_json_lines_hold_numbers_and_events(tmp_path):
 
 
 def test_json_lines_are_json_without_numbers_too(tmp_path):
-    """NaN is no JSON."""
+    """NaN is not JSON."""
     path = tmp_path / "metrics.jsonl"
     JsonLinesLogger(path).log(1, {"a": math.nan, "b": math.inf, "c": 1.0})
     entry = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
