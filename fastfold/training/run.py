@@ -135,7 +135,16 @@ class _Run:
             validate=self._validate,
             report=self._say,
         )
-        trainer = Trainer(self.parallel, self.tree, config, loader, context, checkpoints, self.ema, hooks)
+        trainer = Trainer(
+            self.parallel,
+            self.tree,
+            config,
+            loader,
+            context,
+            checkpoints=checkpoints,
+            ema=self.ema,
+            hooks=hooks,
+        )
         if context.is_rank_zero:
             write_atomic(self.out / "config.yaml", to_yaml(config))
         with loader, self.progress:

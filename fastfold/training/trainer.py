@@ -110,6 +110,7 @@ class Trainer:
         config: TrainConfig,
         loader: SampleLoader,
         context: DistributedContext,
+        *,
         checkpoints: Checkpoints,
         ema: ExponentialMovingAverage,
         hooks: Hooks,
