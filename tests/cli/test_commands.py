@@ -1,0 +1,55 @@
+"""Each command asks for what is missing, and carries out what was asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fastfold.cli import plan, train, verify, weights
+from fastfold.inference import verify as comparing
+from tests.helpers.command_line import CommandLine
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [([], "--gpus and --gpu"), (["--gpus", "8"], "--gpu,"), (["--gpu", "h200"], "--gpus,")],
+)
+def test_plan_asks_for_what_it_lacks(cli: CommandLine, given: list[str], missing: str) -> None:
+    done = cli.run("plan", *given)
+    assert done.code == 1
+    assert f"fastfold plan needs {missing}" in done.err
+
+
+def test_train_prints_the_whole_configuration_and_stops(cli: CommandLine) -> None:
+    done = cli.run("train", "--cfg", "job", "+preset=overfit", "data.directory=x", "trainer.out=y")
+    assert done.code == 0, done.err
+    assert "\n  directory: x\n" in done.out
+    assert "optim:" in done.out
+
+
+def test_verify_fails_when_one_output_does(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compared(*passed: bool) -> None:
+        found = [SimpleNamespace(name="x", relative_error=0.0, largest_error=0.0, passed=p) for p in passed]
+        monkeypatch.setattr(comparing, "verify", lambda directory, device: iter(found))
+
+    compared(True, True)
+    done = cli.run("verify", "a", "b", "--device", "cpu")
+    assert (done.code, "4 of 4 outputs agree" in done.out) == (0, True)
+    compared(True, False)
+    done = cli.run("verify", "a", "--device", "cpu")
+    assert (done.code, "1 of 2 outputs agree" in done.out, "FAIL" in done.out) == (1, True, True)
+
+
+def test_weights_tells_what_was_written(cli: CommandLine) -> None:
+    target = cli.folder / "out.safetensors"
+    done = cli.run("weights", "convert", cli.weights(), target)
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"wrote {target}: ")
+    assert cli.run("weights", "info", target).code == 0
+
+
+@pytest.mark.parametrize("module", [plan, train, verify, weights])
+def test_every_command_adds_itself_under_its_own_name(module: object) -> None:
+    name = module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
+    assert callable(getattr(module, f"add_{name}_command"))

@@ -1,0 +1,50 @@
+"""A failure is one message that names the target once and says what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastfold.data.targets import target_from_sequence
+from fastfold.errors import InputError
+from fastfold.inference.error_messages import debugging, internal_error, is_out_of_memory, reason
+
+TARGET = target_from_sequence("MKV", "T1")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InputError("is empty", record="T1"), "record 'T1': is empty"),
+        (InputError("T1 is a complex"), "T1 is a complex"),
+        (InputError("is empty"), "T1: is empty"),
+        (MemoryError(), "T1: the memory was not enough for 3 residues"),
+        (KeyError("x"), "T1: internal error, KeyError: 'x'. This is a bug"),
+    ],
+)
+def test_the_target_is_named_once(error: Exception, said: str) -> None:
+    assert reason(error, TARGET).startswith(said)
+
+
+def test_an_error_without_words_has_its_type() -> None:
+    assert internal_error(ValueError()).startswith("internal error, ValueError. This is a bug")
+    assert "second" not in internal_error(ValueError("first\nsecond"))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"), True),
+        (RuntimeError("shapes differ"), False),
+    ],
+)
+def test_missing_memory_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+    assert is_out_of_memory(error) is expected
+
+
+def test_tracebacks_are_shown_to_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, expected in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("FASTFOLD_DEBUG", value)
+        assert debugging() is expected

@@ -1,0 +1,28 @@
+"""The network to train is the one that was asked for: the same seed the same parameters, frozen ones frozen."""
+
+from __future__ import annotations
+
+import torch
+
+from fastfold.training.build import plain_network
+from fastfold.training.compose import compose_config, network_config
+from tests.training.conftest import TINY
+
+
+def network(*overrides: str) -> torch.nn.Module:
+    config = compose_config([*TINY, "data.directory=x", "trainer.out=y", *overrides])
+    return plain_network(config, network_config(config.model))
+
+
+def test_the_seed_decides_the_parameters() -> None:
+    first, again, other = (network(f"trainer.seed={seed}").state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_adapters_alone_are_trained_where_they_are_asked_for() -> None:
+    model = network("finetune=lora")
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert trained < {name for name, _ in model.named_parameters()}
+    assert all("parametrizations" in name for name in trained)

@@ -1,0 +1,34 @@
+"""A device is one that is there, or the message says which are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastfold.errors import ConfigError
+from fastfold.utils.device import choose_device
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert choose_device("auto").type == ("cuda" if there else "cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "message"),
+    [
+        ("tpu", True, "there is no device 'tpu'; use auto, cpu, cuda"),
+        ("cuda:x", True, "there is no device 'cuda:x'"),
+        ("cuda:2", True, "there is no device 'cuda:2'; GPUs here: 2, the first is cuda:0"),
+        ("cuda", False, "no CUDA device can be used here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, there: bool, message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=message):
+        choose_device(name)
