@@ -1,4 +1,4 @@
-# Daily life of the project: make demo | test | lint | bench. Each target sets itself up in .venv.
+# Daily life of the project: make demo | test | lint | docs | bench. Each target sets itself up in .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread per test process: two of them share the cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint docs bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -17,6 +17,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-test: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
 demo: $(VENV)/installed
@@ -35,9 +39,15 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# A warning is an error. Pages of modules that are gone must not stay.
+docs: $(VENV)/installed-docs
+	rm -rf docs/api
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	@echo "Written to $(CURDIR)/build/docs/index.html"
+
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/evoformer_block.py
 	$(BIN)/python benchmarks/train_step.py
 
 clean:
-	rm -rf $(VENV) demo_output build *.egg-info
+	rm -rf $(VENV) demo_output predict_output build docs/api *.egg-info

@@ -26,6 +26,7 @@ myst_enable_extensions = ["deflist"]
 autosummary_generate = True
 autosummary_ignore_module_all = True  # so that the modules of a package are found; its names come from __all__
 autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -35,6 +36,11 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # A name that a package exports is documented there and where it is defined; either place will do for a link.
 suppress_warnings = ["ref.python"]
-# A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up.
+# A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up,
+# nor are type variables and private names.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*")]
+nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|_\w+)")]
+# Modules whose name a function of their package has as well: only the function is a target for links.
+autosummary_context = {
+    "shadowed": ["fastfold.cli.main", "fastfold.parallel.parallelize", "fastfold.parallel.alphafold.grid_parallel"]
+}

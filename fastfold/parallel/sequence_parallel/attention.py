@@ -3,7 +3,8 @@
 Two forms of the same function: :func:`ring_attention` sends keys and values round a ring, :func:`ulysses_attention`
 switches from parts of the sequence to parts of the heads and back (Jacobs et al., "DeepSpeed Ulysses", 2023). The ring
 goes with any number of heads and never holds scores against all keys; the switch sends less when there are many ranks.
-:class:`SequenceParallel` puts either into a module that was written for one device.
+:class:`~fastfold.parallel.sequence_parallel.module.SequenceParallel` puts either into a module that was written for
+one device.
 """
 
 from __future__ import annotations
