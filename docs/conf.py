@@ -24,7 +24,9 @@ myst_enable_extensions = ["deflist"]
 
 # One page for each module, from its docstrings.
 autosummary_generate = True
-autosummary_ignore_module_all = True  # so that the modules of a package are found; its names come from __all__
+autosummary_ignore_module_all = (
+    True  # so that the modules of a package are found; its names come from __all__
+)
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
@@ -42,5 +44,9 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|_\w+)")]
 # Modules whose name a function of their package has as well: only the function is a target for links.
 autosummary_context = {
-    "shadowed": ["fastfold.cli.main", "fastfold.parallel.parallelize", "fastfold.parallel.alphafold.grid_parallel"]
+    "shadowed": [
+        "fastfold.cli.main",
+        "fastfold.parallel.parallelize",
+        "fastfold.parallel.alphafold.grid_parallel",
+    ]
 }

@@ -70,7 +70,10 @@ def picture(structure: Path, weights: str, out: Path) -> str:
     chain = read_structure(structure).chains[0]
     prediction = fastfold.predict(chain.sequence, model=weights, name=structure.stem)
     predicted = torch.as_tensor(prediction.atom_positions[:, CA])
-    experiment, mask = torch.as_tensor(chain.positions[:, CA]).float(), torch.as_tensor(chain.mask[:, CA]).float()
+    experiment, mask = (
+        torch.as_tensor(chain.positions[:, CA]).float(),
+        torch.as_tensor(chain.mask[:, CA]).float(),
+    )
     moved = superpose(predicted, experiment, mask)[..., None].apply(predicted).numpy()
     resolved = mask.numpy() > 0.5
     score = tm_score(predicted, experiment, mask)
@@ -91,7 +94,9 @@ def picture(structure: Path, weights: str, out: Path) -> str:
     scale = plt.cm.ScalarMappable(norm=plt.Normalize(50, 100), cmap=COLOURS)
     figure.colorbar(scale, ax=[left, right], shrink=0.8, pad=0.02, label="pLDDT")
     figure.savefig(out, bbox_inches="tight", pad_inches=0.05)
-    return f"{structure.name}: TM-score {score:.2f}, lDDT-CA {local:.2f}, {out.stat().st_size:,} bytes in {out}"
+    return (
+        f"{structure.name}: TM-score {score:.2f}, lDDT-CA {local:.2f}, {out.stat().st_size:,} bytes in {out}"
+    )
 
 
 def main() -> None:

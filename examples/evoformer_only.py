@@ -56,7 +56,9 @@ def main() -> None:
         # Memory is a policy that is set from outside: results written into their inputs, few rows at a time.
         set_policy(model, ExecutionPolicy(block_elements=2 * N * C_Z, inplace=True))
         found = model(msa.clone(), pair.clone())
-    print(f"in place and a few rows at a time it differs by {(found - expected).norm() / expected.norm():.1e}")
+    print(
+        f"in place and a few rows at a time it differs by {(found - expected).norm() / expected.norm():.1e}"
+    )
 
 
 if __name__ == "__main__":

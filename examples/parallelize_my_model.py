@@ -79,7 +79,9 @@ def main() -> None:
     worst = max((state[name] - value).abs().max().item() for name, value in plain.state_dict().items())
     held = sum(p.numel() for p in parallel.module.parameters())
     if dist.get_rank() == 0:
-        print(f"{parallel.plan}: {held:,} of {sum(p.numel() for p in plain.parameters()):,} parameters per process")
+        print(
+            f"{parallel.plan}: {held:,} of {sum(p.numel() for p in plain.parameters()):,} parameters per process"
+        )
         print(f"after three steps the weights differ from one process's by {worst:.1e}")
     dist.destroy_process_group()
 

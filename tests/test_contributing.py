@@ -11,7 +11,9 @@ from tests.conftest import REPOSITORY
 
 TEXT = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = {
-    part.split("\n", 1)[0]: part for part in re.split(r"^## ", TEXT, flags=re.MULTILINE) if part.startswith("Add ")
+    part.split("\n", 1)[0]: part
+    for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)
+    if part.startswith("Add ")
 }
 
 
@@ -22,7 +24,13 @@ def _blocks(recipe: str, language: str) -> list[str]:
 
 
 def test_the_usual_additions_have_a_recipe() -> None:
-    kinds = ("an operator", "a head with its loss", "a dataset layout", "a weight format", "a kind of parallelism")
+    kinds = (
+        "an operator",
+        "a head with its loss",
+        "a dataset layout",
+        "a weight format",
+        "a kind of parallelism",
+    )
     assert list(RECIPES) == [f"Add {kind}" for kind in kinds]
 
 

@@ -1,0 +1,122 @@
+"""Every example runs, and prints what it promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+EXAMPLES = REPOSITORY / "examples"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(script: str, *options: str, launcher: tuple[str, ...] = ()) -> str:
+    """What a script prints; it must not fail, and must not warn."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLES / script), *options],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    """The number that stands in the group of a pattern."""
+    found = re.search(pattern, text)
+    assert found is not None, f"{pattern!r} is not in {text!r}"
+    return float(found[1].replace(",", ""))
+
+
+def test_every_script_is_tested_and_listed() -> None:
+    own = Path(__file__).read_text(encoding="utf-8")
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    names = {path.name for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"))}
+    assert len(names) >= 7
+    assert {name for name in names if f'"{name}"' not in own} == set()
+    assert {name for name in names if f"]({name})" not in listed} == set()
+
+
+def test_predict(tmp_path: Path) -> None:
+    """Protein G is folded with confidence, and its files are there."""
+    printed = run("predict.py", "--out", str(tmp_path))
+    assert "61 residues" in printed
+    assert number(r"mean pLDDT ([\d.]+)", printed) > 60
+    kinds = {"pdb", "cif", "scores", "pae", "plot"}
+    paths = dict(line.split(": ", 1) for line in printed.splitlines() if line.split(": ")[0] in kinds)
+    assert paths.keys() == kinds
+    assert all(Path(path).stat().st_size > 0 for path in paths.values())
+    scores = json.loads(Path(paths["scores"]).read_text())
+    assert len(scores["plddt"]) == 61
+
+
+def test_use_one_kernel() -> None:
+    """The operator and each of its gradients equal the plain definition, and it trains."""
+    printed = run("use_one_kernel.py")
+    errors = [float(x) for x in re.findall(r"differs by (\S+)", printed)]
+    assert len(errors) == 6
+    assert max(errors) < 1e-5
+    first, last = (number(rf"loss {part}", printed) for part in (r"(\S+) ->", r"\S+ -> (\S+)"))
+    assert last < 0.9 * first
+
+
+def test_evoformer_only() -> None:
+    """All parameters get a gradient, and blocks do not change the result."""
+    printed = run("evoformer_only.py")
+    assert "contacts (32, 32)" in printed
+    assert number(r"; ([\d,]+) of", printed) == number(r"of ([\d,]+) parameters", printed) > 10_000
+    assert number(r"differs by (\S+)", printed) < 1e-5
+
+
+def test_train_overfit() -> None:
+    """The loss falls, local structure is learnt, and the weights that the run leaves fold."""
+    printed = run("train_overfit.py")
+    assert number(r"\nloss \S+ -> (\S+) in 60", printed) < 0.7 * number(r"\nloss (\S+) ->", printed)
+    assert number(r"lDDT-CA \S+ -> (\S+)", printed) > 2 * number(r"lDDT-CA (\S+) ->", printed)
+    assert "the trained weights fold: (20, 37, 3)" in printed
+
+
+@pytest.mark.parametrize(("plan", "share"), [("dp=2", 1.0), ("tp=2", 0.6)])
+def test_parallelize_my_model(plan: str, share: float) -> None:
+    """Two processes compute what one computes; tensor parallelism holds about half of the model."""
+    printed = run("parallelize_my_model.py", "--plan", plan, launcher=TORCHRUN)
+    assert number(r"differ from one process's by (\S+)", printed) < 1e-12
+    held, whole = (number(pattern, printed) for pattern in (r": ([\d,]+) of", r"of ([\d,]+) parameters"))
+    assert held <= share * whole
+
+
+def test_gemini_my_model() -> None:
+    """The parameters alone exceed the budget, which holds in every step; weights are those of a plain run."""
+    printed = run("gemini_my_model.py", "--budget", "2MiB")
+    budget = number(r"budget of ([\d,]+)", printed)
+    assert number(r"([\d,]+) bytes of parameters", printed) > 2 * budget
+    peaks = [int(x.replace(",", "")) for x in re.findall(r"at most ([\d,]+) bytes", printed)]
+    assert len(peaks) == 3
+    assert max(peaks) <= budget
+    assert number(r"plain run by (\S+)", printed) == 0
+
+
+def test_the_cells_of_the_notebook_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With today's names, in an empty folder; and its outputs are kept in the file."""
+    notebook = json.loads((EXAMPLES / "predict.ipynb").read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    namespace: dict[str, object] = {"__name__": "notebook"}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), "predict.ipynb", "exec"), namespace)
+    assert list(tmp_path.glob("*/*.pdb"))
+    kinds = {kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {})}
+    assert "image/png" in kinds
+    assert not [o for cell in cells for o in cell["outputs"] if o["output_type"] == "error"]
