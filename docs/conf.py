@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 from fastfold._version import __version__
 
 project = "FastFold"
@@ -12,7 +18,6 @@ version = release = __version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 templates_path = ["_templates"]
-exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"FastFold {version}"
@@ -22,11 +27,10 @@ html_copy_source = False
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
 
-# One page for each module, from its docstrings.
+# One page for each module, from its docstrings. Modules are found whatever a package exports; the names that a
+# package's own page lists come from its __all__.
 autosummary_generate = True
-autosummary_ignore_module_all = (
-    True  # so that the modules of a package are found; its names come from __all__
-)
+autosummary_ignore_module_all = True
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
@@ -36,6 +40,7 @@ python_maximum_signature_line_length = 100
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
 # A name that a package exports is documented there and where it is defined; either place will do for a link.
 suppress_warnings = ["ref.python"]
 # A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up,
@@ -50,3 +55,42 @@ autosummary_context = {
         "fastfold.parallel.alphafold.grid_parallel",
     ]
 }
+
+DOCS = Path(__file__).parent
+# Pages whose text is a file outside of this folder; here they only point to it.
+ELSEWHERE = {
+    "benchmarks": DOCS.parent / "benchmarks" / "README.md",
+    "changelog": DOCS.parent / "CHANGELOG.md",
+    "contributing": DOCS.parent / "CONTRIBUTING.md",
+    "examples": DOCS.parent / "examples" / "README.md",
+}
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!\w+://|#)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def _text(_: Sphinx, name: str, content: list[str]) -> None:
+    """Read pages that stand elsewhere, and let links of all pages lead to pages, or to files of the repository.
+
+    In the repository, a link is a path from the file that it stands in.
+    """
+    path = ELSEWHERE.get(name, DOCS / f"{name}.md")
+    if path.suffix != ".md" or not path.is_file():
+        return
+    if name in ELSEWHERE:
+        content[0] = path.read_text(encoding="utf-8")
+    pages = {file.resolve(): f"{page}.md" for page, file in ELSEWHERE.items()}
+
+    def link(found: re.Match[str]) -> str:
+        target = (path.parent / found[2]).resolve()
+        inside = target.is_relative_to(DOCS) and target.is_file()
+        if target in pages or inside:
+            page = pages.get(target) or os.path.relpath(target, DOCS)
+            return f"[{found[1]}]({page}{found[3] or ''})"
+        # What is no page is named and not copied.
+        return found[1] if found[1].startswith("`") else f"`{found[1]}`"
+
+    content[0] = LINK.sub(link, content[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _text)
