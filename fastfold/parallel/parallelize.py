@@ -49,7 +49,7 @@ def parallelize(
         stages: For ``pp``: splits the model into so many modules, which compose to it; see
             :mod:`fastfold.parallel.pipeline`.
         sequence: For ``sp``: puts sequence parallelism into the model, as
-            :class:`fastfold.parallel.sequence_parallel.attention.SequenceParallel` does; what it returns is the
+            :class:`fastfold.parallel.sequence_parallel.module.SequenceParallel` does; what it returns is the
             result's ``sequence``.
         units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
         device_type: ``cpu`` or ``cuda``.
