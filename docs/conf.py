@@ -47,7 +47,7 @@ suppress_warnings = ["ref.python"]
 # nor are type variables and private names.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|_\w+)")]
-# Modules whose name a function of their package has as well: only the function is a target for links.
+# Modules whose name a function of their package has as well: an import by that name finds the function.
 autosummary_context = {
     "shadowed": [
         "fastfold.cli.main",

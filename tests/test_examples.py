@@ -82,7 +82,7 @@ def test_evoformer_only() -> None:
 def test_train_overfit() -> None:
     """The loss falls, local structure is learnt, and the weights that the run leaves fold."""
     printed = run("train_overfit.py")
-    assert number(r"\nloss \S+ -> (\S+) in 60", printed) < 0.7 * number(r"\nloss (\S+) ->", printed)
+    assert number(r"^loss \S+ -> (\S+) in 60", printed) < 0.7 * number(r"^loss (\S+) ->", printed)
     assert number(r"lDDT-CA \S+ -> (\S+)", printed) > 2 * number(r"lDDT-CA (\S+) ->", printed)
     assert "the trained weights fold: (20, 37, 3)" in printed
 

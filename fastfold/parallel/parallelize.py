@@ -51,7 +51,7 @@ def parallelize(
         stages: For ``pp``: splits the model into a number of modules, which compose to it; see
             :mod:`fastfold.parallel.pipeline`.
         sequence: For ``sp``: puts sequence parallelism into the model, as
-            :class:`fastfold.parallel.sequence_parallel.attention.SequenceParallel` does; what it returns is the
+            :class:`fastfold.parallel.sequence_parallel.module.SequenceParallel` does; what it returns is the
             result's ``sequence``.
         dap: For ``dap``: shards what the model computes over the ranks of one sample, in place, as
             :func:`fastfold.parallel.alphafold.shard` does.
