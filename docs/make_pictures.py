@@ -45,16 +45,16 @@ def smooth(points: np.ndarray) -> np.ndarray:
 def draw(axes: Axes, positions: np.ndarray, values: np.ndarray | None, title: str) -> None:
     """Draw a chain ``positions [N, 3]`` in Å as seen along the last axis, coloured by ``values [N]`` of 50 to 100."""
     curve = smooth(positions)
-    pieces = np.stack([curve[:-1, :2], curve[1:, :2]], 1)
-    depth = (curve[:-1, 2] + curve[1:, 2]) / 2
+    depth = positions[:, 2]
     near = (depth - depth.min()) / max(float(np.ptp(depth)), 1e-6)
-    colour = np.tile([0.45, 0.5, 0.56, 1.0], (len(pieces), 1))
+    colour = np.tile([0.45, 0.5, 0.56, 1.0], (len(positions), 1))
     if values is not None:
-        colour = COLOURS((smooth(values[:, None])[:-1, 0] - 50) / 50)
-    colour[:, :3] = 1 - (1 - colour[:, :3]) * (0.6 + 0.4 * near[:, None])  # what is far is pale
-    for i in np.argsort(depth):  # a white edge cuts what lies behind; its square ends leave the neighbours alone
-        x, y = pieces[i].T
-        axes.plot(x, y, color="white", linewidth=7.5, solid_capstyle="butt")
+        colour = COLOURS((values - 50) / 50)
+    colour[:, :3] = 1 - (1 - colour[:, :3]) * (0.55 + 0.45 * near[:, None])  # what is far is pale
+    for i in np.argsort(depth):
+        x, y = curve[max(0, (2 * i - 1) * STEPS // 2) : (2 * i + 1) * STEPS // 2 + 1, :2].T
+        # A white edge cuts what lies behind; it ends before the neighbours begin.
+        axes.plot(x[2:-2], y[2:-2], color="white", linewidth=7.5, solid_capstyle="butt")
         axes.plot(x, y, color=colour[i], linewidth=4.0 + 1.5 * near[i], solid_capstyle="round")
     axes.set_aspect("equal")
     axes.axis("off")
