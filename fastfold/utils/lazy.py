@@ -26,6 +26,6 @@ def lazy_names(
         return found
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *modules})
+        return sorted({*getattr(sys.modules[package], "__all__", ()), *modules})
 
     return get, names
