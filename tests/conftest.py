@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # Triton reads the variable when its own functions are defined, so this stands before any test imports it.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -44,7 +44,7 @@ def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: Comm
     chains = int(weights_info(weights_path("mini")).notes["trained_chains"])
     assert chains > 1000
     assert f"mini, trained on {chains:,} protein chains" in done.err
-    assert "no replacement for AlphaFold's weights; the README says how to get those" in done.err
+    assert "not a replacement for AlphaFold's weights; the README says how to get those" in done.err
     assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
 
 

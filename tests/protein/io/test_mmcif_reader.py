@@ -201,7 +201,7 @@ LAST = cif().count("\n")
         (cif().split("loop_\n;")[0], 16, "stops within the text"),
         (cif().replace("'A'", "'A"), 19, "quote"),
         (cif().replace("2.9\n", "", 1), 5, "has no value"),
-        (cif().replace("1 2 ? 0 0 0", "1 2 ? a 0 0", 1), None, "no number"),
+        (cif().replace("1 2 ? 0 0 0", "1 2 ? a 0 0", 1), None, "not a number"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? nan 0 0", 1), None, "not finite"),
         (cif().replace("1 2 ? 0 0 0", "1 7 ? 0 0 0", 1), None, "outside the 6 residues"),
         (cif(items=["x", *ITEMS[1:2], "y", *ITEMS[3:]]), None, "no label_atom_id"),

@@ -91,7 +91,7 @@ def test_chosen_chains(tmp_path):
         (b"\x7fELF\0\0\0", "binary"),
         (b">x\nMKTAYIAK\n", "FASTA"),
         (b"<!DOCTYPE html>\n<html>", "web page"),
-        (b"MKTAYIAK\n", "no PDB or mmCIF"),
+        (b"MKTAYIAK\n", "not a PDB or mmCIF"),
         (b"HEADER    DNA\nTITLE     X\n", "no atoms"),
         (
             "\n".join(atom_line("C2", " DA", n) + "\n" + atom_line("N", " DA", n) for n in (1, 2)).encode(),
