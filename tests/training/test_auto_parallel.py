@@ -12,7 +12,7 @@ from fastfold.training.compose import compose_config, network_config
 from fastfold.training.parallel_config import plan_of
 
 OVERRIDES = [
-    "model=mini",
+    "model=model_3_ptm",
     "parallel=auto",
     "data.directory=data",
     "data.crop_size=32",
