@@ -16,6 +16,7 @@ from tests.helpers.networks import oracle_arrays
 TINY = [
     "+preset=overfit",
     "model=model_3_ptm",  # whose blocks have all steps
+    "model.name=mini",
     "model.overrides.data.common.max_extra_msa=64",
     "model.overrides.data.eval.max_msa_clusters=32",
     "model.overrides.model.embeddings_and_evoformer.extra_msa_stack_num_block=1",
