@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,26 +15,55 @@ from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.protein import Protein
 from tests.helpers.networks import oracle_arrays
 
+_STEP = {"dropout_rate": 0.05}
+_NETWORK = {
+    "data": {"common": {"max_extra_msa": 64}, "eval": {"max_msa_clusters": 32}},
+    "model": {
+        "embeddings_and_evoformer": {
+            "evoformer_num_block": 1,
+            "extra_msa_stack_num_block": 1,
+            "msa_channel": 16,
+            "pair_channel": 16,
+            "seq_channel": 16,
+            "extra_msa_channel": 8,
+            "evoformer": {
+                "msa_row_attention_with_pair_bias": {"num_head": 4, **_STEP},
+                "msa_column_attention": {"num_head": 4},
+                "outer_product_mean": {"num_outer_channel": 4},
+                "triangle_multiplication_outgoing": {"num_intermediate_channel": 16, **_STEP},
+                "triangle_multiplication_incoming": {"num_intermediate_channel": 16, **_STEP},
+                "triangle_attention_starting_node": _STEP,
+                "triangle_attention_ending_node": _STEP,
+                "pair_transition": {"num_intermediate_factor": 2},
+            },
+        },
+        "heads": {
+            "structure_module": {
+                "num_layer": 2,
+                "num_channel": 16,
+                "num_head": 2,
+                "dropout": 0.05,
+                "structural_violation_loss_weight": 0.02,
+            }
+        },
+    },
+}
+"""A small network whose blocks have all of AlphaFold's steps."""
+
+
+def _overrides(tree: Mapping[str, Any], place: str) -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _overrides(value, f"{place}.{key}")
+        else:
+            yield f"{place}.{key}={value}"
+
+
 TINY = [
     "+preset=overfit",
-    "model=model_3_ptm",  # whose blocks have all steps
+    "model=model_3_ptm",
     "model.name=mini",
-    "model.overrides.data.common.max_extra_msa=64",
-    "model.overrides.data.eval.max_msa_clusters=32",
-    "model.overrides.model.embeddings_and_evoformer.extra_msa_stack_num_block=1",
-    "model.overrides.model.embeddings_and_evoformer.evoformer_num_block=1",
-    "model.overrides.model.embeddings_and_evoformer.msa_channel=16",
-    "model.overrides.model.embeddings_and_evoformer.pair_channel=16",
-    "model.overrides.model.embeddings_and_evoformer.seq_channel=16",
-    "model.overrides.model.embeddings_and_evoformer.extra_msa_channel=8",
-    "model.overrides.model.embeddings_and_evoformer.evoformer.outer_product_mean.num_outer_channel=4",
-    "model.overrides.model.embeddings_and_evoformer.evoformer.triangle_multiplication_outgoing"
-    ".num_intermediate_channel=16",
-    "model.overrides.model.embeddings_and_evoformer.evoformer.triangle_multiplication_incoming"
-    ".num_intermediate_channel=16",
-    "model.overrides.model.heads.structure_module.num_layer=2",
-    "model.overrides.model.heads.structure_module.num_channel=16",
-    "model.overrides.model.heads.structure_module.num_head=2",
+    *_overrides(_NETWORK, "model.overrides"),
     "data.max_recycles=1",
     "trainer.device=cpu",
     "trainer.validate_recycles=0",
