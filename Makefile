@@ -39,10 +39,10 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# A warning is an error. Pages of modules that are gone must not stay.
+# Pages of modules that are gone must not stay.
 docs: $(VENV)/installed-docs
 	rm -rf docs/api
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --quiet -d build/doctrees docs build/docs
 	@echo "Written to $(CURDIR)/build/docs/index.html"
 
 bench: $(VENV)/installed-test

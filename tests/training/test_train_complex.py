@@ -40,7 +40,7 @@ _EMBEDDER = "model.overrides.model.embeddings_and_evoformer"
 MULTIMER = [
     "+preset=overfit",
     "model=model_1_multimer_v3",
-    *(option for option in TINY if option.startswith("model.overrides")),
+    *(option for option in TINY if option.startswith("model.overrides.model")),
     f"{_EMBEDDER}.extra_msa_stack_num_block=1",
     f"{_EMBEDDER}.num_msa=8",
     f"{_EMBEDDER}.num_extra_msa=8",
