@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastfold.data.features.pipeline import featurize
     from fastfold.evoformer.config import model_config
     from fastfold.evoformer.model import AlphaFold
-    from fastfold.inference.api import load_model, predict
+    from fastfold.inference.api import load_model, predict, predict_many
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
     from fastfold.parallel.parallelize import parallelize
@@ -38,6 +38,7 @@ __all__ = [
     "model_config",
     "parallelize",
     "predict",
+    "predict_many",
     "train",
 ]
 
@@ -49,6 +50,7 @@ __getattr__, __dir__ = lazy_names(
         "AlphaFold": "fastfold.evoformer.model",
         "load_model": "fastfold.inference.api",
         "predict": "fastfold.inference.api",
+        "predict_many": "fastfold.inference.api",
         "Prediction": "fastfold.inference.output.prediction",
         "Gemini": "fastfold.memory.gemini.manager",
         "parallelize": "fastfold.parallel.parallelize",

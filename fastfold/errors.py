@@ -51,3 +51,7 @@ class ConfigError(FastFoldError):
 
 class OutputError(FastFoldError):
     """A result that cannot be written where it was asked for."""
+
+
+class WriteError(OutputError):
+    """A file that cannot be written: the disk is full, read-only or not ours. What comes after it would fail too."""

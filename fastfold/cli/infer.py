@@ -6,23 +6,25 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig
+from fastfold.inference.config import InferConfig, RankBy, check_seeds, parse_max_msa, parse_seeds
 
 _INFER = """\
 Fold every record of the FASTA files. Several chains joined by ':' in one record are a complex; with --complex all
-records of a file are one. For each target DIR gets, best prediction first,
+records of a file are one. For each prediction DIR gets, best first,
 
   <id>_rank_001_<model>_seed_<n>.pdb, .cif   structure; pLDDT (0-100) is in the B-factor column
   <id>_rank_001_..._scores.json              pLDDT per residue, mean pLDDT, pTM, ipTM, ranking confidence
   <id>_rank_001_..._pae.json                 predicted aligned error, as AlphaFold DB has it
   <id>_rank_001_....png                      plots of both
-  <id>_config.json, <id>_complete.json       settings, versions, input hash; what was written
+  <id>_rank_001_..._config.json              settings, versions, input hash
 
-Run it again to continue: targets that are finished with the same input and settings are skipped.
+and summary.tsv, a table of all of them. Results add up: another seed, network or setting adds predictions to those that
+are there, and all predictions of a target are ranked together. What is finished is not folded again, so run the same
+command again to continue. Several processes may work in one folder.
 """
 
 
@@ -72,51 +74,138 @@ def add_infer_command(commands: Any) -> None:
         metavar="PATH",
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
-    infer.add_argument(
+    _add_sampling(infer.add_argument_group("sampling"))
+    _add_output(infer.add_argument_group("output"))
+    _add_machine(infer.add_argument_group("machine"))
+    infer.set_defaults(run=run_infer)
+
+
+def _add_sampling(group: Any) -> None:
+    group.add_argument(
         "--num-recycles",
+        "--num-recycle",
         type=_count,
         metavar="N",
         help="passes after the first (monomers 3, multimers up to 20)",
     )
-    infer.add_argument(
-        "--seed",
-        type=_count,
-        default=InferConfig.seed,
-        metavar="N",
-        help="seed of everything random (default 0)",
+    group.add_argument(
+        "--recycle-tolerance",
+        "--recycle-early-stop-tolerance",
+        type=float,
+        metavar="Å",
+        help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
     )
-    infer.add_argument(
+    group.add_argument(
+        "--seed", "--random-seed", type=_count, metavar="N", help="seed of everything random (default 0)"
+    )
+    group.add_argument(
+        "--num-seeds", type=_count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
+    )
+    group.add_argument("--seeds", metavar="LIST", help="fold with these seeds: 0-4, or 1,3,7")
+    group.add_argument(
+        "--max-msa",
+        metavar="CLUSTERS:EXTRA",
+        help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
+    )
+    group.add_argument(
+        "--dropout",
+        "--use-dropout",
+        action="store_true",
+        help="keep dropout on, for more diverse predictions by many seeds",
+    )
+    group.add_argument(
+        "--num-ensemble",
+        type=_count,
+        metavar="N",
+        help="samples of the alignment averaged in each pass (default 1)",
+    )
+    group.add_argument(
+        "--stop-at-score",
+        type=float,
+        metavar="X",
+        help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
+        "pTM)",
+    )
+    group.add_argument(
+        "--initial-guess",
+        type=Path,
+        metavar="FILE",
+        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
+    )
+    group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
+    group.add_argument(
         "--precision",
         choices=("fp32", "bf16"),
         default=InferConfig.precision,
         help="bf16 halves the memory and is faster on GPUs (default fp32)",
     )
-    infer.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default=InferConfig.device,
-        help="default: a GPU where there is one",
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument(
+        "--rank",
+        choices=get_args(RankBy),
+        default=InferConfig.rank,
+        help="rank by mean pLDDT, pTM, ipTM, or 0.8 ipTM + 0.2 pTM (default: the last for complexes, else pLDDT)",
     )
-    infer.add_argument(
-        "--memory-budget",
-        metavar="SIZE",
-        help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
-        "blocks follow from it",
-    )
-    infer.add_argument(
+    group.add_argument(
         "--pae",
         choices=("auto", "yes", "no"),
         default="auto",
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
         "pTM and ipTM are computed anyway)",
     )
-    infer.add_argument("--no-plots", action="store_true", help="write no plots")
-    infer.add_argument(
+    group.add_argument("--no-plots", action="store_true", help="write no plots")
+    group.add_argument(
+        "--save-representations",
+        action="store_true",
+        help="write single, pair and structure module's activations",
+    )
+    group.add_argument("--save-recycles", action="store_true", help="write the structure after each pass")
+    group.add_argument(
+        "--overwrite",
+        "--overwrite-existing-results",
+        action="store_true",
+        help="fold again what is finished, and remove the targets' other predictions in DIR",
+    )
+    group.add_argument(
+        "--skip-bad-weights", action="store_true", help="leave weights files out that cannot be used"
+    )
+    group.add_argument(
+        "--sort", choices=("input", "length"), default="input", help="length: short targets first"
+    )
+    group.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
+
+
+def _add_machine(group: Any) -> None:
+    group.add_argument(
+        "--device",
+        default=InferConfig.device,
+        metavar="DEVICE",
+        help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
+    )
+    group.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
+        "blocks follow from it",
+    )
+    group.add_argument(
         "--parallel",
         metavar="dap=N",
         help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
     )
-    infer.set_defaults(run=run_infer)
+
+
+def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
+    """The seeds that were asked for, by a list or by the first and their number."""
+    if options.seeds is not None:
+        if options.seed is not None or options.num_seeds is not None:
+            raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
+        return parse_seeds(options.seeds)
+    first = options.seed or 0
+    number = 1 if options.num_seeds is None else options.num_seeds
+    return check_seeds(range(first, first + number))
 
 
 def _count(text: str) -> int:
@@ -140,28 +229,39 @@ def run_infer(options: argparse.Namespace) -> int:
     if not options.inputs:
         raise ConfigError("no FASTA file given; fastfold infer --help explains the command")
 
-    from fastfold.inference.runner import run
+    from fastfold.inference.runner import RunOptions, run
 
     config = InferConfig(
         num_recycles=options.num_recycles,
-        seed=options.seed,
+        seeds=_seeds(options),
         precision=options.precision,
         plots=not options.no_plots,
         pae={"auto": None, "yes": True, "no": False}[options.pae],
         device=options.device,
         parallel=options.parallel,
         memory_budget=options.memory_budget or None,
+        max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
+        dropout=options.dropout,
+        recycle_tolerance=options.recycle_tolerance,
+        stop_at_score=options.stop_at_score,
+        num_ensemble=options.num_ensemble,
+        rank=options.rank,
+        save_representations=options.save_representations,
+        save_recycles=options.save_recycles,
+        initial_guess=options.initial_guess,
+        cyclic=options.cyclic,
+    )
+    around = RunOptions(
+        msa_dir=options.msa_dir,
+        complex_=options.complex,
+        reference=options.reference,
+        skip_bad_weights=options.skip_bad_weights,
+        overwrite=options.overwrite,
+        sort=options.sort,
+        quiet=options.quiet,
     )
     with orderly_termination():
-        summary = run(
-            options.inputs,
-            options.out,
-            options.weights,
-            config,
-            msa_dir=options.msa_dir,
-            complex_=options.complex,
-            reference=options.reference,
-        )
+        summary = run(options.inputs, options.out, options.weights, config, around)
     if int(os.environ.get("RANK", "0")) > 0:  # the first process speaks for all
         return 0
     counts = [f"{len(summary.folded)} folded"]

@@ -196,6 +196,11 @@ def unique_stems(identifiers: Sequence[str]) -> list[str]:
     return stems
 
 
+def marked_stem(stem: str, mark: str) -> str:
+    """A stem with the first eight characters of a hash, cut so that it does not become too long."""
+    return f"{stem[: MAX_NAME_LENGTH - 9]}_{mark[:8]}"
+
+
 def _marked(stem: str, identifier: str, digits: int) -> str:
     return f"{stem[: MAX_NAME_LENGTH - 1 - digits]}_{_digest(identifier, digits)}"
 

@@ -49,6 +49,24 @@ def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
     return F.embedding(index + offset, linear.weight.t())
 
 
+def ring_offset(offset: Tensor, features: dict[str, Tensor], rows: slice) -> Tensor:
+    """Differences of residue numbers, taken the shorter way around in chains that are rings.
+
+    The cyclic offset of Rettie et al. (2023): residue 1 of a ring of 10 follows residue 10. Halfway around, the sign
+    stays.
+
+    Args:
+        offset: ``[*, rows, N]`` integers.
+        features: ``ring_length [*, N]``, the number of residues of each residue's ring and 0 in open chains, if any
+            chain is a ring. Counts within a chain alone.
+        rows: The residues of ``offset``'s rows.
+    """
+    if "ring_length" not in features:
+        return offset
+    length = features["ring_length"].long()[..., rows, None]
+    return torch.where(2 * offset.abs() > length, offset - length * offset.sign(), offset)
+
+
 class RelativePosition(nn.Module):
     """Relative position in the chain (supplement Algorithm 4).
 
@@ -66,9 +84,9 @@ class RelativePosition(nn.Module):
         self.linear = Linear(2 * self.max_offset + 1, config.pair_channel)
 
     def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
-        """Encoding ``[*, rows, N, c_z]`` from ``residue_index [*, N]``."""
+        """Encoding ``[*, rows, N, c_z]`` from ``residue_index [*, N]``, and ``ring_length [*, N]`` if there are any."""
         position = features["residue_index"].long()
-        offset = position[..., rows, None] - position[..., None, :]
+        offset = ring_offset(position[..., rows, None] - position[..., None, :], features, rows)
         index = offset.clamp(-self.max_offset, self.max_offset) + self.max_offset
         return one_hot_linear(self.linear, index) + self.linear.bias
 
@@ -93,7 +111,10 @@ class ChainRelativePosition(nn.Module):
         self.linear = Linear(2 * self.max_offset + 2 + 1 + 2 * self.max_chain + 2, config.pair_channel)
 
     def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
-        """Encoding ``[*, rows, N, c_z]`` from residue index, ``asym_id``, ``entity_id``, ``sym_id`` ``[*, N]``."""
+        """Encoding ``[*, rows, N, c_z]`` from residue index, ``asym_id``, ``entity_id``, ``sym_id`` ``[*, N]``.
+
+        And from ``ring_length [*, N]``, if there are rings.
+        """
 
         def difference(key: str) -> Tensor:
             value = features[key].long()
@@ -103,7 +124,8 @@ class ChainRelativePosition(nn.Module):
             return torch.where(same, delta.clamp(-limit, limit) + limit, 2 * limit + 1)
 
         same_chain, same_entity = difference("asym_id") == 0, difference("entity_id") == 0
-        position = clipped(difference("residue_index"), self.max_offset, same_chain)
+        offset = ring_offset(difference("residue_index"), features, rows)
+        position = clipped(offset, self.max_offset, same_chain)
         copy = clipped(difference("sym_id"), self.max_chain, same_entity)
         entity_channel = 2 * self.max_offset + 2
         entity = same_entity.unsqueeze(-1) * self.linear.weight[:, entity_channel]

@@ -125,6 +125,7 @@ class AlphaFold(PolicyModule):
         num_recycles: int | None = None,
         *,
         num_ensemble: int = 1,
+        recycle_tolerance: float | None = None,
         on_cycle: OnCycle | None = None,
     ) -> dict[str, Any]:
         """Fold.
@@ -132,19 +133,23 @@ class AlphaFold(PolicyModule):
         Args:
             features: AlphaFold's features. Either a dict whose tensors have a leading axis of size
                 ``(num_recycles + 1) * num_ensemble``, cycle by cycle, or a function ``(cycle, member)`` that gives
-                one cycle's dict. Batch axes may follow.
+                one cycle's dict. Batch axes may follow. ``initial_positions [N, 37, 3]`` (Å), which is optional,
+                stands for the structure of a cycle before the first (AF2 initial guess, Bennett et al., 2023).
             num_recycles: Extra passes after the first; by default the configuration's.
             num_ensemble: Feature samples whose representations are averaged in each cycle.
-            on_cycle: Called after each pass with its number and ``{"mean_plddt": float}``.
+            recycle_tolerance: Passes end when the mean change of CA distances is not above it, in Å, one pass after
+                that; 0 to make them all; by default the configuration's.
+            on_cycle: Called after each pass with its number and ``mean_plddt``, a number from 0 to 100, ``plddt [N]``,
+                ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
-            ``num_recycles``, the extra passes that were run. A multimer stops early when the mean
-            change of CA distances falls under the configuration's tolerance (Å). Only the last pass records
-            gradients.
+            ``num_recycles``, the extra passes that were run. Only the last pass records gradients.
         """
         limit = self.config.model.num_recycle if num_recycles is None else num_recycles
-        tolerance = self.config.model.get("recycle_early_stop_tolerance", -1.0)
+        tolerance = recycle_tolerance
+        if tolerance is None:
+            tolerance = self.config.model.get("recycle_early_stop_tolerance", 0.0)
         previous: Features | None = None
         cycle = 0
         while True:
@@ -156,7 +161,7 @@ class AlphaFold(PolicyModule):
                 break
             with torch.no_grad():
                 representations, structure = self._iterate(members, previous)
-                self._report(on_cycle, cycle, representations)
+                self._report(on_cycle, cycle, representations, structure)
                 updated = {
                     "prev_pos": structure["final_atom_positions"],
                     "prev_msa_first_row": representations["msa_first_row"],
@@ -169,7 +174,7 @@ class AlphaFold(PolicyModule):
                 del representations, structure, updated
             cycle += 1
         representations, structure = self._iterate(members, previous)
-        self._report(on_cycle, cycle, representations)
+        self._report(on_cycle, cycle, representations, structure)
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
@@ -198,12 +203,15 @@ class AlphaFold(PolicyModule):
         return {key: torch.as_tensor(value).to(device) for key, value in chosen.items()}
 
     def _first_previous(self, features: Features) -> Features:
-        """Zeros in the place of a previous cycle's results."""
+        """Zeros in the place of a previous cycle's results, but for atoms that were given to start from."""
         c = self.config.model.embeddings_and_evoformer
         shape = tuple(features["aatype"].shape)
         own, like = self._own_rows(shape[-1]), self.single_projection.weight
+        positions = features.get("initial_positions")
+        if positions is None:
+            positions = like.new_zeros(*shape, 37, 3)
         return {
-            "prev_pos": like.new_zeros(*shape, 37, 3, dtype=self._structure_dtype),
+            "prev_pos": positions.to(self._structure_dtype),
             "prev_msa_first_row": like.new_zeros(*shape, c.msa_channel),
             "prev_pair": like.new_zeros(*shape[:-1], own.stop - own.start, shape[-1], c.pair_channel),
         }
@@ -316,12 +324,15 @@ class AlphaFold(PolicyModule):
         """The rows of the pair that are here: all, unless a layout leaves some to other processes."""
         return slice(0, residues)
 
-    def _report(self, on_cycle: OnCycle | None, cycle: int, representations: Features) -> None:
+    def _report(
+        self, on_cycle: OnCycle | None, cycle: int, representations: Features, structure: dict[str, Any]
+    ) -> None:
         if on_cycle is None:
             return
         with torch.no_grad():
-            logits = self.heads["predicted_lddt"](representations)["logits"]
-            on_cycle(cycle, {"mean_plddt": float(plddt(logits).mean())})
+            found = plddt(self.heads["predicted_lddt"](representations)["logits"])
+            atoms = {key: structure[f"final_{key}"] for key in ("atom_positions", "atom_mask")}
+            on_cycle(cycle, {"mean_plddt": float(found.mean()), "plddt": found, **atoms})
 
 
 def _change(before: Features, after: Features, seq_mask: Tensor) -> float:

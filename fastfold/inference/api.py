@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from fastfold.data.msa.find import ChainMsas, read_msa
-from fastfold.data.msa.msa import Msa, check_query
+from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
-from fastfold.inference.config import InferConfig
-from fastfold.inference.folding import predict_target
+from fastfold.inference.config import InferConfig, check_seeds
+from fastfold.inference.folding import TargetPredictor
 from fastfold.inference.models import network_name, weights_path
 from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, or an alignment that was read before."""
+_NOT_FOR_PYTHON = {"plots", "device", "parallel", "seeds", "precision"}
+"""Settings of a run of the command, which the network or other arguments have here."""
 Templates = Mapping[str, np.ndarray]
 """Raw template features of one chain, as :func:`fastfold.data.features.raw.template_features` describes them."""
 
 
-def load_model(path: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> AlphaFold:
+def load_model(
+    path: str | Path, *, device: str | torch.device = "auto", precision: Precision = "fp32"
+) -> AlphaFold:
     """Load a network.
 
     Args:
         path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``, or ``mini``, the small
             network that ships with the package.
-        device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
+        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` or a :class:`torch.device`.
         precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
 
     Returns:
@@ -45,7 +54,7 @@ def load_model(path: str | Path, *, device: str = "auto", precision: Precision =
         WeightsError: The file is missing, damaged, unsafe, or not of this network family.
         ConfigError: The device cannot be used.
     """
-    where = choose_device(device)
+    where = choose_device(str(device), setting="device=")
     path = weights_path(path)
     model = set_precision(load_weights(path), precision)
     model.name = network_name(Path(path))
@@ -63,52 +72,157 @@ def predict(
     name: str = "query",
     memory_budget: str | int | None = None,
     pae: bool | None = None,
+    **settings: Any,
 ) -> Prediction:
     """Fold a sequence.
 
     Args:
         sequence: One letter per residue; ``:`` joins the chains of a complex, which needs a multimer network.
         model: A network from :func:`load_model`, or a path for it.
-        msa: An alignment (A3M or Stockholm file, or parsed) whose first row is the sequence; for a complex one per
-            chain, None where a chain has none. Without, the network sees the sequence alone.
+        msa: An alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an
+            A3M file as text or as an array of letters; for a complex a list of one per chain, None where a chain has
+            none. Without, the network sees the sequence alone.
         templates: Raw features of the templates (``template_aatype`` and so on); for a complex one mapping per
             chain, None where a chain has none.
         num_recycles: Extra passes; by default the network's own number.
         seed: Seed of everything random: the same seed gives the same prediction.
         name: Name for files and scores.
-        memory_budget: What the fold may take, ``24GiB`` for example; by default what the device has free. The sizes
-            of all blocks follow from it.
+        memory_budget: What the fold may take, ``24GiB`` or a number of bytes for example; by default what the device
+            has free. The sizes of all blocks follow from it.
         pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
+        settings: More of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
+            ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``cyclic``, ``save_representations``,
+            ``save_recycles``.
 
     Returns:
         The prediction, plain values; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.
 
     Raises:
         InputError: The sequence, an alignment or templates cannot be used, or the target does not fit into memory.
-        ConfigError: A complex was given to a monomer network, or settings contradict.
+        ConfigError: A complex was given to a monomer network, or an argument is of the wrong kind or makes no sense.
         OutputError: The network's numbers are not finite.
     """
-    target = target_from_sequence(sequence, name)
-    config = InferConfig(num_recycles=num_recycles, seed=seed, pae=pae, memory_budget=memory_budget)
-    alignments = _alignments(target, msa)
-    network = model if isinstance(model, AlphaFold) else load_model(model)
-    (prediction,) = predict_target(
-        target,
-        [network],
-        alignments,
-        config,
-        device=next(network.parameters()).device,
-        templates=[templates] if isinstance(templates, Mapping) else templates,
-        say=_log.warning,
-    )
-    return prediction
+    if isinstance(seed, (list, tuple, range)):
+        raise ConfigError("seed is one number; fastfold.predict_many takes several seeds")
+    if not isinstance(sequence, str):
+        raise ConfigError(f"sequence must be text, got {type(sequence).__name__}")
+    (found,) = predict_many(
+        {name: sequence},
+        model,
+        seeds=seed,
+        msas={name: msa},
+        templates={name: templates},
+        num_recycles=num_recycles,
+        memory_budget=memory_budget,
+        pae=pae,
+        **settings,
+    ).values()
+    return found[0]
 
 
-def _alignments(target: Target, msa: AnyMsa | Sequence[AnyMsa | None] | None) -> list[ChainMsas]:
+def predict_many(
+    sequences: Mapping[str, str] | Sequence[str],
+    models: AlphaFold | str | Path | Sequence[AlphaFold | str | Path],
+    *,
+    seeds: int | Sequence[int] = 0,
+    msas: Mapping[str, AnyMsa | Sequence[AnyMsa | None] | None] | None = None,
+    templates: Mapping[str, Templates | Sequence[Templates | None] | None] | None = None,
+    **settings: Any,
+) -> dict[str, list[Prediction]]:
+    """Fold several sequences, each by every network with every seed.
+
+    Args:
+        sequences: Sequences by name, or sequences alone, which are then called ``query_1``, ``query_2`` and so on;
+            see :func:`predict`.
+        models: One or several networks, or paths for them.
+        seeds: One or several.
+        msas: Alignments by name; see :func:`predict`.
+        templates: Templates by name; see :func:`predict`.
+        settings: More of :class:`~fastfold.inference.config.InferConfig`, ``num_recycles``, ``rank`` and
+            ``stop_at_score`` for example.
+
+    Returns:
+        By name, predictions with the best first.
+
+    Raises:
+        InputError: See :func:`predict`; no other sequence is folded then.
+        ConfigError: See :func:`predict`.
+        OutputError: The network's numbers are not finite.
+    """
+    config = _config(seeds, settings)
+    named = _named(sequences)
+    targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
+    alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
+    for what, given in (("msas", msas), ("templates", templates)):
+        if unknown := sorted(set(given or ()) - set(targets)):
+            raise ConfigError(f"{what} has {unknown[0]!r}, which is the name of no sequence")
+    given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
+    if not given:
+        raise ConfigError("models is empty; give at least one network")
+    networks = [model if isinstance(model, AlphaFold) else load_model(_is_path(model)) for model in given]
+    found: dict[str, list[Prediction]] = {}
+    for name, target in targets.items():
+        shown = (templates or {}).get(name)
+        predictor = TargetPredictor(
+            target,
+            networks,
+            alignments[name],
+            config,
+            device=next(networks[0].parameters()).device,
+            templates=[shown] if isinstance(shown, Mapping) else shown,
+            say=_log.warning,
+        )
+        predictions: list[Prediction] = []
+        for model in networks:
+            for seed in config.seeds:
+                if not (predictions and stops(config, listed_scores(predictions[-1]), target)):
+                    predictions.append(predictor.predict(model, seed))
+        numbers = ranking_scores(config.rank, [listed_scores(prediction) for prediction in predictions])
+        order = sorted(range(len(numbers)), key=lambda i: -numbers[i])
+        found[name] = [predictions[i] for i in order]
+    return found
+
+
+def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
+    """The settings, each of which must be one."""
+    known = {field.name for field in fields(InferConfig)} - _NOT_FOR_PYTHON
+    for name in settings:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+    return InferConfig(seeds=check_seeds(seeds), **settings)
+
+
+def _named(sequences: Any) -> dict[str, str]:
+    if isinstance(sequences, str):
+        raise ConfigError("sequences must be a mapping or a list; fastfold.predict takes one sequence")
+    if isinstance(sequences, Mapping):
+        named = dict(sequences)
+    elif isinstance(sequences, Sequence):
+        named = {f"query_{number}": sequence for number, sequence in enumerate(sequences, 1)}
+    else:
+        raise ConfigError(f"sequences must be a mapping or a list, got {type(sequences).__name__}")
+    for name, sequence in named.items():
+        if not isinstance(name, str) or not isinstance(sequence, str):
+            raise ConfigError(
+                f"sequences: names and sequences must be text, got {name!r}: {sequence!r}"[:200]
+            )
+    return named
+
+
+def _is_path(model: Any) -> str | Path:
+    if isinstance(model, (str, Path)):
+        return model
+    raise ConfigError(f"model must be a network or a path, got {type(model).__name__}")
+
+
+def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
-    given = [msa] if isinstance(msa, (str, Path, Msa)) else list(msa)
+    given = [msa] if len(target.chains) == 1 and not _is_list_of_one(msa) else list(msa)
     if len(given) != len(target.chains):
         raise ConfigError(
             f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, None for "
@@ -116,9 +230,48 @@ def _alignments(target: Target, msa: AnyMsa | Sequence[AnyMsa | None] | None) ->
         )
     alignments: list[ChainMsas] = []
     for chain, one in zip(target.chains, given, strict=True):
-        if isinstance(one, Msa):
-            check_query(one, chain.sequence)
-        elif one is not None:
-            one = read_msa(one, query=chain.sequence)
-        alignments.append(([one] if one else [], []))
+        found = None if one is None else _read(one, chain.sequence)
+        alignments.append(([found] if found else [], []))
     return alignments
+
+
+def _is_list_of_one(msa: Any) -> bool:
+    """Whether this is a list with the alignment of a single chain, rather than the alignment."""
+    return isinstance(msa, (list, tuple)) and len(msa) == 1 and not isinstance(msa[0], str)
+
+
+def _read(msa: Any, query: str) -> Msa:
+    """An alignment from a file, rows of letters, or as it is.
+
+    Raises:
+        ConfigError: It is none of these.
+        InputError: It cannot be used.
+    """
+    if isinstance(msa, Msa):
+        shape = (len(msa.sequences), len(query))
+        if np.shape(msa.deletions) != shape or np.any(np.asarray(msa.deletions) < 0):
+            raise ConfigError(f"msa: deletions must be counts of shape {list(shape)}, none of them negative")
+        check_query(msa, query)
+        return msa
+    if isinstance(msa, (str, Path)):
+        return read_msa(msa, query=query)
+    if isinstance(msa, np.ndarray) and msa.ndim == 2:
+        msa = ["".join(map(str, row)) for row in msa]
+    if isinstance(msa, (list, tuple, np.ndarray)) and all(isinstance(row, str) for row in msa):
+        return _from_rows([str(row) for row in msa], query)
+    raise ConfigError(
+        f"msa must be a file, an alignment, or rows of letters, got {type(msa).__name__}: give one per chain"
+    )
+
+
+def _from_rows(rows: Sequence[str], query: str) -> Msa:
+    """An alignment from its rows as A3M writes them.
+
+    Raises:
+        InputError: They are not such rows.
+    """
+    if any(set(row) & set("\r\n>") for row in rows):
+        raise InputError("a row of msa is the letters of one sequence, without line ends and '>'")
+    msa = parse_a3m("".join(f">row_{number}\n{row}\n" for number, row in enumerate(rows, 1)))
+    check_query(msa, query)
+    return msa

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.utils.units import parse_bytes
@@ -11,8 +15,13 @@ from fastfold.utils.units import parse_bytes
 if TYPE_CHECKING:
     from fastfold.evoformer.precision import Precision
 
-_RECORDED = ("num_recycles", "seed", "precision", "plots", "pae")
-"""Settings on which the files of a target depend; the others decide where and in which pieces it is folded."""
+RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
+"""By what predictions are ranked: mean pLDDT, pTM, ipTM, AlphaFold-Multimer's 0.8 ipTM + 0.2 pTM, or ``auto``, the last
+where the predictions have an ipTM and mean pLDDT elsewhere."""
+RelaxWhich = Literal["none", "best", "all"]
+"""Which predictions of a target are relaxed."""
+SEED_LIMIT = 2**31
+"""Seeds are below this."""
 
 
 @dataclass(frozen=True)
@@ -21,50 +30,165 @@ class InferConfig:
 
     Attributes:
         num_recycles: Extra passes; None for each network's own number.
-        seed: Seed of everything random: the same seed gives the same prediction.
+        seeds: Seeds of everything random, one prediction by each network for each of them: the same seed gives the same
+            prediction.
         precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
         plots: Whether plots are drawn.
         pae: Whether aligned errors of all pairs are kept and written; None for short targets only
             (:func:`~fastfold.inference.folding.keeps_pae`).
-        device: ``auto`` (CUDA where there is one), ``cpu`` or ``cuda``.
+        device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
         parallel: ``dap=<number>``: as many processes fold each target together
             (:mod:`fastfold.inference.distributed`); None for one process.
         memory_budget: Memory that a fold may take, ``24GiB`` or a number of bytes for example; None for what the
             device has free. The sizes of all blocks follow from it.
+        max_msa: Alignment rows that are cluster centres and those of the extra MSA; None for each network's own
+            numbers.
+        dropout: Whether dropout stays on, which makes the predictions of different seeds more diverse.
+        recycle_tolerance: Recycling stops when CA distances change by less than this on average, in Å; None for each
+            network's own (multimer networks 0.5, others do not stop early).
+        stop_at_score: No further prediction of a target is made after one with this mean pLDDT (complexes: 100 times
+            the multimer ranking confidence), 0 to 100.
+        num_ensemble: Samples of the alignment whose representations are averaged in each pass; None for each network's
+            own number (1).
+        rank: By what predictions are ranked.
+        save_representations: Whether single and pair representation and the structure module's activations are kept.
+        save_recycles: Whether the structure after each pass is kept.
+        initial_guess: Structure file, whose atoms the first pass starts from as if it were recycled.
+        cyclic: Whether each chain is a ring, its last residue bonded to its first.
+        relax: Which predictions of a target are relaxed.
 
     Raises:
-        ConfigError: A number makes no sense.
+        ConfigError: A setting is of the wrong type or makes no sense; names it.
     """
 
     num_recycles: int | None = None
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
     precision: Precision = "fp32"
     plots: bool = True
     pae: bool | None = None
     device: str = "auto"
     parallel: str | None = None
     memory_budget: str | int | None = None
+    max_msa: tuple[int, int] | None = None
+    dropout: bool = False
+    recycle_tolerance: float | None = None
+    stop_at_score: float | None = None
+    num_ensemble: int | None = None
+    rank: RankBy = "auto"
+    save_representations: bool = False
+    save_recycles: bool = False
+    initial_guess: Path | None = None
+    cyclic: bool = False
+    relax: RelaxWhich = "none"
 
     def __post_init__(self) -> None:
-        if self.num_recycles is not None and self.num_recycles < 0:
-            raise ConfigError(f"num_recycles must not be negative, got {self.num_recycles}")
+        for name, least, most in (("num_recycles", 0, 1000), ("num_ensemble", 1, 64)):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), least, most)
+        for name, most in (("recycle_tolerance", 1000.0), ("stop_at_score", 100.0)):
+            _check_number(name, getattr(self, name), most)
+        for name, choices in (
+            ("rank", RankBy),
+            ("relax", RelaxWhich),
+            ("precision", Literal["fp32", "bf16"]),
+        ):
+            _check_choice(name, getattr(self, name), get_args(choices))
+        for name in ("plots", "dropout", "save_representations", "save_recycles", "cyclic"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.pae not in (None, True, False):
+            raise ConfigError(f"pae must be True, False or None, got {self.pae!r}")
+        object.__setattr__(self, "seeds", check_seeds(self.seeds))
+        if self.max_msa is not None:
+            object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
         if self.memory_budget is not None:
             object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
+        if self.initial_guess is not None:
+            object.__setattr__(self, "initial_guess", Path(self.initial_guess))
+        if self.parallel is not None and (self.dropout or self.save_representations):
+            asked = "dropout" if self.dropout else "save_representations"
+            raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
 
     @property
     def budget(self) -> int | None:
         """``memory_budget`` in bytes."""
         return None if self.memory_budget is None else int(self.memory_budget)
 
-    def recorded(self) -> dict[str, Any]:
-        """The settings on which the files of a target depend, by name."""
-        return {name: getattr(self, name) for name in _RECORDED}
 
-    def recycles(self, network: Any) -> int:
-        """Extra passes of a network.
+def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
+    """Seeds as a tuple, each once, in the order given; a number alone is one seed.
 
-        Args:
-            network: Official configuration tree.
-        """
-        own: int = network.model.num_recycle
-        return own if self.num_recycles is None else self.num_recycles
+    Raises:
+        ConfigError: There is none, or one is not a whole number from 0 to 2³¹ - 1.
+    """
+    given = [seeds] if isinstance(seeds, (numbers.Number, str)) else list(seeds)
+    if not given:
+        raise ConfigError("seeds is empty; give at least one seed")
+    for seed in given:
+        _check_whole("seed", seed, 0, SEED_LIMIT - 1)
+    return tuple(dict.fromkeys(int(seed) for seed in given))  # type: ignore[arg-type]
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds written as ``0``, ``0-4`` or ``1,3,10-12``.
+
+    Raises:
+        ConfigError: Not that; says where.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part, re.ASCII)
+        if found is None:
+            raise ConfigError(
+                f"seeds {text[:40]!r}: {part[:20]!r} is not a seed; write for example 0-4 or 1,3,7"
+            )
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not first <= last < SEED_LIMIT or last - first >= 100_000:
+            raise ConfigError(
+                f"seeds {text[:40]!r}: {part[:24]!r} is not a range of at most 100,000 seeds below 2³¹"
+            )
+        seeds += range(first, last + 1)
+    return check_seeds(seeds)
+
+
+def parse_max_msa(text: str) -> tuple[int, int]:
+    """Numbers of rows written as ``512:1024``: cluster centres and extra MSA.
+
+    Raises:
+        ConfigError: Not that.
+    """
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip(), re.ASCII)
+    if found is None:
+        raise ConfigError(f"max_msa {text[:40]!r}: write CLUSTERS:EXTRA, for example 512:1024")
+    return _check_max_msa((int(found[1]), int(found[2])))
+
+
+def _check_max_msa(value: Any) -> tuple[int, int]:
+    if isinstance(value, str):
+        return parse_max_msa(value)
+    if not isinstance(value, Sequence) or len(value) != 2:
+        raise ConfigError(f"max_msa must be two numbers of rows, clusters and extra, got {value!r}")
+    for number in value:
+        _check_whole("max_msa", number, 1, 100_000)
+    return int(value[0]), int(value[1])
+
+
+def _check_whole(name: str, value: Any, least: int, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ConfigError(f"{name} must be a whole number, got {value!r}")
+    if not least <= value <= most:
+        raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
+
+
+def _check_number(name: str, value: Any, most: float) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    if not 0 <= value <= most:
+        raise ConfigError(f"{name} must be from 0 to {most:g}, got {value}")
+
+
+def _check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -21,7 +21,7 @@ from torch import Tensor
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
-from fastfold.inference.folding import OnCycle, run_network
+from fastfold.inference.folding import NetworkPasses, OnCycle, run_network
 from fastfold.parallel import (
     DistributedContext,
     ParallelPlan,
@@ -60,9 +60,8 @@ class DistributedFolder:
         self,
         model: AlphaFold,
         features: FeatureFunction,
-        num_recycles: int | None,
+        passes: NetworkPasses,
         on_cycle: OnCycle | None,
-        is_complex: bool,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """On rank 0: :func:`fastfold.inference.folding.run_network` by all processes.
 
@@ -83,8 +82,8 @@ class DistributedFolder:
             if not any(model is known for known in self._networks):
                 self._share(model)
             number = next(i for i, known in enumerate(self._networks) if model is known)
-            self._send("fold", (number, num_recycles, is_complex))
-            return run_network(model, sent, num_recycles, on_cycle, is_complex)
+            self._send("fold", (number, passes))
+            return run_network(model, sent, passes, on_cycle)
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
@@ -100,10 +99,10 @@ class DistributedFolder:
             if message == "network":
                 self._take(*content)
             elif message == "fold":
-                number, num_recycles, is_complex = content
+                number, passes = content
                 model = self._networks[number].to(self.context.device)
                 with suppress(_Abandoned):
-                    run_network(model, self._features, num_recycles, None, is_complex)
+                    run_network(model, self._features, passes, None)
                 model.to("cpu")
             message, content = self._receive()
 

@@ -1,10 +1,12 @@
-"""Fold one target: :func:`predict_target`, behind the command line and Python alike, and its steps."""
+"""Fold one target: :class:`TargetPredictor`, behind the command line and Python alike, and its steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,82 +16,122 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
-from fastfold.errors import OutputError
+from fastfold.errors import InputError, OutputError
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
 from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trim_malloc
-from fastfold.inference.output.prediction import Prediction
-from fastfold.inference.planning.fit import fit_target
+from fastfold.inference.network_settings import apply_settings, recycle_tolerance
+from fastfold.inference.output.prediction import Prediction, Recycle
+from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
+from fastfold.protein.io.read import read_structure
 
 OnCycle = Callable[[int, dict[str, Any]], None]
 MAX_PAE_RESIDUES = 5000
 """Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
-Watch = Callable[[AlphaFold], AbstractContextManager[OnCycle | None]]
-"""Gives the context in which a network folds, with what is called after each pass."""
 
 
-def predict_target(
-    target: Target,
-    models: Sequence[AlphaFold],
-    alignments: Sequence[ChainMsas],
-    config: InferConfig,
-    *,
-    device: torch.device,
-    templates: Sequence[Mapping[str, np.ndarray] | None] | None = None,
-    watch: Watch = lambda model: nullcontext(),
-    say: Callable[[str], None],
-    run: RunNetwork | None = None,
-) -> list[Prediction]:
-    """Fold a target by some networks, in three steps.
+@dataclass(frozen=True)
+class NetworkPasses:
+    """What a network is told for one prediction, beside the features.
 
-    1. Plan the fold by each network; the target is refused before any work if one of them cannot hold it.
-    2. For each network, make the features and run it by its plan; in smaller pieces if memory ends anyway.
-    3. Rank.
+    Attributes:
+        num_recycles: Extra passes.
+        num_ensemble: Feature samples per pass.
+        recycle_tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+        is_complex: Whether there are interfaces to score.
+        pae: Whether to keep aligned errors of all pairs.
+        dropout_seed: Seed of dropout, which stays on; None for no dropout.
+    """
+
+    num_recycles: int
+    num_ensemble: int = 1
+    recycle_tolerance: float = 0.0
+    is_complex: bool = False
+    pae: bool = True
+    dropout_seed: int | None = None
+
+
+class TargetPredictor:
+    """Folds one target, behind the command line and Python alike.
+
+    Making one plans the fold by each network, so that the target is refused before any work if one of them cannot hold
+    it; :meth:`predict` then makes the features and runs a network by its plan, in smaller pieces if memory ends anyway.
 
     Args:
         target: The target.
-        models: The networks, in the precision to fold in; each is on ``device`` while it folds, and then again where
-            it was.
+        models: The networks, in the precision to fold in; each is on ``device`` while it folds, and then again where it
+            was.
         alignments: Per chain.
         config: How to fold.
         device: Where to fold.
         templates: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None; None for
             no templates at all.
-        watch: Gives the context in which a network folds, with what is called after each pass (see
-            :meth:`fastfold.evoformer.model.AlphaFold.forward`).
         say: Told of every smaller plan.
         run: Runs the networks on several processes, which nobody plans for; by default :func:`run_network` does here.
 
-    Returns:
-        A prediction of each network, best first.
-
     Raises:
-        InputError: Alignments or templates cannot be used, or the target does not fit into memory.
-        ConfigError: A complex was given to a monomer network, or settings contradict.
-        OutputError: A network's numbers are not finite.
+        InputError: The initial guess cannot be used, or the target does not fit into memory.
+        ConfigError: Settings and a network contradict each other.
     """
-    rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
-    shown = max((len(one["template_aatype"]) for one in templates or () if one is not None), default=0)
-    fit = partial(fit_target, name=target.name, rows=rows, templates=shown)
-    fits = [
-        None if run is not None else fit(model, device, target.num_residues, config.budget)
-        for model in models
-    ]
-    predictions = []
-    for model, fitting in zip(models, fits, strict=True):
-        with watch(model) as on_cycle, _moved(model, device):
+
+    def __init__(
+        self,
+        target: Target,
+        models: Sequence[AlphaFold],
+        alignments: Sequence[ChainMsas],
+        config: InferConfig,
+        *,
+        device: torch.device,
+        templates: Sequence[Mapping[str, np.ndarray] | None] | None = None,
+        say: Callable[[str], None],
+        run: RunNetwork | None = None,
+    ) -> None:
+        self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
+        self.device, self._say, self._run = device, say, run
+        rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
+        shown = max((len(one["template_aatype"]) for one in templates or () if one is not None), default=0)
+        self._guess: np.ndarray | None = None
+        if config.initial_guess is not None:
+            self._guess = initial_positions(config.initial_guess, target)
+        self._configs = {id(model): apply_settings(config, model.config) for model in models}
+        fit = partial(fit_target, name=target.name, rows=rows, templates=shown)
+        self._fits: dict[int, Fit] = {}
+        for model in models if run is None else ():
+            own = self._configs[id(model)]
+            self._fits[id(model)] = fit(model, device, target.num_residues, config.budget, config=own)
+
+    def predict(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> Prediction:
+        """Fold by one of the networks with a seed.
+
+        Args:
+            model: The network.
+            seed: Seed of everything random.
+            on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+
+        Raises:
+            InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
+            ConfigError: A complex was given to a monomer network.
+            OutputError: The network's numbers are not finite.
+        """
+        target, config = self.target, self.config
+        with _moved(model, self.device):
             sampler = featurize(
-                target.chains, alignments, model.config, seed=config.seed, templates=templates
+                target.chains,
+                self.alignments,
+                self._configs[id(model)],
+                seed=seed,
+                templates=self.templates,
             )
-            by = partial(fold, model, sampler, target, config, on_cycle=on_cycle, run=run)
-            predictions.append(by() if fitting is None else fitting.run(by, say))
-    return sorted(predictions, key=lambda prediction: prediction.ranking_confidence, reverse=True)
+            _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
+            by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            fitting = self._fits.get(id(model))
+            return by() if fitting is None else fitting.run(by, self._say)
 
 
 @contextmanager
@@ -113,10 +155,11 @@ def fold(
     config: InferConfig,
     plan: FoldPlan | None = None,
     *,
+    seed: int = 0,
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
 ) -> Prediction:
-    """Run the network on a target's features: in place, without dropout and gradients.
+    """Run the network on a target's features: in place and without gradients.
 
     Args:
         model: The network, on its device and in its precision.
@@ -124,6 +167,7 @@ def fold(
         target: The target.
         config: How to fold; without aligned errors of all pairs, nothing of that size is ever there.
         plan: How to run the network, for :func:`run_network`; by default with :data:`FOLDING_POLICY`.
+        seed: Seed of the features, and of dropout.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
 
@@ -134,16 +178,33 @@ def fold(
     def features(cycle: int, member: int) -> Mapping[str, Tensor]:
         return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
 
-    is_complex, pae = model.multimer and target.is_complex, keeps_pae(target.num_residues, config.pae)
-    if run is None:
-        run = partial(run_network, plan=plan, pae=pae)
-    result, arrays = run(model, features, config.num_recycles, on_cycle, is_complex)
-    if not pae:
+    order = _input_order(sampler)
+    recycles: list[Recycle] = []
+
+    def watch(cycle: int, found: dict[str, Any]) -> None:
+        if cycle == 0:
+            recycles.clear()  # of a run that memory ended
+        if config.save_recycles:
+            kept = (found[key].detach().float().cpu().numpy()[order] for key in ("atom_positions", "plddt"))
+            recycles.append(Recycle(*kept))
+        if on_cycle is not None:
+            on_cycle(cycle, found)
+
+    applied = apply_settings(config, model.config)
+    passes = NetworkPasses(
+        num_recycles=applied.model.num_recycle,
+        num_ensemble=ensemble_size(applied),
+        recycle_tolerance=recycle_tolerance(applied),
+        is_complex=target.is_complex,
+        pae=keeps_pae(target.num_residues, config.pae),
+        dropout_seed=seed if config.dropout else None,
+    )
+    result, arrays = (run or partial(run_network, plan=plan))(model, features, passes, watch)
+    if not passes.pae:
         for key in ("pae", "max_pae"):
             arrays.pop(key, None)
     structure = result["structure_module"]
     arrays["atom_positions"] = structure["final_atom_positions"]
-    order = _input_order(sampler)
     values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
     if not all(np.isfinite(value).all() for value in values.values()):
         raise OutputError(
@@ -157,7 +218,7 @@ def fold(
         name=target.name,
         sequences=sequences,
         model_name=model.name,
-        seed=config.seed,
+        seed=seed,
         num_recycles=result["num_recycles"],
         aatype=sampler.static["aatype"][order],
         residue_index=np.concatenate([np.arange(length) for length in lengths]),
@@ -169,17 +230,20 @@ def fold(
         max_pae=float(values["max_pae"]) if "max_pae" in values else None,
         ptm=float(values["ptm"]) if "ptm" in values else None,
         iptm=float(values["iptm"]) if "iptm" in values else None,
+        representations=_representations(result["representations"], order)
+        if config.save_representations
+        else None,
+        recycles=tuple(recycles),
     )
 
 
 def run_network(
     model: AlphaFold,
     features: Callable[[int, int], Mapping[str, Tensor]],
-    num_recycles: int | None,
+    passes: NetworkPasses,
     on_cycle: OnCycle | None,
-    is_complex: bool,
+    *,
     plan: FoldPlan | None = None,
-    pae: bool = True,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
@@ -188,25 +252,93 @@ def run_network(
     Args:
         model: The network.
         features: Gives those of a cycle and an ensemble member.
-        num_recycles: Extra passes; by default the configuration's.
+        passes: What the network is told.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        is_complex: Whether there are interfaces to score.
         plan: How to run it; by default with :data:`FOLDING_POLICY`.
-        pae: Whether to keep ``pae``.
     """
-    num_ensemble = ensemble_size(model.config)
     if plan is None:
         set_policy(model, FOLDING_POLICY)
     else:
         plan.apply(model)
     training = model.training
+    model.eval()
     try:
-        with torch.inference_mode(), trim_malloc(model):
-            result = model.eval()(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
-            return result, _confidences(result, is_complex, pae)
+        with torch.inference_mode(), trim_malloc(model), _dropout(model, passes.dropout_seed):
+            result = model(
+                features,
+                passes.num_recycles,
+                num_ensemble=passes.num_ensemble,
+                recycle_tolerance=passes.recycle_tolerance,
+                on_cycle=on_cycle,
+            )
+            return result, _confidences(result, passes.is_complex, passes.pae)
     finally:
         model.train(training)
         set_policy(model, ExecutionPolicy())  # lets go of what the plan holds of the host's memory
+
+
+@contextmanager
+def _dropout(model: AlphaFold, seed: int | None) -> Iterator[None]:
+    """Dropout as in training, by a seed, which nothing else follows; None for none."""
+    if seed is None:
+        yield
+        return
+    devices = [p.device for p in model.parameters() if p.device.type == "cuda"][:1]
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        model.train()
+        yield
+
+
+def _representations(found: Mapping[str, Tensor], order: np.ndarray) -> dict[str, np.ndarray]:
+    """``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]`` as float32, in the input's order."""
+    plain = {key: found[key].detach().float().cpu().numpy() for key in ("single", "pair", "structure_module")}
+    return {key: _ordered(value, order) if key == "pair" else value[order] for key, value in plain.items()}
+
+
+def _add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
+    """Add the features that some settings stand for, in the order of the features' own residues.
+
+    ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess.
+    """
+    order = _input_order(sampler)
+    added = {}
+    if cyclic:
+        lengths = [len(chain.sequence) for chain in target.chains]
+        added["ring_length"] = np.repeat(lengths, lengths).astype(np.int32)
+    if guess is not None:
+        added["initial_positions"] = guess
+    for key, value in added.items():
+        sampler.static[key] = np.empty_like(value)
+        sampler.static[key][order] = value
+
+
+def initial_positions(path: Path, target: Target) -> np.ndarray:
+    """Atoms to start from, of the chains of a structure file in the target's order.
+
+    Args:
+        path: PDB or mmCIF file.
+        target: The target, whose sequences the file's chains have.
+
+    Returns:
+        ``[N, 37, 3]`` float32 in Å; zeros where an atom is not resolved, as AlphaFold has it before the first pass.
+
+    Raises:
+        InputError: The file cannot be read, or its chains have other sequences.
+    """
+    chains = read_structure(path).chains
+    given = [chain.sequence for chain in chains]
+    wanted = [chain.sequence for chain in target.chains]
+    if given != wanted:
+        shown = ", ".join(f"{len(sequence)} residues" for sequence in given) or "none"
+        raise InputError(
+            f"the initial guess must have the target's chains, with the same sequences in the same order; its chains: "
+            f"{shown}; the target's: {', '.join(f'{len(sequence)} residues' for sequence in wanted)}",
+            path=path,
+            record=target.name,
+        )
+    positions = [chain.positions * chain.mask[..., None] for chain in chains]
+    return np.concatenate(positions).astype(np.float32)
 
 
 def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
+import torch
+
 from fastfold.data.targets import Target, safe_stem
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
@@ -40,9 +42,19 @@ class Network:
         return file_digest(self.path)
 
     def load(self, precision: Precision) -> AlphaFold:
-        """The network; on the host when it is loaded, which happens once."""
+        """The network; on the host when it is loaded, which happens once.
+
+        Raises:
+            WeightsError: The file cannot be used, or a parameter is not finite.
+        """
         if self._model is None:
-            self._model = set_precision(load_model(self.path), precision)
+            model = load_model(self.path)
+            for name, parameter in model.named_parameters():
+                if not torch.isfinite(parameter).all():
+                    raise WeightsError(
+                        f"{self.path}: {name} is not finite: the file is damaged, or its training failed; get it anew"
+                    )
+            self._model = set_precision(model, precision)
             self._model.name = self.name
         return self._model
 
@@ -63,12 +75,16 @@ def about_mini(network: Network) -> str:
     )
 
 
-def open_networks(weights: Sequence[Path]) -> list[Network]:
+def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None = None) -> list[Network]:
     """The networks of some weights files, each checked but not yet loaded.
+
+    Args:
+        weights: The files.
+        skip: Told of files that cannot be used, if these shall be left out.
 
     Raises:
         ConfigError: Two would have the same name.
-        WeightsError: One cannot be used.
+        WeightsError: One cannot be used, or all are left out.
     """
     paths: dict[str, Path] = {}
     for path in map(weights_path, weights):
@@ -78,7 +94,17 @@ def open_networks(weights: Sequence[Path]) -> list[Network]:
                 f"{paths[name]} and {path} would both be called {name!r} in the results: rename one of the files"
             )
         paths[name] = path
-    return [Network(path, name) for name, path in paths.items()]
+    networks = []
+    for name, path in paths.items():
+        try:
+            networks.append(Network(path, name))
+        except WeightsError as error:
+            if skip is None:
+                raise
+            skip(str(error))
+    if not networks:
+        raise WeightsError("none of the weights files can be used")
+    return networks
 
 
 def network_name(path: Path) -> str:

@@ -24,15 +24,17 @@ class Progress:
     Args:
         total: Cost of all passes, in any unit.
         stream: Where to write; standard error by default.
+        quiet: Show important lines alone.
     """
 
     total: float
     stream: IO[str] | None = None
+    quiet: bool = False
 
     def __enter__(self) -> Progress:
         self._stream: IO[str] | None = self.stream or sys.stderr
         self._start, self._done = time.monotonic(), 0.0
-        self._bar: Any = _bar(self._stream) if self._stream.isatty() else None
+        self._bar: Any = _bar(self._stream) if self._stream.isatty() and not self.quiet else None
         if self._bar is not None:
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total or None, status="", remaining="")
@@ -44,8 +46,10 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def line(self, text: str) -> None:
-        """Print a line that stays."""
+    def line(self, text: str, *, important: bool = False) -> None:
+        """Print a line that stays; with :attr:`quiet` an important one alone."""
+        if self.quiet and not important:
+            return
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         elif self._stream is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
-from fastfold.inference.folding import run_network
+from fastfold.inference.folding import NetworkPasses, run_network
 from fastfold.inference.planning.memory_model import FIXED_CUDA
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.kernels.common.backend import without_launches
@@ -125,5 +125,5 @@ def simulate(
             policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
             plan = replace(plan, policy=policy)
         device.budget = plan.peak - FIXED_CUDA
-        run_network(model, features, num_recycles, None, False, plan=plan, pae=pae)
+        run_network(model, features, NetworkPasses(num_recycles, pae=pae), None, plan=plan)
     return Simulated(plan, device.budget, device.peak, host.nbytes)

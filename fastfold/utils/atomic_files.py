@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import platform
+import re
 import secrets
+import shutil
 import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastfold.errors import OutputError
+from fastfold.errors import WriteError
 
 # O_BINARY exists on Windows only, where line ends would be changed without it.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_TEMPORARY = re.compile(r"\.fastfold-([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{16}\.tmp")
 _REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space or choose another output folder",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another output folder",
@@ -29,11 +34,60 @@ _REMEDIES = {
 }
 
 
-def output_error(path: Path, action: str, error: OSError | ValueError) -> OutputError:
+def output_error(path: Path, action: str, error: OSError | ValueError) -> WriteError:
     """The error for a person: ``cannot <action> '<path>'``, why, and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
     fallback = f"{getattr(error, 'strerror', None) or error}; choose another output folder"
-    return OutputError(f"cannot {action} {str(path)!r}: {_REMEDIES.get(number or 0, fallback)}")
+    return WriteError(f"cannot {action} {str(path)!r}: {_REMEDIES.get(number or 0, fallback)}")
+
+
+def temporary_name() -> str:
+    """A name for a temporary file or folder of this process, by which others see whose it is.
+
+    It does not depend on the final name, which may be as long as names can be.
+    """
+    return f".fastfold-{_system()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+
+
+def sweep_temporary(folder: str | os.PathLike[str]) -> int:
+    """Remove what killed processes of this machine left in a folder under temporary names; returns how many.
+
+    Files of processes that still run, and those of other machines, stay.
+    """
+    swept = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _TEMPORARY.fullmatch(entry.name)
+            if found is None or found[1] != _system() or _runs(int(found[2])):
+                continue
+            with contextlib.suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+                swept += 1
+    return swept
+
+
+def _system() -> str:
+    """This machine, or this container of it, where numbers of processes mean something: 8 hexadecimal digits."""
+    name = platform.node()
+    with contextlib.suppress(OSError):
+        name += os.readlink("/proc/self/ns/pid")
+    return f"{zlib.crc32(name.encode()):08x}"
+
+
+def _runs(process: int) -> bool:
+    """Whether there is a process of this number; on Windows, where asking would end it, always."""
+    if os.name == "nt":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 @contextlib.contextmanager
@@ -47,11 +101,10 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         The path to write to; the file is there and empty.
 
     Raises:
-        OutputError: The file cannot be written; names the path and what to do. No temporary file is left.
+        WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
     """
     path = Path(path)
-    # Its own short name: a name derived from the final one could be too long where the final one is not.
-    temporary = path.parent / f".fastfold-{secrets.token_hex(8)}.tmp"
+    temporary = path.parent / temporary_name()
     try:
         # Not tempfile, whose files nobody but their owner may read: results follow the user's umask, also if what
         # writes them (as the safetensors library) has its own idea.
@@ -83,7 +136,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
         data: Its contents; text is encoded as UTF-8.
 
     Raises:
-        OutputError: The file cannot be written; names the path and what to do. No temporary file is left.
+        WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
@@ -109,10 +162,10 @@ def prepare_output_directory(path: str | os.PathLike[str]) -> Path:
         The same path.
 
     Raises:
-        OutputError: The folder cannot be created or written to; names the path and what to do.
+        WriteError: The folder cannot be created or written to; names the path and what to do.
     """
     path = Path(path)
-    probe = path / f".fastfold-{secrets.token_hex(8)}.tmp"
+    probe = path / temporary_name()
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe.touch(exist_ok=False)

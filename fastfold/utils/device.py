@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
@@ -36,3 +39,27 @@ def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
             f"there is no device {name!r}; GPUs here: {torch.cuda.device_count()}, the first is cuda:0"
         )
     return device
+
+
+@contextlib.contextmanager
+def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
+    """Watch memory: gives a function that tells the most bytes held since the beginning.
+
+    On CUDA what PyTorch has allocated on the device, elsewhere the resident set of the process; None where the system
+    does not tell.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield lambda: int(torch.cuda.max_memory_allocated(device))
+        return
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set starts anew
+    yield _resident_peak
+
+
+def _resident_peak() -> int | None:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None

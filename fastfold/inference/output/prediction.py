@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastfold._version import __version__
 from fastfold.data.targets import safe_stem
-from fastfold.errors import OutputError
+from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.output import json_files as score_files
 from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
@@ -24,6 +26,20 @@ from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
 _log = logging.getLogger(__name__)
+_KINDS = {".png": "plot"}
+"""What a file is, where its ending does not say it."""
+
+
+class Recycle(NamedTuple):
+    """The structure after one pass of the network.
+
+    Attributes:
+        atom_positions: ``[N, 37, 3]`` float32, in Å.
+        plddt: ``[N]`` float32, 0 to 100.
+    """
+
+    atom_positions: np.ndarray
+    plddt: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +63,10 @@ class Prediction:
         pae: ``[N, N]`` float32 in Å, error at residue j when aligned on i; None without that head.
         max_pae: Largest error that the network can state, in Å; given if ``pae`` is.
         ptm: Predicted TM-score, 0 to 1.
-        iptm: Predicted interface TM-score, 0 to 1; None for monomer networks.
+        iptm: Predicted interface TM-score, 0 to 1; None for single chains.
+        representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, where they
+            were asked for.
+        recycles: The structure after each pass, where that was asked for.
 
     Raises:
         ValueError: Shapes disagree, or ``pae`` comes without ``max_pae``.
@@ -68,6 +87,8 @@ class Prediction:
     max_pae: float | None = None
     ptm: float | None = None
     iptm: float | None = None
+    representations: Mapping[str, np.ndarray] | None = None
+    recycles: tuple[Recycle, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.aatype)
@@ -99,13 +120,16 @@ class Prediction:
     @cached_property
     def protein(self) -> Protein:
         """The structure, residues numbered from 1, pLDDT as the B-factor of each atom."""
+        return self._protein(self.atom_positions, self.plddt)
+
+    def _protein(self, atom_positions: np.ndarray, plddt: np.ndarray) -> Protein:
         return Protein(
-            atom_positions=self.atom_positions,
+            atom_positions=atom_positions,
             atom_mask=self.atom_mask,
             aatype=self.aatype,
             residue_index=self.residue_index + 1,
             chain_index=self.chain_index,
-            b_factors=self.plddt[:, None] * (self.atom_mask > 0.5),
+            b_factors=plddt[:, None] * (self.atom_mask > 0.5),
         )
 
     @property
@@ -187,13 +211,11 @@ class Prediction:
         plots: bool = True,
         settings: Mapping[str, Any] | None = None,
     ) -> dict[str, Path]:
-        """Writes structure, scores, aligned error and a plot, each file atomically.
+        """Write the files of :meth:`files`, each atomically.
 
-        Everything is made in memory before the first file is written, so a prediction that cannot be written
-        leaves nothing. Files are called ``<name>_rank_00i_<model>_seed_n`` (without a rank:
-        ``<name>_<model>_seed_n``) plus ``.pdb``, ``.cif``, ``_scores.json``, ``_pae.json``, ``.png`` and
-        ``_config.json``. A structure that does not fit into a PDB file is written as ``.cif`` only, and the log
-        says so. The same prediction always gives the same bytes.
+        They are called ``<name>_rank_00i_<model>_seed_n`` (without a rank: ``<name>_<model>_seed_n``) plus their
+        ending. Everything is made in memory before the first file is written, so a prediction that cannot be written
+        leaves nothing.
 
         Args:
             directory: The folder; created if it is not there.
@@ -206,39 +228,63 @@ class Prediction:
             one), ``plot`` (if asked for) and ``config`` (if settings were given).
 
         Raises:
+            ConfigError: The rank is not a whole number from 1.
             OutputError: A value is not finite, there are no atoms, or a file cannot be written.
         """
-        self._check_finite()
-        name = safe_stem(self.name)
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+            raise ConfigError(f"rank must be a whole number from 1, got {rank!r}")
+        contents = self.files(plots=plots)
+        if settings is not None:
+            config = {"fastfold_version": __version__, "settings": dict(settings)}
+            contents["_config.json"] = score_files.lines_json(config)
         middle = "" if rank is None else f"_rank_{rank:03d}"
-        stem = f"{name}{middle}_{safe_stem(self.model_name)}_seed_{int(self.seed)}"
+        stem = f"{safe_stem(self.name)}{middle}_{self.key}"
+        folder = prepare_output_directory(directory)
+        paths = {
+            _KINDS.get(end, end.lstrip("_.").partition(".")[0]): folder / f"{stem}{end}" for end in contents
+        }
+        for path, data in zip(paths.values(), contents.values(), strict=True):
+            write_atomic(path, data)
+        return paths
 
-        contents: dict[str, tuple[str, str | bytes]] = {}
+    @property
+    def key(self) -> str:
+        """Network and seed, as files have them: ``model_1_ptm_seed_0``."""
+        return f"{safe_stem(self.model_name)}_seed_{int(self.seed)}"
+
+    def files(self, *, plots: bool = True) -> dict[str, str | bytes]:
+        """Contents of the prediction's files by the ending of their names.
+
+        ``.pdb`` (a structure that does not fit into one is in ``.cif`` only, and the log says so), ``.cif``,
+        ``_scores.json``, ``_pae.json``, ``.png``, ``_representations.npz`` and ``_r0.pdb``, ``_r1.pdb`` and so on for
+        the passes of the network. The same prediction always gives the same bytes.
+
+        Args:
+            plots: Whether to draw the plot.
+
+        Raises:
+            OutputError: A value is not finite, or there are no atoms.
+        """
+        self._check_finite()
+        contents: dict[str, str | bytes] = {}
         try:
-            contents["pdb"] = (".pdb", self.to_pdb())
+            contents[".pdb"] = self.to_pdb()
         except PdbLimitError as error:
             _log.warning("%s: no PDB file is written: %s", self.name[:100], error)
-        contents["cif"] = (".cif", self.to_mmcif())
-        contents["scores"] = ("_scores.json", score_files.lines_json(self.scores()))
+        contents[".cif"] = self.to_mmcif()
+        contents["_scores.json"] = score_files.lines_json(self.scores())
         if self.pae is not None and self.max_pae is not None:
-            contents["pae"] = ("_pae.json", score_files.pae_json(self.pae, self.max_pae))
+            contents["_pae.json"] = score_files.pae_json(self.pae, self.max_pae)
         if plots:
-            png = confidence_png(
+            contents[".png"] = confidence_png(
                 self.plddt, self.chain_index, pae=self.pae, max_pae=self.max_pae, title=self._title
             )
-            contents["plot"] = (".png", png)
-        if settings is not None:
-            config = {
-                "fastfold_version": __version__,
-                "settings": dict(settings),
-            }
-            contents["config"] = ("_config.json", score_files.lines_json(config))
-
-        folder = prepare_output_directory(directory)
-        paths = {kind: folder / f"{stem}{suffix}" for kind, (suffix, _) in contents.items()}
-        for kind, (_, data) in contents.items():
-            write_atomic(paths[kind], data)
-        return paths
+        if self.representations is not None:
+            contents["_representations.npz"] = _npz(self.representations)
+        for number, recycle in enumerate(self.recycles):
+            with contextlib.suppress(PdbLimitError):
+                contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))
+        return contents
 
     def _check_finite(self) -> None:
         """Refuses values that no file should hold, pLDDT and PAE of residues without atoms included."""
@@ -265,3 +311,10 @@ class Prediction:
                 f"PAE of {self.name[:100]} lies in {self.pae.min():.2f}..{self.pae.max():.2f} Å, outside "
                 f"0..{self.max_pae} Å: it does not come from this network's error bins and is not written"
             )
+
+
+def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
+    """A NumPy archive, the same bytes for the same arrays."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()

@@ -1,13 +1,13 @@
-"""What a run leaves of a target: predictions, settings and versions, and the completion marker; all or nothing."""
+"""What a run writes of a target: predictions with their settings into a results folder, by what they depend on."""
 
 from __future__ import annotations
 
-import contextlib
-import os
+import json
+import math
 import platform
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +17,51 @@ import torch
 from fastfold._version import __version__
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
-from fastfold.errors import OutputError
+from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network
-from fastfold.inference.output.completion import CompletionMarker
+from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.json_files import lines_json
+from fastfold.inference.output.plots import confidence_png
 from fastfold.inference.output.prediction import Prediction
-from fastfold.utils.atomic_files import write_atomic
-from fastfold.utils.hashing import input_hash
+from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
+from fastfold.utils.hashing import file_digest, input_hash
 
 
 def run_record(
     target: Target,
     alignments: Sequence[ChainMsas],
-    networks: Sequence[Network],
-    settings: Mapping[str, Any],
+    network: Network,
+    seed: int,
+    config: InferConfig,
     *,
     device: str,
 ) -> dict[str, Any]:
-    """Settings, versions and ``input_hash``, the hash of everything that the result depends on, in JSON's types.
+    """Settings, versions and ``input_hash``, the hash of everything that the numbers depend on, in JSON's types.
 
     Args:
         target: The target.
         alignments: Its alignments.
-        networks: The networks that fold it.
-        settings: Settings that the result depends on.
+        network: The network that folds it.
+        seed: The seed.
+        config: How it is folded.
         device: Where it is folded; for the record only, a result from another device is as good.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
-    weights = [
-        {"model": network.name, "file": network.path.name, "sha256": network.digest} for network in networks
-    ]
+    weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
     rows = [
         [[(m.sequences, m.deletions, m.descriptions) for m in group] for group in pair] for pair in alignments
     ]
+    settings = {"seed": seed, **numeric_settings(config, network.info.config)}
+    guess = None if config.initial_guess is None else file_digest(config.initial_guess)
     return {
-        "schema_version": 1,
+        "schema_version": 2,
         "name": target.name,
         "source": Path(target.source).name,
         "record": target.record,
         "chains": chains,
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
         "weights": weights,
-        "settings": dict(settings),
+        "settings": settings,
         "device": device,
         "versions": {
             "fastfold": __version__,
@@ -66,59 +69,123 @@ def run_record(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "input_hash": input_hash(chains, rows, weights, settings, __version__),
+        "input_hash": input_hash(chains, rows, weights, settings, guess, __version__),
     }
 
 
-def write_target(
-    output: Path, name: str, record: Mapping[str, Any], predictions: Sequence[Prediction], *, plots: bool
-) -> int:
-    """Write all files of a target and then its completion marker; if one cannot be written, none.
+@dataclass(frozen=True)
+class Wanted:
+    """Which files a prediction shall have beyond its structure, scores and settings.
+
+    Attributes:
+        plots: The picture.
+        pae: Aligned errors of all pairs.
+        representations: The representations.
+        recycles: The structure after each pass.
+    """
+
+    plots: bool
+    pae: bool
+    representations: bool
+    recycles: bool
+
+    def missing(self, record: PredictionRecord) -> set[str]:
+        """Endings of the files that a finished prediction does not have and shall have."""
+        asked = {
+            ".cif": True,
+            "_scores.json": True,
+            "_config.json": True,
+            ".png": self.plots,
+            "_pae.json": self.pae,
+        }
+        asked |= {"_representations.npz": self.representations, "_r0.pdb": self.recycles}
+        return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
+
+
+def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The numbers by which a target's predictions are ranked; one that has no such score comes last.
 
     Args:
-        output: The output folder, which exists.
-        name: Name of the target.
-        record: See :func:`run_record`.
-        predictions: Best first.
-        plots: Whether plots are drawn.
+        by: See :data:`fastfold.inference.config.RankBy`.
+        scores: Of each prediction: ``plddt``, ``ptm`` and ``iptm``.
+    """
+    if by == "auto":
+        by = "plddt" if any(one.get("iptm") is None for one in scores) else "multimer"
 
-    Returns:
-        The number of files, without the marker.
+    def number(one: Mapping[str, Any]) -> float:
+        if by == "multimer" and None not in (one.get("iptm"), one.get("ptm")):
+            return 0.8 * float(one["iptm"]) + 0.2 * float(one["ptm"])
+        return -math.inf if one.get(by) is None else float(one[by])
+
+    return [number(one) for one in scores]
+
+
+def stops(config: InferConfig, scores: Mapping[str, Any], target: Target) -> bool:
+    """Whether a prediction is so good that no other is made of its target (``stop_at_score``)."""
+    if config.stop_at_score is None:
+        return False
+    (score,) = ranking_scores("multimer" if target.is_complex else "plddt", [scores])
+    return (100 * score if target.is_complex else score) >= config.stop_at_score
+
+
+def write_prediction(
+    results: TargetResults,
+    record: Mapping[str, Any],
+    prediction: Prediction,
+    scores: Mapping[str, Any],
+    config: InferConfig,
+) -> PredictionRecord:
+    """Add a prediction with its files to a target's results, and rank them.
+
+    Args:
+        results: The target's.
+        record: See :func:`run_record`.
+        prediction: What was predicted.
+        scores: What it is listed by beyond its own scores: ``seconds`` and ``peak_memory``.
+        config: How it was folded.
 
     Raises:
-        OutputError: A file cannot be written; what stood there before still does.
+        OutputError: It cannot be written; what was there still is.
     """
-    with _staging(output) as folder:
-        staged = [write_config(folder, name, record)]
-        for rank, prediction in enumerate(predictions, 1):
-            staged += prediction.save(folder, rank=rank, plots=plots).values()
-        files = [output / path.name for path in staged]
-        for path, file in zip(staged, files, strict=True):
-            try:
-                os.replace(path, file)
-            except OSError as error:
-                raise OutputError(
-                    f"cannot write {str(file)!r}: {error.strerror}; remove what is there"
-                ) from error
-    CompletionMarker.mark_complete(output, name, record["input_hash"], files)
-    return len(files)
+    files = prediction.files(plots=config.plots)
+    files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
+    return results.add(
+        record["input_hash"],
+        prediction.key,
+        files,
+        {**listed_scores(prediction), **scores},
+        partial(ranking_scores, config.rank),
+    )
 
 
-def write_config(output: Path, name: str, record: Mapping[str, Any]) -> Path:
-    """Write ``<name>_config.json`` with the settings, versions and input hash of a target."""
-    path = output / f"{name}_config.json"
-    write_atomic(path, lines_json(record))
-    return path
+def listed_scores(prediction: Prediction) -> dict[str, Any]:
+    """What predictions are ranked and listed by, in JSON's types."""
+
+    def plain(value: float | None) -> float | None:
+        return None if value is None else float(value)
+
+    return {
+        "model": prediction.model_name,
+        "seed": prediction.seed,
+        "length": len(prediction.aatype),
+        "plddt": prediction.mean_plddt,
+        "ptm": plain(prediction.ptm),
+        "iptm": plain(prediction.iptm),
+    }
 
 
-@contextlib.contextmanager
-def _staging(output: Path) -> Iterator[Path]:
-    """A hidden folder within the output folder, where files wait until all of them are there."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=".fastfold-", suffix=".tmp", dir=output))
-    except OSError as error:
-        raise OutputError(f"cannot write to {str(output)!r}: {error.strerror}") from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
+    """The picture of a prediction that was written without one, from its files.
+
+    Returns:
+        A PNG file.
+    """
+    scores = json.loads(results.path(record, "_scores.json").read_text())
+    pae = max_pae = None
+    if "_pae.json" in record.files:
+        (found,) = json.loads(results.path(record, "_pae.json").read_text())
+        pae, max_pae = np.array(found["predicted_aligned_error"]), found["max_predicted_aligned_error"]
+    lengths = [len(sequence) for sequence in scores["sequences"]]
+    chains = np.repeat(np.arange(len(lengths)), lengths)
+    title = f"{results.stem} by {scores['model']}"
+    return confidence_png(np.array(scores["plddt"]), chains, pae=pae, max_pae=max_pae, title=title)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -103,6 +103,7 @@ def fit_target(
     name: str,
     rows: int | None = None,
     templates: int | None = None,
+    config: Any = None,
 ) -> Fit:
     """Plan a target's fold by a network, or refuse the target, before hours are spent on it.
 
@@ -116,13 +117,14 @@ def fit_target(
         name: The target's name.
         rows: Rows of all alignments; None for as many as the network takes.
         templates: Shown to the network; None for as many as it takes.
+        config: Official configuration tree to fold with, if it is not the network's own.
 
     Raises:
         InputError: The smallest plan needs more; says how much, and what fits.
     """
     weight = next(model.evoformer.parameters())
     planner = Planner(
-        model.config,
+        model.config if config is None else config,
         weight.element_size(),
         device.type,
         host_memory=host_memory_bytes(device.type),

@@ -68,10 +68,17 @@ class AxialAlphaFold(AlphaFold):
         num_recycles: int | None = None,
         *,
         num_ensemble: int = 1,
+        recycle_tolerance: float | None = None,
         on_cycle: OnCycle | None = None,
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
-        result = super().forward(features, num_recycles, num_ensemble=num_ensemble, on_cycle=on_cycle)
+        result = super().forward(
+            features,
+            num_recycles,
+            num_ensemble=num_ensemble,
+            recycle_tolerance=recycle_tolerance,
+            on_cycle=on_cycle,
+        )
         group = self.shards.group
         for name in ("distogram", "predicted_aligned_error", "masked_msa"):
             if name not in result:

@@ -1,0 +1,80 @@
+"""What the settings of a fold mean for a network: its configuration with them in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import ensemble_size, is_multimer
+from fastfold.inference.config import InferConfig
+
+
+def apply_settings(config: InferConfig, network: Any) -> Any:
+    """A network's configuration with the settings of a fold in it.
+
+    Args:
+        config: The settings; what is None there stays as the network has it.
+        network: Official configuration tree, which stays as it is.
+
+    Raises:
+        ConfigError: The network cannot work so.
+    """
+    found = network.copy_and_resolve_references()
+    model, multimer = found.model, is_multimer(found)
+    if config.num_recycles is not None:
+        model.num_recycle = config.num_recycles
+    if config.recycle_tolerance is not None:
+        model.recycle_early_stop_tolerance = config.recycle_tolerance
+    if config.num_ensemble is not None:
+        if multimer:
+            model.num_ensemble_eval = config.num_ensemble
+        else:
+            found.data.eval.num_ensemble = config.num_ensemble
+    if config.max_msa is not None:
+        _set_rows(found, multimer, *config.max_msa)
+    return found
+
+
+def _set_rows(network: Any, multimer: bool, clusters: int, extra: int) -> None:
+    if multimer:
+        trunk = network.model.embeddings_and_evoformer
+        trunk.num_msa, trunk.num_extra_msa = clusters, extra
+        return
+    data = network.data
+    least = 1 + (data.eval.max_templates if data.common.reduce_msa_clusters_by_max_templates else 0)
+    if clusters < least:
+        raise ConfigError(
+            f"max_msa={clusters}:{extra} leaves this network no row for the sequence: {least - 1} of its rows are "
+            f"templates; give at least {least}:{extra}"
+        )
+    data.eval.max_msa_clusters, data.common.max_extra_msa = clusters, extra
+
+
+def recycle_tolerance(network: Any) -> float:
+    """Change of CA distances in Å under which a network stops recycling; 0 if it does not stop early."""
+    return max(0.0, float(network.model.get("recycle_early_stop_tolerance", 0.0)))
+
+
+def numeric_settings(config: InferConfig, network: Any) -> dict[str, Any]:
+    """The settings on which a network's numbers depend, each as it is carried out, in JSON's types.
+
+    Args:
+        config: The settings.
+        network: Official configuration tree.
+    """
+    applied = apply_settings(config, network)
+    if is_multimer(applied):
+        trunk = applied.model.embeddings_and_evoformer
+        rows = [trunk.num_msa, trunk.num_extra_msa]
+    else:
+        rows = [applied.data.eval.max_msa_clusters, applied.data.common.max_extra_msa]
+    return {
+        "num_recycles": applied.model.num_recycle,
+        "recycle_tolerance": recycle_tolerance(applied),
+        "num_ensemble": ensemble_size(applied),
+        "max_msa": rows,
+        "precision": config.precision,
+        "dropout": config.dropout,
+        "cyclic": config.cyclic,
+        "initial_guess": None if config.initial_guess is None else config.initial_guess.name,
+    }

@@ -1,0 +1,398 @@
+"""A folder of results, to which every run adds: whose files are whose, what is finished, and who is first.
+
+Each prediction (a network, a seed and the settings that its numbers depend on) has files of its own,
+``<stem>_rank_001_<network>_seed_0.pdb`` for example, and a record of their sizes and checksums. The records are kept in
+the hidden folder ``.fastfold``, where each target has a folder:
+
+- ``target.json``: the record and the sequences that own the target's stem.
+- ``<prediction>.json``: a finished prediction.
+- ``<prediction>.new``: a folder with the files and the record of a prediction on their way out. It is renamed into its
+  place when all of it is on the disk; from then on the prediction is finished, whoever moves the files to their places.
+
+Nothing is removed but on demand, and every change is made under a lock of the folder, so that several processes can
+work in one folder and be killed at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fastfold.data.targets import Target, marked_stem
+from fastfold.errors import WriteError
+from fastfold.utils.atomic_files import (
+    output_error,
+    prepare_output_directory,
+    sweep_temporary,
+    temporary_name,
+    write_atomic,
+)
+from fastfold.utils.hashing import file_digest, input_hash
+
+STATE = ".fastfold"
+"""Name of the hidden folder with the records."""
+_VERSION = 2
+_PENDING = ".new"
+
+
+@dataclass(frozen=True)
+class PredictionRecord:
+    """A finished prediction and its files.
+
+    Attributes:
+        id: Hash of everything that its numbers depend on, 64 hexadecimal digits.
+        key: What its files are called by, after target and rank: ``<network>_seed_<n>``, with eight digits of ``id``
+            where that was taken.
+        files: Size in bytes and SHA-256 of each file by its ending (``.pdb``, ``_scores.json``).
+        scores: What predictions are ranked and listed by: ``model``, ``seed``, ``plddt``, ``ptm`` and so on.
+        rank: Place among the target's predictions, from 1.
+    """
+
+    id: str
+    key: str
+    files: Mapping[str, tuple[int, str]]
+    scores: Mapping[str, Any]
+    rank: int = 0
+
+    def name(self, stem: str, ending: str) -> str:
+        """Name of one of its files."""
+        return f"{stem}_rank_{self.rank:03d}_{self.key}{ending}"
+
+
+Ranking = Callable[[Sequence[Mapping[str, Any]]], Sequence[float]]
+"""Gives the numbers by which a target's predictions are ranked from their scores; higher is better."""
+
+
+class ResultsFolder:
+    """The folder that ``fastfold infer`` writes to.
+
+    Args:
+        path: The folder; it and its parents are made as needed. What killed processes left there is removed.
+        say: Told of what people should know.
+
+    Raises:
+        WriteError: The folder cannot be written to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], say: Callable[[str], None] = lambda _: None) -> None:
+        self.path, self.say = prepare_output_directory(path), say
+        self.state = prepare_output_directory(self.path / STATE)
+        for folder in (self.path, self.state):
+            sweep_temporary(folder)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Have the folder alone; within one process it may be asked for again."""
+        with _held(_file_lock(self.state / "lock")):
+            yield
+
+    def target(self, target: Target) -> TargetResults:
+        """A target's place: the stem that its record and sequences own, or a new one.
+
+        Raises:
+            WriteError: It cannot be written.
+        """
+        owner = {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
+        with self.locked():
+            for stem in (target.name, marked_stem(target.name, input_hash(owner))):
+                # Case does not count, because it does not on every file system.
+                folder = self.state / stem.casefold()
+                known = _read_json(folder / "target.json")
+                if known is None and any(folder.glob("*.json")):
+                    continue  # damaged: nobody knows whose it is
+                if known is None:
+                    prepare_output_directory(folder)
+                    write_atomic(folder / "target.json", json.dumps(owner | {"stem": stem}) + "\n")
+                elif {key: known.get(key) for key in owner} != owner:
+                    continue
+                else:
+                    stem = str(known.get("stem", stem))
+                if stem != target.name:
+                    self.say(
+                        f"{target.name}: {self.path} has results of another record or sequence under this name; this "
+                        f"one's are called {stem}"
+                    )
+                return TargetResults(self, stem, folder)
+        raise WriteError(f"{self.state / target.name} is damaged: remove it, or choose another output folder")
+
+    def stems(self) -> list[str]:
+        """Stems of all targets, sorted."""
+        found = (_read_json(path) for path in self.state.glob("*/target.json"))
+        return sorted(str(owner["stem"]) for owner in found if owner is not None and "stem" in owner)
+
+
+@dataclass(frozen=True)
+class TargetResults:
+    """One target's predictions in a folder.
+
+    Attributes:
+        parent: The folder.
+        stem: What the target's files are called by.
+        state: Folder of its records.
+    """
+
+    parent: ResultsFolder
+    stem: str
+    state: Path
+
+    def records(self) -> list[PredictionRecord]:
+        """All finished predictions, best first as they were ranked last."""
+        found = [
+            _read_record(path) for path in sorted(self.state.glob("*.json")) if path.name != "target.json"
+        ]
+        return sorted((record for record in found if record is not None), key=lambda r: (r.rank, r.key))
+
+    def find(self, prediction: str) -> PredictionRecord | None:
+        """A finished prediction whose files are all as they were written; None if there is none.
+
+        Args:
+            prediction: Its ``id``.
+        """
+        with self.parent.locked():  # nobody renames files now
+            record = _read_record(self.state / f"{prediction}.json")
+            if record is None:
+                return None
+            # All sizes first: they are cheap and show most damage.
+            sized = all(_has_size(self.path(record, end), size) for end, (size, _) in record.files.items())
+            return record if sized and all(self._whole(record, ending) for ending in record.files) else None
+
+    def path(self, record: PredictionRecord, ending: str) -> Path:
+        """Where a file of a prediction is."""
+        return self.parent.path / record.name(self.stem, ending)
+
+    @contextlib.contextmanager
+    def claimed(self, prediction: str) -> Iterator[bool]:
+        """Whether nobody else works on a prediction; if so, nobody else will until the end.
+
+        Args:
+            prediction: Its ``id``.
+        """
+        path = self.state / f"{prediction}.lock"
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(_held(_file_lock(path, timeout=0)))
+            except Timeout:
+                yield False
+                return
+            # Another process that has the removed file open sees the record, which is there before this.
+            stack.callback(path.unlink, missing_ok=True)
+            yield True
+
+    def add(
+        self,
+        prediction: str,
+        name: str,
+        files: Mapping[str, str | bytes],
+        scores: Mapping[str, Any],
+        ranking: Ranking,
+    ) -> PredictionRecord:
+        """Add a finished prediction, or files to one, and rank all of them anew.
+
+        Args:
+            prediction: Its ``id``.
+            name: What its files shall be called by; eight digits of ``id`` are added if another prediction has that.
+            files: Contents by ending.
+            scores: Its scores, in JSON's types.
+            ranking: By what to rank.
+
+        Returns:
+            The prediction as it stands.
+
+        Raises:
+            WriteError: A file cannot be written; everything is as it was.
+        """
+        staged = self.parent.state / temporary_name()
+        try:
+            staged.mkdir()
+            written = {}
+            for ending, content in files.items():
+                path = staged / f"file{ending}"
+                write_atomic(path, content)
+                written[ending] = (path.stat().st_size, file_digest(path))
+            with self.parent.locked():
+                self._settle()
+                known = _read_record(self.state / f"{prediction}.json")
+                if known is None:
+                    known = PredictionRecord(prediction, self._free_key(name, prediction), {}, {})
+                kept = {e: v for e, v in known.files.items() if e not in written and self._whole(known, e)}
+                record = replace(known, files=kept | written, scores=dict(scores))
+                write_atomic(staged / "record.json", _record_json(record))
+                os.replace(staged, self.state / f"{prediction}{_PENDING}")
+                self._settle()
+                self._rank(ranking)
+        except OSError as error:
+            raise output_error(self.parent.path, "write to", error) from error
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        return next(r for r in self.records() if r.id == prediction)
+
+    def rank(self, ranking: Ranking) -> list[PredictionRecord]:
+        """Rank all predictions; files that are not named by their rank are renamed.
+
+        Returns:
+            Best first; equals by name.
+
+        Raises:
+            WriteError: A file cannot be renamed.
+        """
+        with self.parent.locked():
+            self._settle()
+            self._rank(ranking)
+            return self.records()
+
+    def remove(self, predictions: Iterable[str]) -> None:
+        """Remove predictions with their files: on demand of the user alone.
+
+        Args:
+            predictions: Their ``id``.
+        """
+        gone = set(predictions)
+        with self.parent.locked():
+            self._settle()
+            for record in self.records():
+                if record.id in gone:
+                    for ending in record.files:
+                        self.path(record, ending).unlink(missing_ok=True)
+                    (self.state / f"{record.id}.json").unlink(missing_ok=True)
+
+    def _whole(self, record: PredictionRecord, ending: str) -> bool:
+        """Whether a file of a prediction is as it was written."""
+        try:
+            return file_digest(self.path(record, ending)) == record.files[ending][1]
+        except OSError:
+            return False
+
+    def _settle(self) -> None:
+        """Bring what is finished to its place: files first, then the record that speaks for them."""
+        for folder in sorted(self.state.glob(f"*{_PENDING}")):
+            record = _read_record(folder / "record.json")
+            if record is None:  # not ours: a finished prediction always has its record
+                continue
+            place = _read_record(self.state / f"{record.id}.json")
+            record = replace(record, rank=place.rank if place else record.rank or len(self.records()) + 1)
+            for ending in record.files:
+                with contextlib.suppress(
+                    FileNotFoundError
+                ):  # moved before a process was killed, or there before
+                    self._replace(folder / f"file{ending}", self.path(record, ending))
+            write_atomic(self.state / f"{record.id}.json", _record_json(record))
+            shutil.rmtree(folder)
+
+    def _rank(self, ranking: Ranking) -> None:
+        records = self.records()
+        numbers = ranking([record.scores for record in records])
+        pairs = sorted(zip(numbers, records, strict=True), key=lambda pair: (-pair[0], pair[1].key))
+        for rank, (_, record) in enumerate(pairs, 1):
+            ranked = replace(record, rank=rank)
+            for ending in record.files:
+                self._rename(self.path(record, ending), self.path(ranked, ending), record.key, ending)
+            if rank != record.rank:
+                write_atomic(self.state / f"{record.id}.json", _record_json(ranked))
+
+    def _rename(self, old: Path, new: Path, key: str, ending: str) -> None:
+        """Give a file its new rank; if a process was killed before it wrote the rank down, look for the file."""
+        if new.exists():
+            return
+        if not old.exists():
+            pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{key}{ending}"))
+            names = [entry.name for entry in os.scandir(self.parent.path) if pattern.fullmatch(entry.name)]
+            old = self.parent.path / min(names, default=old.name)
+        with contextlib.suppress(FileNotFoundError):  # removed by the user: folded again when it is asked for
+            self._replace(old, new)
+
+    def _free_key(self, name: str, prediction: str) -> str:
+        """What a new prediction's files are called by: nobody else's name, be it a file of another program."""
+        pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{name}") + r"[._].*")
+        taken = any(record.key == name for record in self.records())
+        taken = taken or any(pattern.fullmatch(entry.name) for entry in os.scandir(self.parent.path))
+        return f"{name}_{prediction[:8]}" if taken else name
+
+    def _replace(self, old: Path, new: Path) -> None:
+        try:
+            os.replace(old, new)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise output_error(new, "write", error) from error
+
+
+def _file_lock(path: Path, timeout: float = -1) -> FileLock:
+    """A lock that the system opens when its process ends, however that happens."""
+    return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
+
+
+@contextlib.contextmanager
+def _held(lock: FileLock) -> Iterator[None]:
+    """Hold a lock.
+
+    Raises:
+        Timeout: Another process holds it.
+        WriteError: The file system has no locks, or the file cannot be made.
+    """
+    try:
+        lock.acquire()
+    except Timeout:
+        raise
+    except NotImplementedError as error:
+        raise WriteError(
+            f"the file system of {lock.lock_file} has no locks, so that processes could overwrite each other's "
+            "results; choose another output folder"
+        ) from error
+    except OSError as error:
+        raise output_error(Path(lock.lock_file), "lock", error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _record_json(record: PredictionRecord) -> str:
+    return json.dumps({"schema_version": _VERSION, **asdict(record)}, indent=1, allow_nan=False) + "\n"
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if there is none, or something else."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _read_record(path: Path) -> PredictionRecord | None:
+    """A record; None if there is none or it is not one of ours. It is read as data from anywhere."""
+    found = _read_json(path)
+    if found is None or found.get("schema_version") != _VERSION:
+        return None
+    files, scores, rank = found.get("files"), found.get("scores"), found.get("rank")
+    names = [found.get("id"), found.get("key"), *(files if isinstance(files, dict) else ())]
+    if not (isinstance(files, dict) and isinstance(scores, dict) and type(rank) is int):
+        return None
+    if any(not isinstance(name, str) or set(name) & set("/\\\0") for name in names):
+        return None
+    if any(not _is_entry(entry) for entry in files.values()):
+        return None
+    return PredictionRecord(
+        found["id"], found["key"], {e: (s, d) for e, (s, d) in files.items()}, scores, rank
+    )
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is a size and a checksum."""
+    return isinstance(entry, list) and len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str)

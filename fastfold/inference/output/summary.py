@@ -1,0 +1,111 @@
+"""``summary.tsv``: one line for each prediction in a results folder."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
+from fastfold.utils.atomic_files import write_atomic
+
+COLUMNS = (
+    "target",
+    "model",
+    "seed",
+    "rank",
+    "length",
+    "plddt",
+    "ptm",
+    "iptm",
+    "ipsae_max",
+    "relaxed_energy",
+    "seconds",
+    "peak_memory",
+    "files",
+)
+"""``relaxed_energy`` in kJ/mol, ``peak_memory`` in MiB, ``files`` what the prediction's files are called by."""
+
+
+@dataclass
+class SummaryFile:
+    """The table of a results folder, brought up to date target by target.
+
+    It is written at most so often that writing takes a small part of the time.
+
+    Attributes:
+        folder: The results folder.
+    """
+
+    folder: ResultsFolder
+    _changed: dict[str, TargetResults] = field(default_factory=dict)
+    _next: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        """Where the table is."""
+        return self.folder.path / "summary.tsv"
+
+    def update(self, target: TargetResults) -> None:
+        """Bring a target's lines up to date, now or soon."""
+        self._changed[target.stem] = target
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the table with all changes.
+
+        Raises:
+            WriteError: It cannot be written; what was there still is.
+        """
+        if not self._changed:
+            return
+        start = time.monotonic()
+        with self.folder.locked():
+            lines: dict[str, list[str]] = {}
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                for line in self.path.read_text(encoding="utf-8").splitlines()[1:]:
+                    lines.setdefault(line.partition("\t")[0], []).append(line)
+            for stem, target in self._changed.items():
+                lines[stem] = [
+                    _line(stem, record.rank, record.scores, record.name(stem, ""))
+                    for record in target.records()
+                ]
+            self._changed.clear()
+            text = ["\t".join(COLUMNS), *(line for found in lines.values() for line in found)]
+            write_atomic(self.path, "\n".join(text) + "\n")
+        end = time.monotonic()
+        self._next = end + 20 * (end - start)
+
+
+def _line(stem: str, rank: int, scores: Mapping[str, Any], files: str) -> str:
+    values = {**scores, "target": stem, "rank": rank, "files": files}
+    return "\t".join(_cell(values.get(column)) for column in COLUMNS)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        value = f"{value:.4g}"
+    return "" if value is None else " ".join(str(value).split())
+
+
+def read_summary(path: Path) -> list[dict[str, str]]:
+    """The lines of a table, each by column; empty if there is no table."""
+    try:
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]
+
+
+def aligned_table(lines: Iterable[Mapping[str, str]], columns: Iterable[str]) -> str:
+    """Lines of a table for a terminal, columns aligned; empty cells as ``-``."""
+    rows = [list(columns)]
+    rows += [[line.get(column, "") or "-" for column in rows[0]] for line in lines]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
