@@ -102,8 +102,12 @@ class InferConfig:
         if self.max_msa is not None:
             object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
         if self.memory_budget is not None:
+            if isinstance(self.memory_budget, bool) or not isinstance(self.memory_budget, (int, str)):
+                raise ConfigError(f"memory_budget must be text or a number of bytes, got {self.memory_budget!r}")
             object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
         if self.initial_guess is not None:
+            if not isinstance(self.initial_guess, (str, Path)):
+                raise ConfigError(f"initial_guess must be a path, got {self.initial_guess!r}")
             object.__setattr__(self, "initial_guess", Path(self.initial_guess))
         if self.parallel is not None and (self.dropout or self.save_representations):
             asked = "dropout" if self.dropout else "save_representations"
@@ -121,7 +125,9 @@ def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:
     Raises:
         ConfigError: There is none, or one is not a whole number from 0 to 2³¹ - 1.
     """
-    given = [seeds] if isinstance(seeds, (numbers.Number, str)) else list(seeds)
+    if not isinstance(seeds, (numbers.Number, Sequence)) or isinstance(seeds, str):
+        raise ConfigError(f"seeds must be a whole number or a list of them, got {seeds!r}")
+    given = [seeds] if isinstance(seeds, numbers.Number) else list(seeds)
     if not given:
         raise ConfigError("seeds is empty; give at least one seed")
     for seed in given:

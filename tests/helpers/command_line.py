@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fastfold.cli import main
+from fastfold.inference.output.results_folder import STATE
 from tests.conftest import REPOSITORY
 from tests.helpers.signals import interruptible
 
@@ -98,16 +99,24 @@ class CommandLine:
         return subprocess.Popen(command, cwd=REPOSITORY, preexec_fn=interruptible, **options)
 
     def names(self) -> list[str]:
-        """All files of the output folder, hidden ones too; empty if there is no folder."""
-        return sorted(path.name for path in self.out.iterdir()) if self.out.exists() else []
+        """Files of targets in the output folder, and temporary files anywhere in it; empty if there is no folder."""
+        if not self.out.exists():
+            return []
+        left = {str(path.relative_to(self.out)) for path in self.out.rglob("*.tmp")}
+        return sorted(left | {path.name for path in self.out.iterdir()} - {STATE, "summary.tsv"})
 
     def contents(self) -> dict[str, bytes]:
-        """All files of the output folder with their contents."""
-        return {path.name: path.read_bytes() for path in self.out.iterdir()}
+        """Files of targets in the output folder with their contents."""
+        return {name: (self.out / name).read_bytes() for name in self.names()}
 
     def load(self, name: str) -> Any:
         """A JSON file of the output folder."""
         return json.loads((self.out / name).read_text())
+
+    def config(self, target: str, rank: int = 1) -> dict[str, Any]:
+        """Settings of a target's prediction of some rank."""
+        (path,) = self.out.glob(f"{target}_rank_{rank:03d}_*_config.json")
+        return json.loads(path.read_text())
 
     def scores(self, target: str, rank: int = 1) -> dict[str, Any]:
         """Scores of a target's prediction of some rank."""

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-
+import numpy as np
 import pytest
 
 from fastfold.errors import ConfigError
-from fastfold.evoformer.config import model_config
-from fastfold.inference.config import InferConfig
-
-
-def test_what_a_result_depends_on_is_recorded_and_nothing_else() -> None:
-    """Where and in which pieces a target is folded does not make it another run."""
-    recorded = InferConfig().recorded()
-    assert list(recorded) == ["num_recycles", "seed", "precision", "plots", "pae"]
-    moved = replace(InferConfig(), device="cpu", parallel="dap=2", memory_budget="1GiB")
-    assert moved.recorded() == recorded
-    assert {field.name for field in fields(InferConfig)} >= set(recorded)
+from fastfold.inference.config import InferConfig, parse_max_msa, parse_seeds
 
 
 def test_a_budget_is_given_in_words_or_bytes() -> None:
@@ -25,19 +14,56 @@ def test_a_budget_is_given_in_words_or_bytes() -> None:
     assert InferConfig(memory_budget="2GiB").budget == InferConfig(memory_budget=2 << 30).budget == 2 << 30
 
 
-def test_recycles_are_the_networks_own_unless_they_are_given() -> None:
-    network = model_config("model_1")
-    assert InferConfig().recycles(network) == network.model.num_recycle
-    assert InferConfig(num_recycles=0).recycles(network) == 0
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0", (0,)), ("0-4", (0, 1, 2, 3, 4)), ("7, 1,3-4 ,3", (7, 1, 3, 4)), ("2147483647", (2**31 - 1,))]
+)
+def test_seeds_are_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize("text", ["", "-1", "4-2", "1,,2", "x", "0-200000", "2147483648", "1.5", "٣"])
+def test_what_is_no_list_of_seeds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="seeds"):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["512", "512:", "0:1", "1:0", "a:b", "1:2:3", "-1:2"])
+def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="max_msa"):
+        parse_max_msa(text)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_recycles": -1}, "num_recycles must not be negative"),
+        ({"num_recycles": -1}, "num_recycles must be from 0 to 1000, got -1"),
+        ({"num_recycles": 1.5}, "num_recycles must be a whole number, got 1.5"),
+        ({"num_recycles": True}, "num_recycles must be a whole number"),
+        ({"num_recycles": "3"}, "num_recycles must be a whole number, got '3'"),
+        ({"num_ensemble": 0}, "num_ensemble must be from 1"),
+        ({"seeds": ()}, "seeds is empty"),
+        ({"seeds": (1, -1)}, "seed must be from 0"),
+        ({"seeds": ("1",)}, "seed must be a whole number"),
+        ({"seeds": None}, "seeds must be"),
+        ({"recycle_tolerance": "x"}, "recycle_tolerance must be a number"),
+        ({"recycle_tolerance": float("nan")}, "recycle_tolerance must be from 0"),
+        ({"stop_at_score": 101}, "stop_at_score must be from 0 to 100"),
+        ({"rank": "best"}, "rank must be one of auto, plddt"),
+        ({"precision": "fp64"}, "precision must be one of fp32, bf16"),
+        ({"dropout": 1}, "dropout must be True or False"),
+        ({"pae": "yes"}, "pae must be True, False or None"),
+        ({"max_msa": (1,)}, "max_msa must be two numbers"),
+        ({"max_msa": (1.0, 2)}, "max_msa must be a whole number"),
         ({"memory_budget": "lots"}, "'lots' is not"),
+        ({"memory_budget": 1.5}, "memory"),
+        ({"initial_guess": 3}, "initial_guess must be a path"),
+        ({"dropout": True, "parallel": "dap=2"}, "dropout needs one process"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         InferConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert InferConfig(num_recycles=np.int64(2), seeds=np.int32(3)).seeds == (3,)  # type: ignore[arg-type]

@@ -15,6 +15,8 @@ from Bio.PDB.MMCIF2Dict import MMCIF2Dict
 
 import fastfold
 from fastfold.inference import folding
+from fastfold.inference.output.results_folder import STATE
+from fastfold.inference.output.summary import read_summary
 from tests.helpers.command_line import QUICK, CommandLine
 
 SEQUENCE = "MKTAYIAKQR"
@@ -43,12 +45,12 @@ def mean_b_factors(structure) -> list[float]:
     return [next(iter(residue)).bfactor for residue in residues]
 
 
-def test_a_target_gets_structure_scores_aligned_error_picture_settings_and_marker(cli: CommandLine):
+def test_a_prediction_gets_structure_scores_aligned_error_picture_and_settings(cli: CommandLine):
     done = cli.infer(cli.fasta({"T1": SEQUENCE}), settings=["--num-recycles", "1", "--seed", "7"])
     assert (done.code, done.out) == (0, f"1 folded; results in {cli.out}\n")
     stem = "T1_rank_001_model_1_ptm_seed_7"
-    ends = [".cif", ".pdb", ".png", "_pae.json", "_scores.json"]
-    assert cli.names() == ["T1_complete.json", "T1_config.json", *(stem + end for end in ends)]
+    ends = [".cif", ".pdb", ".png", "_config.json", "_pae.json", "_scores.json"]
+    assert cli.names() == [stem + end for end in ends]
 
     scores = cli.load(f"{stem}_scores.json")
     assert scores["schema_version"] == 1
@@ -75,23 +77,39 @@ def test_a_target_gets_structure_scores_aligned_error_picture_settings_and_marke
     assert [float(value) for value in metrics] == pytest.approx(scores["plddt"], abs=0.006)
     assert (cli.out / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
 
-    config = cli.load("T1_config.json")
-    settings = {"num_recycles": 1, "seed": 7, "precision": "fp32", "plots": True, "pae": None}
-    assert config["settings"] == settings
+    config = cli.config("T1")
+    assert config["settings"] == {
+        "seed": 7,
+        "num_recycles": 1,
+        "recycle_tolerance": 0.0,
+        "num_ensemble": 1,
+        "max_msa": [4, 8],
+        "precision": "fp32",
+        "dropout": False,
+        "cyclic": False,
+        "initial_guess": None,
+    }
     assert config["device"] in ("cpu", "cuda")
     assert config["chains"] == {"A": SEQUENCE}
     assert config["source"] == "input.fasta"
     assert config["versions"]["fastfold"] == fastfold.__version__
     assert config["versions"]["torch"] == torch.__version__
     assert len(config["input_hash"]) == 64
-    assert cli.load("T1_complete.json")["digest"] == config["input_hash"]
+    assert (cli.out / STATE / "t1" / f"{config['input_hash']}.json").is_file()
+    (line,) = read_summary(cli.out / "summary.tsv")
+    assert (line["target"], line["model"], line["seed"], line["rank"]) == ("T1", "model_1_ptm", "7", "1")
+    assert (line["length"], line["iptm"], line["files"]) == ("10", "", stem)
+    assert float(line["plddt"]) == pytest.approx(scores["mean_plddt"], rel=1e-3)
+    assert float(line["seconds"]) > 0
+    assert float(line["peak_memory"]) > 50
 
 
 def test_single_sequence_mode_and_the_result_are_announced(cli: CommandLine):
     done = cli.infer(cli.fasta({"T1": SEQUENCE}))
     assert "1/1 T1: 10 residues, no alignment, from the sequence alone, by model_1_ptm" in done.err
     scores = cli.scores("T1")
-    result = f"pLDDT {scores['mean_plddt']:.1f}, pTM {scores['ptm']:.2f} by model_1_ptm, 5 files in {cli.out}"
+    result = f"pLDDT {scores['mean_plddt']:.1f}, pTM {scores['ptm']:.2f} by model_1_ptm_seed_0, best of "
+    result += f"1 prediction in {cli.out}"
     assert result in done.err
 
 
@@ -103,9 +121,9 @@ def test_predictions_of_several_weights_are_ranked_by_confidence(cli: CommandLin
     assert confidences == sorted(confidences, reverse=True)
     assert len(set(confidences)) == 3
     assert {found["model"] for found in scores} == {"model_1_ptm", "model_2_ptm", "model_3_ptm"}
-    config = cli.load("T1_config.json")
-    assert [weight["file"] for weight in config["weights"]] == [path.name for path in weights]
-    assert len({weight["sha256"] for weight in config["weights"]}) == 3
+    found = [cli.config("T1", rank)["weights"] for rank in (1, 2, 3)]
+    assert {weight["file"] for weight in found} == {path.name for path in weights}
+    assert len({weight["sha256"] for weight in found}) == 3
 
 
 class Finished:
@@ -119,13 +137,16 @@ class Finished:
         self.fasta = cli.fasta({"T1": SEQUENCE})
         self.weights = cli.weights()
         self.first = self.run()
-        self.before = {path.name: path.stat().st_mtime_ns for path in cli.out.iterdir()}
+        self.before = self.times()
 
     def run(self, *more: str | Path):
         return self.cli.infer(self.fasta, "--msa-dir", self.msas, *more, weights=[self.weights])
 
+    def times(self) -> dict[str, int]:
+        return {name: (self.cli.out / name).stat().st_mtime_ns for name in self.cli.names()}
+
     def untouched(self) -> bool:
-        return {path.name: path.stat().st_mtime_ns for path in self.cli.out.iterdir()} == self.before
+        return self.times() == self.before
 
 
 @pytest.fixture
@@ -150,58 +171,101 @@ def test_more_targets_join_a_finished_one_in_the_same_folder(finished: Finished)
     assert finished.cli.scores("T2")["sequences"] == [OTHER]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "recycles",
-        "seed",
-        "precision",
-        "plots",
-        "sequence",
-        "alignment",
-        "weights",
-        "deleted",
-        "damaged",
-        "marker",
-    ],
-)
-def test_whatever_changes_makes_the_target_fold_again(finished: Finished, change: str):
+@pytest.mark.parametrize("change", ["recycles", "seed", "precision", "alignment", "weights", "max_msa", "dropout"])
+def test_whatever_changes_the_numbers_adds_a_prediction_to_those_that_are_there(finished: Finished, change: str):
     cli = finished.cli
+    before = cli.contents()
     more = {
         "recycles": ["--num-recycles", "1"],
         "seed": ["--seed", "1"],
         "precision": ["--precision", "bf16"],
-        "plots": [],
+        "max_msa": ["--max-msa", "2:1"],
+        "dropout": ["--dropout"],
     }.get(change, [])
-    if change == "sequence":
-        changed = SEQUENCE[:-1] + "W"
-        finished.fasta = cli.fasta({"T1": changed})
-        (finished.msas / "T1.a3m").write_text(a3m(changed))
-    elif change == "alignment":
+    if change == "alignment":
         (finished.msas / "T1.a3m").write_text(a3m(SEQUENCE, rows=5))
     elif change == "weights":
         finished.weights = cli.weights(noise=0.01)
-    elif change == "deleted":
+    done = finished.run(*more)
+    assert done.code == 0
+    assert done.out.startswith("1 folded;")
+    assert sorted(before.values()) == sorted(set(before.values()) & set(cli.contents().values()))
+    scores = [cli.scores("T1", rank) for rank in (1, 2)]
+    assert scores[0]["ranking_confidence"] >= scores[1]["ranking_confidence"]
+    assert len(read_summary(cli.out / "summary.tsv")) == 2
+    keys = {line["files"].partition("_rank_")[2][4:] for line in read_summary(cli.out / "summary.tsv")}
+    assert "model_1_ptm_seed_0" in keys
+    if change == "seed":
+        assert keys == {"model_1_ptm_seed_0", "model_1_ptm_seed_1"}
+    assert finished.run(*more).out.startswith("0 folded, 1 finished before")
+
+
+def test_another_sequence_of_the_same_name_gets_another_stem(finished: Finished):
+    cli, before = finished.cli, finished.cli.contents()
+    changed = SEQUENCE[:-1] + "W"
+    finished.fasta = cli.fasta({"T1": changed})
+    (finished.msas / "T1.a3m").write_text(a3m(changed))
+    done = finished.run()
+    assert done.out.startswith("1 folded;")
+    assert "T1: " in done.err
+    assert "has results of another record or sequence under this name; this one's are called T1_" in done.err
+    assert before.items() <= cli.contents().items()
+    assert len(cli.contents()) == 2 * len(before)
+    assert finished.run().out.startswith("0 folded, 1 finished before")
+
+
+@pytest.mark.parametrize("change", ["deleted", "damaged", "record"])
+def test_a_damaged_prediction_is_made_again(finished: Finished, change: str):
+    cli, before = finished.cli, finished.cli.contents()
+    if change == "deleted":
         next(cli.out.glob("*.cif")).unlink()
     elif change == "damaged":
         path = next(cli.out.glob("*.pdb"))
         path.write_bytes(path.read_bytes().replace(b"ATOM", b"BTOM", 1))
-    elif change == "marker":
-        (cli.out / "T1_complete.json").write_text("{")
-    if change == "plots":
-        settings = ["--num-recycles", "0"]
-        done = cli.infer(
-            finished.fasta, "--msa-dir", finished.msas, weights=[finished.weights], settings=settings
-        )
     else:
-        done = finished.run(*more)
+        (record,) = (path for path in (cli.out / STATE / "t1").glob("*.json") if path.name != "target.json")
+        record.unlink()
+    assert finished.run().out.startswith("1 folded;")
+    if change == "record":  # whose files these are is not known any more, so they stay
+        assert before.items() <= cli.contents().items()
+        assert len(cli.contents()) == 2 * len(before)
+    else:
+        assert cli.contents() == before
+
+
+def test_plots_and_the_default_spelled_out_fold_nothing_again(finished: Finished):
+    cli, before = finished.cli, finished.before
+    done = cli.infer(
+        finished.fasta, "--msa-dir", finished.msas, weights=[finished.weights], settings=["--num-recycles", "0"]
+    )
     assert done.code == 0
+    assert "recycle" not in done.err
+    (picture,) = cli.out.glob("*.png")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert before.items() <= finished.times().items()
+    again = finished.run("--num-ensemble", "1", "--recycle-tolerance", "0", "--seeds", "0")
+    assert again.out.startswith("0 folded, 1 finished before")
+
+
+def test_overwriting_is_asked_for(finished: Finished):
+    finished.run("--seeds", "1-2")
+    assert len(read_summary(finished.cli.out / "summary.tsv")) == 3
+    before = finished.cli.contents()
+    done = finished.run("--overwrite")
     assert done.out.startswith("1 folded;")
-    # All of one run: no file of the run before is left beside them.
-    stem = f"T1_rank_001_model_1_ptm_seed_{1 if change == 'seed' else 0}"
-    ends = [".cif", ".pdb", *([".png"] if change == "plots" else []), "_pae.json", "_scores.json"]
-    assert cli.names() == ["T1_complete.json", "T1_config.json", *(stem + end for end in ends)]
-    assert b"BTOM" not in (cli.out / f"{stem}.pdb").read_bytes()
+    (line,) = read_summary(finished.cli.out / "summary.tsv")
+    assert (line["seed"], line["rank"]) == ("0", "1")
+    assert len(finished.cli.names()) * 3 == len(before)
+    assert set(finished.cli.contents().values()) <= set(before.values())
+
+
+def test_names_that_look_alike_in_files_do_not_share_results(cli: CommandLine):
+    assert cli.infer(cli.fasta({"a_b": SEQUENCE})).code == 0
+    before = cli.contents()
+    done = cli.infer(cli.fasta({"a/b": OTHER}))
+    assert done.out.startswith("1 folded;")
+    assert before.items() <= cli.contents().items()
+    assert len(cli.contents()) == 2 * len(before)
 
 
 def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
@@ -270,6 +334,7 @@ def test_no_recycles_is_one_pass_and_the_default_is_the_networks_own_number(cli:
     done = cli.infer(fasta, settings=["--num-recycles", "0", "--no-plots"])
     assert "recycle 0/0" in done.err
     assert cli.scores("T1")["num_recycles"] == 0
+    cli.out = cli.folder / "default"
     done = cli.infer(fasta, settings=["--no-plots"])
     assert [f"recycle {i}/3" in done.err for i in range(5)] == [True] * 4 + [False]
     assert cli.scores("T1")["num_recycles"] == 3
@@ -283,7 +348,7 @@ def test_bf16_is_used_and_close_to_fp32(cli: CommandLine):
         cli.out = cli.folder / precision
         done = cli.infer(fasta, "--precision", precision, "--num-recycles", "1")
         assert done.code == 0
-        assert cli.load("T1_config.json")["settings"]["precision"] == precision
+        assert cli.config("T1")["settings"]["precision"] == precision
         (path,) = cli.out.glob("*.pdb")
         atoms = PDBParser(QUIET=True).get_structure("x", path).get_atoms()
         found.append(([atom.coord for atom in atoms if atom.name == "CA"], cli.scores("T1")["plddt"]))
@@ -309,7 +374,7 @@ def test_a_gpu_gives_what_the_cpu_gives(cli: CommandLine):
     for device in ("cpu", "cuda"):
         cli.out = cli.folder / device
         assert cli.infer(fasta, "--device", device).code == 0
-        assert cli.load("T1_config.json")["device"] == device
+        assert cli.config("T1")["device"] == device
         found.append(cli.scores("T1")["plddt"])
     assert found[1] == pytest.approx(found[0], abs=0.02)
 
@@ -392,8 +457,9 @@ class TestAlignments:
         done = cli.infer(fasta, "--msa-dir", cli.folder / "msas")
         assert done.code == 0
         assert f"{rows} alignment rows" in done.err
-        assert cli.load("T1_config.json")["alignment_rows"] == [[rows, 0]]
+        assert cli.config("T1")["alignment_rows"] == [[rows, 0]]
         with_alignment = cli.scores("T1")["plddt"]
+        cli.out = cli.folder / "alone"
         cli.infer(fasta)
         assert cli.scores("T1")["plddt"] != with_alignment
 
@@ -420,7 +486,7 @@ class TestAlignments:
         )
         assert done.code == 0
         assert "7 alignment rows" in done.err
-        assert cli.load("pair_config.json")["alignment_rows"] == [[4, 0], [3, 0]]
+        assert cli.config("pair")["alignment_rows"] == [[4, 0], [3, 0]]
 
     def test_a_colabfold_alignment_of_a_complex_is_split_into_its_chains(self, cli: CommandLine):
         text = f"#10,9\t1,1\n>101\t102\n{SEQUENCE}{OTHER}\n>both\n{SEQUENCE[::-1]}{OTHER[::-1]}\n>only_a\n{SEQUENCE}"
@@ -432,7 +498,7 @@ class TestAlignments:
             weights=[cli.weights("model_1_multimer_v3")],
         )
         assert done.code == 0
-        assert cli.load("pair_config.json")["alignment_rows"] == [[2, 2], [1, 2]]
+        assert cli.config("pair")["alignment_rows"] == [[2, 2], [1, 2]]
 
     def test_a_target_without_alignment_among_others_is_named(self, cli: CommandLine):
         msas = cli.folder / "msas"
