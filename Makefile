@@ -42,7 +42,7 @@ lint: $(VENV)/installed-test
 # Pages of modules that are gone must not stay.
 docs: $(VENV)/installed-docs
 	rm -rf docs/api
-	$(BIN)/python -m sphinx --quiet -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "Written to $(CURDIR)/build/docs/index.html"
 
 bench: $(VENV)/installed-test

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from importlib import import_module
 from pathlib import Path
 
+from docutils import nodes
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 from fastfold._version import __version__
 
@@ -47,14 +51,22 @@ suppress_warnings = ["ref.python"]
 # nor are type variables and private names.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|_\w+)")]
-# Modules whose name a function of their package has as well: an import by that name finds the function.
-autosummary_context = {
-    "shadowed": [
-        "fastfold.cli.main",
-        "fastfold.parallel.parallelize",
-        "fastfold.parallel.alphafold.grid_parallel",
-    ]
-}
+
+
+def exported(package: str) -> list[str]:
+    """What a package exports, by the places where it is defined."""
+    module = import_module(package)
+    names = getattr(module, "__all__", ()) if hasattr(module, "__path__") else ()
+    return [place for name in names if (place := defined(getattr(module, name))) is not None]
+
+
+def defined(thing: object) -> str | None:
+    """Where a class or function of ours is defined; None for anything else."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    return f"{module}.{name}" if name and str(module).startswith("fastfold.") else None
+
+
+autosummary_context = {"exported": exported}
 
 DOCS = Path(__file__).parent
 # Pages whose text is a file outside of this folder; here they only point to it.
@@ -91,6 +103,24 @@ def _text(_: Sphinx, name: str, content: list[str]) -> None:
     content[0] = LINK.sub(link, content[0])
 
 
+def _through_package(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
+) -> nodes.Element | None:
+    """A reference by the name that a package exports, to where the thing is defined."""
+    module, _, name = node.get("reftarget", "").rpartition(".")
+    if node.get("refdomain") != "py" or not module.startswith("fastfold"):
+        return None
+    try:
+        place = defined(getattr(import_module(module), name))
+    except (ImportError, AttributeError):
+        return None
+    if place is None:
+        return None
+    python = env.get_domain("py")
+    return python.resolve_xref(env, node["refdoc"], app.builder, node["reftype"], place, node, content)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _text)
+    app.connect("missing-reference", _through_package)

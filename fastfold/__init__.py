@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastfold.inference.api import load_model, predict, predict_many
     from fastfold.inference.output.prediction import Prediction
     from fastfold.memory.gemini.manager import Gemini
-    from fastfold.parallel.parallelize import parallelize
+    from fastfold.parallel.apply_plan import parallelize
     from fastfold.parallel.plan import ParallelPlan
     from fastfold.protein.metrics.compare import compare_structures
     from fastfold.protein.protein import Protein
@@ -53,7 +53,7 @@ __getattr__, __dir__ = lazy_names(
         "predict_many": "fastfold.inference.api",
         "Prediction": "fastfold.inference.output.prediction",
         "Gemini": "fastfold.memory.gemini.manager",
-        "parallelize": "fastfold.parallel.parallelize",
+        "parallelize": "fastfold.parallel.apply_plan",
         "ParallelPlan": "fastfold.parallel.plan",
         "compare_structures": "fastfold.protein.metrics.compare",
         "Protein": "fastfold.protein.protein",

@@ -1,5 +1,5 @@
 """The ``fastfold`` command."""
 
-from fastfold.cli.main import main
+from fastfold.cli.command import main
 
 __all__ = ["main"]

@@ -2,7 +2,7 @@
 
 import sys
 
-from fastfold.cli.main import main
+from fastfold.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

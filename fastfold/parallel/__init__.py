@@ -22,7 +22,7 @@ from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.parallel.distributed import DistributedContext, init_distributed, started_processes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
-from fastfold.parallel.parallelize import parallelize
+from fastfold.parallel.apply_plan import parallelize
 from fastfold.parallel.plan import ParallelPlan
 
 if TYPE_CHECKING:

@@ -83,7 +83,7 @@ def test_a_prediction_gets_structure_scores_aligned_error_picture_and_settings(c
         "num_recycles": 1,
         "recycle_tolerance": 0.0,
         "num_ensemble": 1,
-        "max_msa": [4, 8],
+        "max_msa": [512, 5120],
         "precision": "fp32",
         "dropout": False,
         "cyclic": False,
@@ -179,7 +179,7 @@ def test_whatever_changes_the_numbers_adds_a_prediction_to_those_that_are_there(
         "recycles": ["--num-recycles", "1"],
         "seed": ["--seed", "1"],
         "precision": ["--precision", "bf16"],
-        "max_msa": ["--max-msa", "2:1"],
+        "max_msa": ["--max-msa", "6:2"],
         "dropout": ["--dropout"],
     }.get(change, [])
     if change == "alignment":

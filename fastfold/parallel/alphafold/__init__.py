@@ -4,6 +4,6 @@ What is general lives one level up; here it is put onto the modules of :mod:`fas
 """
 
 from fastfold.parallel.alphafold.dap import axial_parallel, shard
-from fastfold.parallel.alphafold.grid_parallel import grid_parallel
+from fastfold.parallel.alphafold.grid import grid_parallel
 
 __all__ = ["axial_parallel", "grid_parallel", "shard"]

@@ -31,7 +31,7 @@ from fastfold.parallel.alphafold.axial_model import (
     AxialInvariantPointAttention,
 )
 from fastfold.parallel.alphafold.convert import convert_modules
-from fastfold.parallel.alphafold.grid_parallel import grid_parallel
+from fastfold.parallel.alphafold.grid import grid_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.mesh import ParallelMesh
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastfold.cli.main import main
+from fastfold.cli import main
 from fastfold.errors import ConfigError
 from fastfold.parallel import parallelize
 from fastfold.training.compose import compose_config
