@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from fastfold.data.fasta import read_targets
 from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
