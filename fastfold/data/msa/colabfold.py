@@ -121,7 +121,8 @@ class _Rows(NamedTuple):
         """The rows that differ in name or text, and warnings."""
         width = ends[-1]
         seen: set[tuple[str, bytes]] = set()
-        letters, names, odd = [], [], []
+        letters: list[str] = []
+        names, odd = [], []
         deletions = np.zeros((len(records), width), np.int32)
         for record in records:
             row = a3m_row(record, width, path)

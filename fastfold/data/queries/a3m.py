@@ -35,6 +35,7 @@ def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
     _check_query(text, path)
     header = colabfold_header(text, path=path)
     warnings: list[str] = []
+    alignments: list[ChainMsas]
     if header is None:
         msa = replace(parse_a3m(text, path=path), as_is=True)
         sequences, alignments = [msa.sequences[0]], [([msa], [])]

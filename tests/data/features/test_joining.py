@@ -17,6 +17,7 @@ from fastfold.data.msa.msa import ChainMsas, Msa, parse_a3m
 from fastfold.data.targets import make_chains
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
+from fastfold.inference.folding import _input_order
 from fastfold.protein import residue_constants as rc
 from tests.conftest import require_shared
 from tests.helpers.colabfold_records import assert_equal_features, expected, our_features, recorded_features
@@ -101,6 +102,15 @@ def test_featurize_joins_only_if_asked() -> None:
     single = featurize(chains[:1], alignments[:1], config, join=True)
     assert "asym_id" not in single.sample(0)
     assert single.chain_order == (0,)
+
+
+def test_residues_come_back_in_the_order_of_the_input() -> None:
+    """A network's output for A, B, A has the copies side by side."""
+    sequences = ["MKV", "WW", "MKV"]
+    sampler = featurize(make_chains(sequences), [([], [])] * 3, model_config("model_3_ptm"), join=True)
+    order = _input_order(sampler)
+    assert order.tolist() == [0, 1, 2, 6, 7, 3, 4, 5]
+    assert rc.aatype_to_sequence(sampler.static["aatype"][order]) == "".join(sequences)
 
 
 def test_coevolution_is_that_of_each_chain() -> None:
