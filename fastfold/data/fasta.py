@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -117,10 +118,7 @@ def parse_fasta(
         errors.append(InputError(message, path=path, line=stray + 1))
     elif not records:
         raise InputError("is empty; a FASTA file has a line '>name' and then the sequence", path=path)
-    readers = (
-        lambda number=number, record=record: _parse_record(path, number, record)
-        for number, record in enumerate(records, 1)
-    )
+    readers = [partial(_parse_record, path, number, record) for number, record in enumerate(records, 1)]
     return targets_of_records(readers, path, errors, complex_=complex_ and len(records) > 1)
 
 

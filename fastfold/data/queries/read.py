@@ -56,7 +56,8 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
     """The inputs, and in place of each folder the files in it that are queries by their name."""
     for path in inputs:
         try:
-            files = sorted(Path(path).iterdir()) if os.path.isdir(path) else None
+            is_folder = os.fspath(path) != STDIN and os.path.isdir(path)
+            files = sorted(Path(path).iterdir()) if is_folder else None
         except (OSError, ValueError) as error:
             errors.append(InputError(f"cannot be listed: {error}", path=path))
             continue
