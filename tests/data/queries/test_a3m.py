@@ -19,6 +19,7 @@ COMPLEX = "#3,2\t2,1\n>1\t2\nMKVLA\n>a\tb\nMRVL-\n"
         ("#3,2\n>q\nMKVLA\n", 1, "the first line is not ColabFold's"),
         ("#3,3\t1,1\n>q\nMKVLA\n", 1, "announces 6 columns, but the query has 5"),
         ("#2,2\t1,1\n>q\nMKMK\n", 1, "two of the chains have the same sequence"),
+        ("#2,2\t1,1\n>q\nMXMU\n", 1, "two of the chains have the same sequence"),
         (f"#3\t{MAX_CHAINS + 1}\n>q\nMKV\n", 1, "1,001 chains, more than 1,000"),
         (">q\nMkKV\n>h\nMaKV\n", 1, "has 'k' in lower case"),
         ("#3,2\t2,1\n>1\t2\nMKVLa\n", 2, "has 'a' in lower case"),
