@@ -12,7 +12,8 @@ def add_verify_command(commands: Any) -> None:
     verify = commands.add_parser(
         "verify",
         help="compare this installation with the official AlphaFold program",
-        description="Run the network on a recorded run of the official program and print, for each output, the "
+        description="Repeat a recorded run of the official program, of its network or of its data pipeline (a folder "
+        "with expected.npz, query.fasta and alignments; templates are left out), and print, for each output, the "
         "relative error, the largest absolute error (Å for positions) and whether both are within tolerance.",
     )
     verify.add_argument("directories", nargs="+", type=Path, metavar="ORACLE_DIR")

@@ -1,23 +1,33 @@
 """FASTA files: records, and the targets that they name.
 
 A record is one target; ``:`` in its sequence joins the chains of a complex. With ``complex_`` all records of
-a file are the chains of one complex, which is called after the file. Files may be compressed if their name
-ends in ``.gz``.
+a file are the chains of one complex, which is called after the file. Lines that begin with ``#`` are comments.
+Files may be compressed if their name ends in ``.gz``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import PurePath
 from typing import NamedTuple
 
-from fastfold.data.targets import Chain, Target, make_chains, parse_sequence, safe_stem, unique_stems
+from fastfold.data.targets import (
+    FoundTarget,
+    Target,
+    make_chains,
+    parse_sequence,
+    safe_stem,
+    unique_targets,
+)
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 MAX_FASTA_BYTES = 1 << 28
+
+_ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
 
 
 class FastaRecord(NamedTuple):
@@ -32,6 +42,22 @@ class FastaRecord(NamedTuple):
     header: str
     line: int
     lines: list[str]
+
+
+class Record(NamedTuple):
+    """One record of a file of sequences.
+
+    Attributes:
+        identifier: Its name.
+        line: Its line in the file, from 1.
+        sequences: Its chains, upper case.
+        warnings: What was changed, one sentence each.
+    """
+
+    identifier: str
+    line: int
+    sequences: list[str]
+    warnings: list[str]
 
 
 def split_records(text: str) -> tuple[list[str], list[FastaRecord]]:
@@ -55,126 +81,129 @@ def read_fasta(path: PathLike, *, complex_: bool = False) -> list[Target]:
     Raises:
         InputError: The first thing in the file that cannot be used, with its line and record.
     """
-    targets, errors = read_targets([path], complex_=complex_)
+    errors: list[InputError] = []
+    found = parse_fasta(read_text_bytes(path, limit=MAX_FASTA_BYTES), path, errors, complex_=complex_)
+    targets = unique_targets(found, errors)
     if errors:
         raise errors[0]
     return targets
 
 
-def read_targets(
-    paths: Iterable[PathLike], *, complex_: bool = False
-) -> tuple[list[Target], list[InputError]]:
-    """The targets of several FASTA files, and everything in them that cannot be used.
-
-    A bad record never keeps the others from being read, nor does a bad file.
+def parse_fasta(
+    data: bytes, path: PathLike, errors: list[InputError], *, complex_: bool = False
+) -> list[FoundTarget]:
+    """The targets of a FASTA file's content.
 
     Args:
-        paths: The files.
-        complex_: The records of each file are the chains of one complex, called after the file.
+        data: The content.
+        path: The file's name, for errors and for what has no name of its own.
+        errors: One is added for each record that cannot be used.
+        complex_: All records are the chains of one complex, called after the file.
 
-    Returns:
-        The usable targets in the order of the input, with unique names, and one error for each bad file or
-        record; an identifier that was used before is an error too.
+    Raises:
+        InputError: There is no record, or the file is an alignment.
     """
-    targets: list[Target] = []
-    errors: list[InputError] = []
-    places: dict[str, str] = {}
-    for path in paths:
-        try:
-            records = _records(path, errors)
-        except InputError as error:
-            errors.append(error)
-            continue
-        if complex_ and len(records) > 1:
-            found = _complex_target(path, records, errors)
-        else:
-            found = _single_targets(path, records, errors)
-        for line, target in found:
-            if target.record in places:
-                message = f"the identifier was used before, at {places[target.record]}; rename one of the two"
-                errors.append(InputError(message, path=path, line=line, record=target.record))
-                continue
-            places[target.record] = f"{target.source}:{line}"
-            targets.append(target)
-    names = unique_stems([target.record for target in targets])
-    return [replace(target, name=name) for target, name in zip(targets, names, strict=True)], errors
-
-
-def _records(path: PathLike, errors: list[InputError]) -> list[FastaRecord]:
-    """The records of a file; text above the first header is added to ``errors``."""
     # Surrogates keep bytes that are not ASCII apart until the line that they stand in can be named.
-    text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("ascii", "surrogateescape")
-    preamble, records = split_records(text)
-    stray = next((i for i, line in enumerate(preamble) if line.strip()), None)
+    preamble, records = split_records(data.decode("ascii", "surrogateescape"))
+    stray = next((i for i, line in enumerate(preamble) if line.strip() and not line.startswith("#")), None)
+    first = next((i for i, line in enumerate(preamble) if line.strip()), None)
+    if first is not None and _ALIGNMENT.match(preamble[first]):
+        message = (
+            "this is an alignment, not FASTA; let its name end in .a3m to fold its query, or put it into a folder of "
+            "alignments"
+        )
+        raise InputError(message, path=path, line=first + 1)
     if stray is not None:
         message = "text without a header; put a line such as '>my_protein' above the sequence"
         errors.append(InputError(message, path=path, line=stray + 1))
     elif not records:
         raise InputError("is empty; a FASTA file has a line '>name' and then the sequence", path=path)
-    return records
+    readers = [partial(_parse_record, path, number, record) for number, record in enumerate(records, 1)]
+    return targets_of_records(readers, path, errors, complex_=complex_ and len(records) > 1)
 
 
-def _single_targets(
-    path: PathLike, records: list[FastaRecord], errors: list[InputError]
-) -> list[tuple[int, Target]]:
-    """One target per record, with the line of its header."""
-    targets = []
-    for number, record in enumerate(records, 1):
-        try:
-            identifier, sequences, warnings = _parse_record(path, number, record)
-        except InputError as error:
-            errors.append(error)
-            continue
-        targets.append((record.line, _target(path, identifier, make_chains(sequences), warnings)))
-    return targets
+def targets_of_records(
+    readers: Iterable[Callable[[], Record]], path: PathLike, errors: list[InputError], *, complex_: bool
+) -> list[FoundTarget]:
+    """The targets of the records of a file.
 
-
-def _complex_target(
-    path: PathLike, records: list[FastaRecord], errors: list[InputError]
-) -> list[tuple[int, Target]]:
-    """The target whose chains are all records, with the line of the first header; none if one is bad."""
-    sequences: list[str] = []
-    identifiers: list[str] = []
-    warnings: list[str] = []
+    Args:
+        readers: Per record, a function that reads it, or raises :class:`InputError`.
+        path: The file.
+        errors: What the functions raise is added.
+        complex_: All records are the chains of one complex, called after the file; there is none if a record
+            is bad.
+    """
+    records = []
     num_errors = len(errors)
-    for number, record in enumerate(records, 1):
+    for reader in readers:
         try:
-            identifier, found, doubts = _parse_record(path, number, record)
+            records.append(reader())
         except InputError as error:
             errors.append(error)
-            continue
-        sequences += found
-        identifiers += [identifier if len(found) == 1 else ""] * len(found)
-        warnings += (f"record {identifier!r}: {doubt}" for doubt in doubts)
-    if len(errors) > num_errors:
+    if not complex_:
+        return [
+            found_target(path, record.line, record.identifier, record.sequences, warnings=record.warnings)
+            for record in records
+        ]
+    if len(errors) > num_errors or not records:
         return []
-    name = _file_stem(path)
-    return [(records[0].line, _target(path, name, make_chains(sequences, identifiers), warnings))]
+    sequences = [sequence for record in records for sequence in record.sequences]
+    names = [r.identifier if len(r.sequences) == 1 else "" for r in records for _ in r.sequences]
+    warnings = [f"record {record.identifier!r}: {doubt}" for record in records for doubt in record.warnings]
+    found = found_target(path, records[0].line, file_stem(path), sequences, warnings=warnings, records=names)
+    return [found]
 
 
-def _target(path: PathLike, identifier: str, chains: tuple[Chain, ...], warnings: list[str]) -> Target:
-    """A target whose name is yet to be made unique."""
-    return Target(safe_stem(identifier), chains, os.fspath(path), identifier, tuple(warnings))
+def found_target(
+    path: PathLike,
+    line: int,
+    identifier: str,
+    sequences: list[str],
+    *,
+    warnings: list[str],
+    records: list[str] | None = None,
+) -> FoundTarget:
+    """A target that was found in a file; its name is yet to be made unique.
+
+    Args:
+        path: The file.
+        line: Line of its record.
+        identifier: Its name as the user wrote it.
+        sequences: One per chain, upper case.
+        warnings: What was changed in the input.
+        records: Per chain, the name of its own record, if it has one.
+    """
+    chains = make_chains(sequences, records)
+    target = Target(safe_stem(identifier), chains, os.fspath(path), identifier, tuple(warnings))
+    return FoundTarget(target, path, line)
 
 
-def _parse_record(path: PathLike, number: int, record: FastaRecord) -> tuple[str, list[str], list[str]]:
-    """Identifier, chains and warnings of the record that is the ``number``-th of its file."""
-    if not record.header.isascii():
-        message = "the header is not ASCII; write it in plain letters"
-        shown = record.header.encode("ascii", "backslashreplace").decode()
-        raise InputError(message, path=path, line=record.line, record=shown)
-    words = record.header.split()
-    identifier = words[0] if words else f"{_file_stem(path)}_{number}"
-    sequences, warnings = parse_sequence(
-        record.lines, path=path, record=identifier, first_line=record.line + 1
-    )
-    if not words:
-        warnings.insert(0, f"the header on line {record.line} has no name; it is called {identifier!r}")
-    return identifier, sequences, warnings
-
-
-def _file_stem(path: PathLike) -> str:
+def file_stem(path: PathLike) -> str:
+    """The name of a file without its folder and its extension, and without ``.gz`` behind that."""
     name = PurePath(path).name
     if name.lower().endswith(".gz"):
         name = name[:-3]
     return PurePath(name).stem or "targets"
+
+
+def check_identifier(identifier: str, path: PathLike, line: int) -> None:
+    """Raises :class:`InputError` if a name is not ASCII; what stands behind it in a header may be anything."""
+    if identifier.isascii():
+        return
+    shown = identifier.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    message = "the name is not ASCII; write it in plain letters (the description behind it may be anything)"
+    record = shown.encode("ascii", "backslashreplace").decode()
+    raise InputError(message, path=path, line=line, record=record)
+
+
+def _parse_record(path: PathLike, number: int, record: FastaRecord) -> Record:
+    """The record that is the ``number``-th of its file."""
+    words = record.header.split()
+    identifier = words[0] if words else f"{file_stem(path)}_{number}"
+    check_identifier(identifier, path, record.line)
+    lines = ["" if line.startswith("#") else line for line in record.lines]
+    sequences, warnings = parse_sequence(lines, path=path, record=identifier, first_line=record.line + 1)
+    if not words:
+        warnings.insert(0, f"the header on line {record.line} has no name; it is called {identifier!r}")
+    return Record(identifier, record.line, sequences, warnings)

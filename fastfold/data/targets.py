@@ -7,12 +7,16 @@ import itertools
 import re
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastfold.errors import InputError
 from fastfold.protein.protein import chain_name
 from fastfold.protein.residue_constants import restypes
 from fastfold.utils.text_files import PathLike, split_lines
+
+if TYPE_CHECKING:
+    from fastfold.data.msa.msa import ChainMsas
 
 MAX_NAME_LENGTH = 100
 
@@ -35,11 +39,14 @@ class Chain:
         sequence: One letter per residue, upper case, the 20 amino acids and X.
         record: Identifier of the FASTA record that the chain came from, where it has one of its own; used to
             find its alignments.
+        letters: The sequence as it was given, upper case, where it has B, J, O, U or Z; else empty. A chain
+            without an alignment shows them to the network as an alignment would: B as D, Z as E, U as C.
     """
 
     id: str
     sequence: str
     record: str = field(default="", compare=False)
+    letters: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,9 @@ class Target:
         record: Identifier as the user wrote it: the first word of the FASTA header, or the file's stem for
             a complex of several records.
         warnings: What was changed in the input, one sentence each.
+        alignments: Per chain, the alignments that the target came with (its alignments, and those whose rows
+            are paired with other chains'), as :func:`fastfold.data.features.pipeline.featurize` takes them;
+            None if it came without any.
     """
 
     name: str
@@ -61,6 +71,7 @@ class Target:
     source: str
     record: str
     warnings: tuple[str, ...]
+    alignments: tuple[ChainMsas, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_complex(self) -> bool:
@@ -71,6 +82,40 @@ class Target:
     def num_residues(self) -> int:
         """Residues of all chains together."""
         return sum(len(chain.sequence) for chain in self.chains)
+
+
+class FoundTarget(NamedTuple):
+    """A target as a file has it, its name not yet unique.
+
+    Attributes:
+        target: The target.
+        path: Its file.
+        line: Line of its record in its file, from 1.
+    """
+
+    target: Target
+    path: PathLike
+    line: int
+
+
+def unique_targets(found: Sequence[FoundTarget], errors: list[InputError]) -> list[Target]:
+    """The targets under unique names.
+
+    Args:
+        found: Targets in the order of the input.
+        errors: One is added for each identifier that was used before; its target is left out.
+    """
+    targets: list[Target] = []
+    places: dict[str, str] = {}
+    for target, path, line in found:
+        if target.record in places:
+            message = f"the identifier was used before, at {places[target.record]}; rename one of the two"
+            errors.append(InputError(message, path=path, line=line, record=target.record))
+            continue
+        places[target.record] = f"{target.source}:{line}"
+        targets.append(target)
+    names = unique_stems([target.record for target in targets])
+    return [replace(target, name=name) for target, name in zip(targets, names, strict=True)]
 
 
 def target_from_sequence(sequence: str, name: str = "query") -> Target:
@@ -89,11 +134,18 @@ def target_from_sequence(sequence: str, name: str = "query") -> Target:
 
 
 def make_chains(sequences: Sequence[str], records: Sequence[str] | None = None) -> tuple[Chain, ...]:
-    """Chains named A, B, … Z, a, … z, 0, … 9, and then AA, AB, …"""
+    """Chains named A, B, … Z, a, … z, 0, … 9, and then AA, AB, …
+
+    Args:
+        sequences: One per chain, upper case.
+        records: Identifiers of the records that the chains came from, or empty texts.
+    """
     records = records or [""] * len(sequences)
-    return tuple(
-        Chain(*chain) for chain in zip(map(chain_name, itertools.count()), sequences, records, strict=False)
-    )
+    chains = []
+    for number, (letters, record) in enumerate(zip(sequences, records, strict=True)):
+        sequence = mask_unknown(letters)
+        chains.append(Chain(chain_name(number), sequence, record, "" if letters == sequence else letters))
+    return tuple(chains)
 
 
 def mask_unknown(sequence: str) -> str:
@@ -120,7 +172,8 @@ def parse_sequence(
         first_line: Number of the first of them in the file.
 
     Returns:
-        The sequences of the chains and a list of warnings.
+        The sequences of the chains in upper case, letters that stand for no residue as they are, and a list of
+        warnings.
 
     Raises:
         InputError: Nothing there, an empty chain, or a character that is not a residue, with its line.
@@ -154,7 +207,7 @@ def parse_sequence(
         if len(body) < len(piece):
             warnings.append(f"{chain}the '*' (stop) at the end is left out")
         warnings += (chain + warning for warning in _doubts(body.upper()))
-        sequences.append(mask_unknown(body))
+        sequences.append(body.upper())
         start += len(piece) + 1
     return sequences, warnings
 
@@ -225,6 +278,8 @@ def _explain(character: str, offset: int) -> str:
         )
     if character == "*":
         return f"'*' (stop) {place}, before the end; cut the sequence there or remove it"
+    if character == "|":
+        return f"'|' {place}: the notation of another molecule than a protein; only proteins can be folded, remove it"
     if character.isdigit():
         return f"digit {character!r} {place}; remove the position numbers"
     if not character.isascii():

@@ -366,7 +366,7 @@ def keeps_pae(residues: int, wanted: bool | None) -> bool:
 
 def _input_order(sampler: FeatureSampler) -> np.ndarray:
     """Indices ``[N]`` that put the features' residues into the order of the input's chains."""
-    if not sampler.is_multimer:
+    if len(sampler.chain_order) == 1:
         return np.arange(sampler.num_residues)
     asym_id = sampler.static["asym_id"]
     place = {chain: k + 1 for k, chain in enumerate(sampler.chain_order)}

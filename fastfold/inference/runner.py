@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fastfold.data.fasta import read_targets
 from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig

@@ -1,4 +1,7 @@
-"""``fastfold verify``: run the network on a recorded run of the official program and compare every output."""
+"""``fastfold verify``: repeat a recorded run of the official program and compare every output.
+
+There are records of the network and of the data pipeline.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,13 @@ from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.weights.checkpoint import load_model
+from fastfold.inference.verify_data import EXPECTED, compute_recorded
 
 RELATIVE_TOLERANCE = 1e-4
 POSITION_TOLERANCE = 0.01
 """Largest distance in Å that an atom may lie from the official program's."""
+DATA_TOLERANCES = {"deletion_mean": 1e-6}
+"""Relative errors that arrays of the data pipeline may have; others are equal."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,14 @@ class Comparison:
 def verify(
     directory: str | Path, *, device: str = "cpu", policy: ExecutionPolicy | None = None
 ) -> Iterator[Comparison]:
-    """Compare the network with a recorded run of the official program, one output after the other.
+    """Compare the network, or the features, with a recorded run of the official program, one output after the other.
 
     Args:
-        directory: Folder with ``params.npz``, ``config.json``, ``features.npz``, ``outputs.npz`` and
-            ``confidence.npz``. Loss targets that depend on the predicted structure through rounding alone (which
-            of the two lowest bins a residue's aligned error in its own frame, zero, falls in) are taken from the
-            recorded structure, which is compared by itself.
+        directory: Folder with ``expected.npz``, ``query.fasta`` and alignments, for the data pipeline
+            (:func:`fastfold.inference.verify_data.compute_recorded`); or with ``params.npz``, ``config.json``,
+            ``features.npz``, ``outputs.npz`` and ``confidence.npz``, for the network. Loss targets that depend on
+            the predicted structure through rounding alone (which of the two lowest bins a residue's aligned error in
+            its own frame, zero, falls in) are taken from the recorded structure, which is compared by itself.
         device: Where to run.
         policy: How to run the network; by default as it was made to.
 
@@ -64,6 +71,10 @@ def verify(
         InputError: A file is missing or unreadable, or the network lacks an output that was recorded.
     """
     directory = Path(directory)
+    if (directory / EXPECTED).exists():
+        for array in compute_recorded(directory, _arrays(directory, EXPECTED)):
+            yield _compare_data(*array)
+        return
     config = _config(directory)
     features = _arrays(directory, "features.npz")
     outputs = _arrays(directory, "outputs.npz")
@@ -113,6 +124,20 @@ def _compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:
     largest = float(errors.max(initial=0.0))
     passed = relative <= RELATIVE_TOLERANCE and (not is_positions or largest <= POSITION_TOLERANCE)
     return Comparison(name, relative, largest, passed)
+
+
+def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison:
+    """Compare an array of numbers or text of the data pipeline."""
+    if ours.shape != theirs.shape:
+        return Comparison(name, float("inf"), float("inf"), False)
+    if theirs.dtype.kind == "S":
+        wrong = float((ours != theirs).sum())
+        return Comparison(name, wrong, wrong, not wrong)
+    difference = ours.astype(np.float64) - theirs
+    norm = float(np.linalg.norm(theirs))
+    relative = float(np.linalg.norm(difference)) / (norm or 1.0)
+    largest = float(np.abs(difference).max(initial=0.0))
+    return Comparison(name, relative, largest, relative <= DATA_TOLERANCES.get(name, 0.0))
 
 
 def _config(directory: Path) -> ConfigDict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import sys
 import zlib
 from typing import BinaryIO, Final
 
@@ -13,6 +14,8 @@ from fastfold.errors import InputError
 PathLike = str | os.PathLike[str]
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
+STDIN_NAME: Final = "stdin"
+"""How the standard input is called where a file would have its name."""
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -37,6 +40,29 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
         data = _unpack(data, path, limit)
     elif data.startswith(GZIP_MAGIC):
         raise InputError("is compressed with gzip; unpack it, or let its name end in .gz", path=path)
+    return _checked(data, path, limit)
+
+
+def read_stdin_bytes(*, limit: int) -> bytes:
+    """What stands on the standard input, unpacked if it is a gzip, without a UTF-8 byte order mark.
+
+    Args:
+        limit: Largest size in bytes, after unpacking.
+
+    Raises:
+        InputError: There is no standard input, or it is too large, a damaged gzip, or UTF-16.
+    """
+    try:
+        data = _read_up_to(sys.stdin.buffer, limit + 1)
+    except (AttributeError, OSError, ValueError) as error:  # closed, or none at all
+        raise InputError(f"cannot be read: {error}", path=STDIN_NAME) from None
+    if data.startswith(GZIP_MAGIC):
+        data = _unpack(data, STDIN_NAME, limit)
+    return _checked(data, STDIN_NAME, limit)
+
+
+def _checked(data: bytes, path: PathLike, limit: int) -> bytes:
+    """Unpacked bytes without a byte order mark, if they are not too many and no UTF-16."""
     if len(data) > limit:
         raise InputError(f"is larger than {limit:,} bytes, the most that is read from one file", path=path)
     if data.startswith(_WIDE_BOMS):

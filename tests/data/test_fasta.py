@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastfold.data.fasta import read_fasta, read_targets, split_records
+from fastfold.data.fasta import read_fasta, split_records
+from fastfold.data.queries.read import read_targets
 from fastfold.errors import InputError
 from fastfold.utils import text_files
 
@@ -47,6 +48,7 @@ def test_several_records_as_one_complex(tmp_path: Path) -> None:
     assert target.record == "my complex"
     assert [chain.id for chain in target.chains] == ["A", "B", "C", "D"]
     assert [chain.sequence for chain in target.chains] == ["MKX", "MK", "VV", "MKX"]
+    assert [chain.letters for chain in target.chains] == ["MKU", "", "", "MKU"]
     assert [chain.record for chain in target.chains] == ["x", "", "", "x"]
     assert target.warnings[0].startswith("record 'x': U at 3")
 
@@ -123,7 +125,7 @@ def test_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         (b">one\n   1 MK\n", 2, "one", "remove the position numbers"),
         (b">one\nMK\nM\xe9V\n", 3, "one", "byte 0xE9 at position 4 of the sequence is not ASCII"),
         (">one\nMK\nM\u0394V\n".encode(), 3, "one", "byte 0xCE"),
-        (">prot\u00e9ine\nMK\n".encode(), 1, None, "the header is not ASCII"),
+        (">prot\u00e9ine\nMK\n".encode(), 1, "prot\\xe9ine", "the name is not ASCII"),
         (b">one\nMK\nM\0V\n", 3, "one", r"'\x00' at position 4"),
         (b">one\nMK\nMV:\n", 3, "one", "chain 2 of 2 is empty"),
         (b">one\nMK\n>two\nMV\n>one\nMK\n", 5, "one", "was used before, at "),
@@ -179,7 +181,7 @@ def test_one_bad_record_or_file_never_stops_the_others(tmp_path: Path) -> None:
     """All that can be folded is folded; each failure is reported once."""
     first = write(tmp_path, "stray\n>a\nMK\n>b\nM1\n>c\nMV\n", "first.fasta")
     second = write(tmp_path, ">d\nMK\n>a\nMM\n", "second.fasta")
-    targets, errors = read_targets([first, tmp_path / "none.fasta", tmp_path, second])
+    targets, errors = read_targets([first, tmp_path / "none.fasta", tmp_path / "a\0b", second])
     assert [target.record for target in targets] == ["a", "c", "d"]
     assert [(error.line, error.record) for error in errors] == [
         (1, None),

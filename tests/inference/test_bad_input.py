@@ -80,7 +80,7 @@ def test_a_fasta_path_that_cannot_be_read_says_why(cli: CommandLine, kind: str):
     path = cli.folder / "x.fasta.gz"
     message = {
         "missing": "no such file",
-        "folder": "is a folder; name a file in it",
+        "folder": "is a folder without a query in it",
         "no gzip inside": "is not a gzip file although its name ends in .gz",
         "truncated gzip": "is a damaged gzip file",
     }[kind]
@@ -154,7 +154,7 @@ def test_no_identifier_becomes_a_path(cli: CommandLine, identifier: str):
         (config,) = cli.out.glob("*_config.json")
         assert json.loads(config.read_text())["record"] == identifier
     else:
-        assert "the header is not ASCII" in one_error(done)
+        assert "the name is not ASCII" in one_error(done)
     expected = {fasta, weights, cli.folder / "deep", cli.out, *cli.out.glob("*")}
     assert set(cli.folder.rglob("*")) <= expected
 

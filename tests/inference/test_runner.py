@@ -498,7 +498,7 @@ class TestAlignments:
             weights=[cli.weights("model_1_multimer_v3")],
         )
         assert done.code == 0
-        assert cli.config("pair")["alignment_rows"] == [[2, 2], [1, 2]]
+        assert cli.config("pair")["alignment_rows"] == [[1, 2], [0, 2]]
 
     def test_a_target_without_alignment_among_others_is_named(self, cli: CommandLine):
         msas = cli.folder / "msas"

@@ -8,6 +8,7 @@ matrix; its Frobenius norm in the zero-sum gauge, corrected for the average prod
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,3 +201,23 @@ def analyse_subset(raw_msa: np.ndarray, number: int) -> Coevolution:
         kept = max(1, round(rng.uniform(0.3, 1.0) * (len(raw_msa) - 1)))
         rows = np.concatenate([[0], 1 + np.sort(rng.permutation(len(raw_msa) - 1)[:kept])])
     return analyse(transforms.to_restype_order(raw_msa[rows]))
+
+
+def of_chains(raw_msas: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """The network's input from one alignment per chain of a complex; nothing is said of pairs across chains.
+
+    Args:
+        raw_msas: Per chain, ``[S, N]`` HHblits ids as for :func:`of_alignment`.
+
+    Returns:
+        ``coevolution_single`` and ``coevolution_pair`` as :func:`features` gives them, of all residues together.
+    """
+    found = [of_alignment(msa) for msa in raw_msas]
+    ends = np.cumsum([0, *(msa.shape[1] for msa in raw_msas)])
+    pair = np.zeros((ends[-1], ends[-1], PAIR_CHANNELS), np.float32)
+    for start, end, one in zip(ends, ends[1:], found, strict=False):
+        pair[start:end, start:end] = one["coevolution_pair"]
+    return {
+        "coevolution_single": np.concatenate([one["coevolution_single"] for one in found]),
+        "coevolution_pair": pair,
+    }

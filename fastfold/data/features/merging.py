@@ -62,6 +62,7 @@ def merge_chains(
     raw_paired: Sequence[Mapping[str, np.ndarray]],
     sequences: Sequence[str],
     *,
+    in_lines: bool = False,
     min_rows: int = MIN_ROWS,
 ) -> dict[str, np.ndarray]:
     """Merged features of a complex of ``N`` residues, chains in the order of :func:`chain_order`.
@@ -72,6 +73,8 @@ def merge_chains(
         raw_paired: Per chain, ``msa``, ``deletion_matrix_int`` and ``msa_species_identifiers`` of the UniProt
             alignment; used if there are two different sequences or more.
         sequences: Per chain, its sequence: equal sequences make copies of one entity.
+        in_lines: Row i of ``raw_paired`` of one chain belongs to row i of all others, whatever the species, and
+            unpaired rows that equal a paired one stay, as ColabFold has it.
         min_rows: Rows to pad the alignment to.
 
     Returns:
@@ -93,7 +96,7 @@ def merge_chains(
         entity, sym = entities[sequences[index]], seen[sequences[index]]
         chains.append(_chain(raw[index], asym=len(chains) + 1, entity=entity, sym=sym))
     if len(entities) > 1:
-        chains = _pair(chains, [raw_paired[index] for index in order])
+        chains = _pair(chains, [raw_paired[index] for index in order], in_lines)
     chains = [_crop(chain) for chain in chains]
     merged = {name: np.concatenate([chain.features[name] for chain in chains]) for name in chains[0].features}
     for name in chains[0].templates:
@@ -138,26 +141,47 @@ def _chain(raw: Mapping[str, np.ndarray], *, asym: int, entity: int, sym: int) -
     return _Chain(entity, sym, features, templates, number, unpaired)
 
 
-def _pair(chains: Sequence[_Chain], raw_paired: Sequence[Mapping[str, np.ndarray]]) -> list[_Chain]:
-    """Gives each chain its paired lines and takes them out of its unpaired rows."""
+def paired_lines(raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool) -> np.ndarray:
+    """Which row of each chain's paired alignment stands in each line of the complex.
+
+    Args:
+        raw_paired: See :func:`merge_chains`.
+        in_lines: See :func:`merge_chains`.
+
+    Returns:
+        ``[P, chains]`` int64 row numbers, -1 for a gap.
+
+    Raises:
+        InputError: The rows stand in lines, but not all chains have the same number of them.
+    """
+    if not in_lines:
+        species = "msa_species_identifiers"
+        return pairing.pair_rows([pairing.rows_by_species(raw["msa"], raw[species]) for raw in raw_paired])
+    rows = [len(raw["msa"]) for raw in raw_paired]
+    if len(set(rows)) > 1:
+        raise InputError(f"the chains have {rows} paired rows, which should be as many in each")
+    return np.repeat(np.arange(rows[0])[:, None], len(rows), axis=1)
+
+
+def _pair(
+    chains: Sequence[_Chain], raw_paired: Sequence[Mapping[str, np.ndarray]], in_lines: bool
+) -> list[_Chain]:
+    """Gives each chain its paired lines and, unless they came as lines, takes them out of its unpaired rows."""
     paired = [
         _Rows(np.asarray(raw["msa"], np.uint8), np.asarray(raw["deletion_matrix_int"], np.float32))
         for raw in raw_paired
     ]
-    lines = pairing.pair_rows(
-        [
-            pairing.rows_by_species(rows.msa, raw["msa_species_identifiers"])
-            for rows, raw in zip(paired, raw_paired, strict=True)
-        ]
-    )
+    lines = paired_lines(raw_paired, in_lines)
     result = []
     for number, (chain, rows) in enumerate(zip(chains, paired, strict=True)):
         shared = _Rows(
             pairing.take_rows(rows.msa, lines[:, number], rc.gap_index),
             pairing.take_rows(rows.deletions, lines[:, number], 0),
         )
-        left = pairing.rows_without_copy(chain.unpaired.msa, shared.msa)
-        result.append(replace(chain, paired=shared, unpaired=chain.unpaired[left]))
+        unpaired = chain.unpaired
+        if not in_lines:
+            unpaired = unpaired[pairing.rows_without_copy(unpaired.msa, shared.msa)]
+        result.append(replace(chain, paired=shared, unpaired=unpaired))
     return result
 
 

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfold.data.features import merging, monomer, multimer
-from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.data.features import coevolution, merging, monomer, multimer
+from fastfold.data.features.assembly import (
+    Features,
+    chain_alignments,
+    joined_features,
+    monomer_features,
+    multimer_features,
+)
 from fastfold.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from fastfold.data.msa.msa import Msa
+    from fastfold.data.msa.msa import ChainMsas
     from fastfold.data.targets import Chain
-
-Features = dict[str, np.ndarray]
 
 
 class FeatureSampler:
@@ -42,8 +46,8 @@ class FeatureSampler:
             :func:`fastfold.data.features.monomer.prepare`, :func:`fastfold.data.features.multimer.prepare`).
         num_residues: Number of residues of all chains together.
         is_multimer: As given.
-        chain_order: As given. The features group the copies of each entity; a chain's residues are those
-            whose ``asym_id`` is its place in this tuple, counted from one.
+        chain_order: As given. The features group the copies of each entity; if there are several chains, a
+            chain's residues are those whose ``asym_id`` is its place in this tuple, counted from one.
     """
 
     def __init__(
@@ -90,29 +94,32 @@ class FeatureSampler:
 
 def featurize(
     chains: Sequence[Chain],
-    alignments: Sequence[tuple[list[Msa], list[Msa]]],
+    alignments: Sequence[ChainMsas],
     config: Any,
     *,
     seed: int = 0,
     templates: Sequence[Mapping[str, Any] | None] | None = None,
+    join: bool = False,
 ) -> FeatureSampler:
     """Features of a target, a chain or a complex, as the network of this config takes them.
 
     Args:
         chains: Its chains.
-        alignments: Per chain, the alignments to use as they are (in this order, for example UniRef90,
-            MGnify, BFD) and those whose rows are paired across different chains by species (UniProt).
-            Either may be empty.
+        alignments: Per chain, the alignments to use as they are (in this order, for example UniRef90, BFD,
+            MGnify) and those whose rows are paired across different chains by species (UniProt), or line by
+            line if they came as lines (``Msa.as_is``). Either may be empty.
         config: Config tree of the network, with the official names.
         seed: All randomness follows from it; not negative.
         templates: Per chain, raw template features (see
             :func:`fastfold.data.features.raw.template_features`) or None.
+        join: Fold a complex with a monomer network too, as one chain whose residue index jumps between the chains
+            (:mod:`fastfold.data.features.joining`). The static features then have ``asym_id``.
 
     Returns:
         The target's :class:`FeatureSampler`.
 
     Raises:
-        ConfigError: A complex for a monomer network, or a negative seed.
+        ConfigError: A complex for a monomer network without ``join``, or with templates, or a negative seed.
         InputError: No chain, or alignments or templates that don't belong to the chains.
     """
     if not chains:
@@ -122,50 +129,61 @@ def featurize(
         raise InputError(
             f"{len(chains)} chains, but alignments for {len(alignments)} and templates for {len(templates)}"
         )
-    is_multimer = bool(config.model.global_config.multimer_mode)
-    if len(chains) > 1 and not is_multimer:
+    if config.model.global_config.multimer_mode:
+        merged = multimer_features(chains, alignments, templates)
+        order = merging.chain_order([chain.sequence for chain in chains])
+        return _multimer_sampler(merged, config, seed=seed, chain_order=order)
+    if len(chains) == 1:
+        raw = monomer_features(chains[0], alignments[0][0], templates[0])
+        return sampler_from_raw(raw, config, seed=seed)
+    if not join:
         raise ConfigError(
             f"this target is a complex of {len(chains)} chains, but the weights are of a monomer network; use "
             "weights of a multimer network (model_1_multimer_v3 and the like), or fold its chains separately"
         )
-    sequences = [chain.sequence for chain in chains]
-    own: dict[str, tuple[list[Msa], list[Msa]]] = {}
-    for chain, msas in zip(chains, alignments, strict=True):
-        own.setdefault(chain.sequence, msas)  # copies of a chain share the alignments of the first one
-    unpaired = {sequence: msa_features(msas[0], sequence) for sequence, msas in own.items()}
-    raw = [
-        sequence_features(sequence) | unpaired[sequence] | template_features(template or {}, len(sequence))
-        for sequence, template in zip(sequences, templates, strict=True)
-    ]
-    if not is_multimer:
-        return sampler_from_raw(raw[0], config, seed=seed)
-    raw_paired = []
-    if len(own) > 1:  # copies of one chain are aligned as they are, only different chains are paired
-        paired = {sequence: msa_features(msas[1], sequence) for sequence, msas in own.items()}
-        raw_paired = [paired[sequence] for sequence in sequences]
-    merged = merging.merge_chains(raw, raw_paired, sequences)
-    return _multimer_sampler(merged, config, seed=seed, chain_order=merging.chain_order(sequences))
+    if any(templates):
+        raise ConfigError(
+            "a monomer network takes no templates of a complex; use weights of a multimer network"
+        )
+    return _joined_sampler(chains, alignments, config, seed=seed)
 
 
-def sampler_from_raw(raw: Mapping[str, np.ndarray], config: Any, *, seed: int = 0) -> FeatureSampler:
+def _joined_sampler(
+    chains: Sequence[Chain], alignments: Sequence[ChainMsas], config: Any, *, seed: int
+) -> FeatureSampler:
+    """Features of a complex for a monomer network."""
+    order = merging.chain_order([chain.sequence for chain in chains])
+    raw = joined_features(chains, alignments)
+    if coevolution.is_input(config):
+        raw |= coevolution.of_chains(chain_alignments(chains, alignments))
+    return sampler_from_raw(raw, config, seed=seed, chain_order=order)
+
+
+def sampler_from_raw(
+    raw: Mapping[str, np.ndarray], config: Any, *, seed: int = 0, chain_order: tuple[int, ...] = (0,)
+) -> FeatureSampler:
     """Features for a monomer network from the raw features of AlphaFold's data pipeline.
 
     Args:
-        raw: What :mod:`fastfold.data.features.raw` makes.
+        raw: What :mod:`fastfold.data.features.raw` makes; with ``asym_id`` of several chains, joined.
         config: Config tree of a monomer network.
         seed: Not negative.
+        chain_order: See :class:`FeatureSampler`.
 
     Raises:
         InputError: A raw feature is missing or malformed.
         ConfigError: The seed is negative.
     """
     static, alignment = monomer.prepare(raw, config)
+    if "asym_id" in raw:
+        static["asym_id"] = np.asarray(raw["asym_id"], np.int32)
     return FeatureSampler(
         static,
         lambda rng: monomer.cycle_features(alignment, monomer.draw_rows(rng, alignment, config)),
         seed=seed,
         is_multimer=False,
         resample=config.data.common.resample_msa_in_recycling,
+        chain_order=chain_order,
     )
 
 

@@ -104,7 +104,8 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
 
     Args:
         msas: Alignments of ``N`` columns whose first rows are the query. None at all stands for an
-            alignment of the query alone (single-sequence mode).
+            alignment of the query alone (single-sequence mode). Of those that count as they stand
+            (``Msa.as_is``) no row is dropped, and the query need not be there.
         query: The chain's sequence, ``N`` letters.
 
     Returns:
@@ -122,10 +123,15 @@ def msa_features(msas: Sequence[Msa], query: str) -> dict[str, np.ndarray]:
     for msa in msas:
         if not msa.sequences:
             raise InputError("an alignment without rows; leave it out to fold from the sequence alone")
-        check_query(msa, query)
+        if not msa.as_is:
+            check_query(msa, query)
+        elif msa.deletions.shape[1] != len(query):
+            raise InputError(
+                f"an alignment has {msa.deletions.shape[1]} columns, its chain {len(query)} residues"
+            )
         kept = []
         for index, row in enumerate(msa.sequences):
-            if row not in seen:
+            if msa.as_is or row not in seen:
                 seen.add(row)
                 kept.append(index)
         rows += [msa.sequences[index] for index in kept]

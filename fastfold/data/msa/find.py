@@ -8,18 +8,21 @@ For a target ``ID`` the first of these places that exists counts (chains of a co
 - a complex as a whole: the places of one chain, which then hold an alignment for its only sequence, or
   ColabFold's alignment of all chains.
 
-Every file may end in ``.gz``. Chains with the same sequence share what is found for the first of them.
+Every file may end in ``.gz``. Chains with the same sequence share what is found for the first of them. The searches
+that AlphaFold makes are called as there (``uniref90_hits.sto``, ``bfd_uniref_hits.a3m``, ``mgnify_hits.sto``,
+``uniprot_hits.sto``): they count in its order, and of each as many rows as there (:data:`MAX_ROWS`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastfold.data.msa.colabfold import parse_colabfold
-from fastfold.data.msa.msa import Msa, check_query, colabfold_lengths, parse_a3m
+from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header, parse_a3m
 from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
@@ -28,12 +31,15 @@ from fastfold.utils.text_files import PathLike, read_text_bytes
 MAX_ALIGNMENT_BYTES = 1 << 32
 
 _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
-_FIRST = ("uniref90", "mgnify")
+# UniRef90, BFD (searched together with UniClust30 or UniRef30, or in its small form), MGnify.
+_ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
 _PAIRING = "uniprot_hits"
 _TEMPLATE_HITS = frozenset(("pdb_hits", "pdb70_hits", "hmm_output"))
 
-ChainMsas = tuple[list[Msa], list[Msa]]
-"""Alignments of one chain, and those whose rows are paired with other chains'."""
+MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
+"""Rows that AlphaFold reads of a search at most, the query's included, by the name of its file."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class ChainAlignments:
     """Alignment files of one chain.
 
     Attributes:
-        unpaired: Files in the order in which their rows enter the network: UniRef90, MGnify, then by name.
+        unpaired: Files in the order in which their rows enter the network: UniRef90, BFD, MGnify, then by name.
         paired: The UniProt search, used only to pair the chains of a complex by species.
     """
 
@@ -67,6 +73,23 @@ def read_msa(path: PathLike, *, query: str | None = None) -> Msa:
     if query is not None:
         check_query(msa, query, path=path)
     return msa
+
+
+def read_hits(path: PathLike, *, query: str) -> Msa:
+    """Reads an alignment of a sequence, of AlphaFold's searches as many rows as AlphaFold does.
+
+    Args:
+        path: The file; its name says which search it is.
+        query: See :func:`read_msa`.
+
+    Raises:
+        InputError: As for :func:`read_msa`.
+    """
+    msa = read_msa(path, query=query)
+    limit = MAX_ROWS.get(os.path.basename(os.fspath(path)).split(".")[0])
+    if limit is None or len(msa.sequences) <= limit:
+        return msa
+    return Msa(msa.sequences[:limit], msa.deletions[:limit], msa.descriptions[:limit])
 
 
 def find_alignments(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> ChainAlignments:
@@ -130,8 +153,8 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
 def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
     """Reads the alignments of a sequence."""
     return (
-        [read_msa(path, query=sequence) for path in files.unpaired],
-        [read_msa(path, query=sequence) for path in files.paired],
+        [read_hits(path, query=sequence) for path in files.unpaired],
+        [read_hits(path, query=sequence) for path in files.paired],
     )
 
 
@@ -144,18 +167,25 @@ def _read_common(files: ChainAlignments, target: Target) -> dict[str, ChainMsas]
     msas: dict[str, ChainMsas] = {sequence: ([], []) for sequence in sequences}
     for path in files.unpaired:
         text = _read_text(path)
-        if _is_stockholm(path) or not colabfold_lengths(text):
+        if _is_stockholm(path) or colabfold_header(text, path=path) is None:
             names = ", ".join(f"{target.name}_{chain.id}.a3m" for chain in target.chains)
             message = f"one alignment for {len(sequences)} different chains; give each its own: {names}"
             raise InputError(message, path=path, record=target.record)
-        parts = parse_colabfold(text, path=path)
-        part_of = {mask_unknown(part.unpaired.sequences[0]): part for part in parts}
-        for number, sequence in enumerate(sequences):
-            part = part_of.get(sequence) or parts[min(number, len(parts) - 1)]
-            check_query(part.unpaired, sequence, path=path)
-            msas[sequence][0].append(part.unpaired)
-            if len(part.paired.sequences) > 1:
-                msas[sequence][1].append(part.paired)
+        parts, warnings = parse_colabfold(text, path=path)
+        for warning in warnings:
+            _log.warning("%s: %s", path, warning)
+        part_of = {mask_unknown(part.query): part for part in parts}
+        if set(part_of) != set(sequences):
+            lengths = [", ".join(str(len(s)) for s in of) for of in (part_of, sequences)]
+            raise InputError(
+                f"the alignment is of another sequence in one chain or more: its chains have {lengths[0]} residues, "
+                f"the target's {lengths[1]}; align the target's chains or remove the file",
+                path=path,
+                record=target.record,
+            )
+        for sequence in sequences:
+            for mine, given in zip(msas[sequence], part_of[sequence].msas, strict=True):
+                mine += given
     return msas
 
 
@@ -248,6 +278,5 @@ def _files_at(place: Path) -> ChainAlignments:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """UniRef90, MGnify, then the others by name."""
-    rank = next((i for i, start in enumerate(_FIRST) if name.startswith(start)), len(_FIRST))
-    return rank, name
+    """AlphaFold's searches in its order, then the others by name."""
+    return next((i for i, starts in enumerate(_ORDER) if name.startswith(starts)), len(_ORDER)), name

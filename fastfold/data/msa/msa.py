@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import string
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,10 +24,12 @@ RESIDUE_LETTERS = "".join(sorted(set(hhblits_letter_to_id) - {"-"})).encode()
 
 _LOWER = string.ascii_lowercase.encode()
 _LEGAL = RESIDUE_LETTERS + RESIDUE_LETTERS.lower() + b"-."
-_ILLEGAL = re.compile("[^" + re.escape(_LEGAL.decode()) + "]")
+_ILLEGAL = re.compile("[^ \t" + re.escape(_LEGAL.decode()) + "]")
+_NO_BLANKS = str.maketrans("", "", " \t")
 _COLABFOLD_HEADER = re.compile(
-    r"\ufeff?#([0-9]{1,7}(?:,[0-9]{1,7})*)[ \t]+[0-9]{1,7}(?:,[0-9]{1,7})*[ \t]*(?=[\r\n]|\Z)"
+    r"\ufeff?#([0-9]{1,7}(?:,[0-9]{1,7})*)[ \t]+([0-9]{1,7}(?:,[0-9]{1,7})*)[ \t]*(?=[\r\n]|\Z)"
 )
+_LIKE_COLABFOLD_HEADER = re.compile(r"\ufeff?#[0-9]+ *(?:,[^\t\r\n]*\t|\t|(?:,[0-9]+)+(?: |[\r\n]|\Z))")
 # Secondary structure and its confidence, which HH-suite writes above the alignment as if they were rows.
 _ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred", "aa_dssp", "aa_pred"))
 
@@ -40,11 +43,31 @@ class Msa:
         deletions: ``[S, N]`` int32, residues that the row has before each column and the query has not;
             those after the last column are not counted (as in AlphaFold).
         descriptions: S texts, the row's name first.
+        as_is: Whether the rows enter the network as they stand, as ColabFold has it: none is dropped because it
+            repeats another, the query need not be among them, and where they are to be paired with other
+            chains' rows, row i belongs to row i there.
     """
 
     sequences: tuple[str, ...]
     deletions: np.ndarray
     descriptions: tuple[str, ...]
+    as_is: bool = False
+
+
+ChainMsas = tuple[list[Msa], list[Msa]]
+"""Alignments of one chain, and those whose rows are paired with other chains'."""
+
+
+class ColabFoldHeader(NamedTuple):
+    """What ColabFold's first line ``#length,length<tab>copies,copies`` says of the different chains.
+
+    Attributes:
+        lengths: Residues of each.
+        copies: How many of each there are.
+    """
+
+    lengths: tuple[int, ...]
+    copies: tuple[int, ...]
 
 
 def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
@@ -63,33 +86,71 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
         InputError: The text is empty or not an A3M; a row has the wrong length or a character that is not a residue;
             the query has gaps; ColabFold's header speaks of several chains.
     """
-    lengths = colabfold_lengths(text)
-    if len(lengths) > 1:
+    header = colabfold_header(text, path=path)
+    if header is not None and len(header.lengths) > 1:
         raise InputError(
-            f"a ColabFold alignment of {len(lengths)} chains; it serves a complex of these chains, not one "
+            f"a ColabFold alignment of {len(header.lengths)} chains; it serves a complex of these chains, not one "
             "chain alone: fold the complex, or give each chain an alignment of its own",
             path=path,
             line=1,
         )
-    return parse_a3m_rows(text, lengths=lengths, path=path)
+    records, query = a3m_records(text, length=header.lengths[0] if header else None, path=path)
+    deletions = np.zeros((len(records), len(query)), np.int32)
+    sequences = []
+    for i, record in enumerate(records):
+        row = a3m_row(record, len(query), path)
+        aligned = row.translate(None, _LOWER)
+        if len(aligned) != len(query):
+            raise InputError(
+                f"row {i + 1} has {len(aligned)} columns, the query has {len(query)}: upper-case letters and "
+                "gaps must be as many in each row; make the alignment again or remove the row",
+                path=path,
+                line=record.line,
+                record=record.header,
+            )
+        if len(aligned) < len(row):
+            deletions[i] = insertions(row)
+        sequences.append(aligned.decode("ascii"))
+    return Msa(tuple(sequences), deletions, tuple(record.header for record in records))
 
 
-def colabfold_lengths(text: str) -> tuple[int, ...]:
-    """Chain lengths in ColabFold's first line ``#length,length<tab>copies,copies``; empty without one."""
-    found = _COLABFOLD_HEADER.match(text)
-    return tuple(int(length) for length in found.group(1).split(",")) if found else ()
-
-
-def parse_a3m_rows(text: str, *, lengths: tuple[int, ...] = (), path: PathLike | None = None) -> Msa:
-    """Parses A3M rows, whatever number of chains they run over.
+def colabfold_header(text: str, *, path: PathLike | None = None) -> ColabFoldHeader | None:
+    """ColabFold's first line; None if the text has another one.
 
     Args:
         text: The file's content.
-        lengths: Chain lengths whose sum the query must have; empty if they are unknown.
         path: Where it came from, for error messages.
 
     Raises:
-        InputError: As for :func:`parse_a3m`.
+        InputError: The line has a length or a number of copies too few, too many, or of zero.
+    """
+    found = _COLABFOLD_HEADER.match(text)
+    if found:
+        lengths, copies = (tuple(int(number) for number in group.split(",")) for group in found.groups())
+        if len(lengths) == len(copies) and 0 not in lengths and 0 not in copies:
+            return ColabFoldHeader(lengths, copies)
+    if found or _LIKE_COLABFOLD_HEADER.match(text):
+        raise InputError(
+            "the first line is not ColabFold's: it has the length of each chain, a tab, and the copies of each, such "
+            "as '#100,50<tab>2,1'; correct it, or remove it from an alignment of one chain",
+            path=path,
+            line=1,
+        )
+    return None
+
+
+def a3m_records(
+    text: str, *, length: int | None = None, path: PathLike | None = None
+) -> tuple[list[FastaRecord], bytes]:
+    """The rows of an A3M, whatever number of chains they run over, and the letters of the first, the query.
+
+    Args:
+        text: The file's content.
+        length: Residues that the query must have; None if that is unknown.
+        path: Where it came from, for error messages.
+
+    Raises:
+        InputError: There is no row, or no query.
     """
     text = text.lstrip("\ufeff").rstrip("\0 \t\r\n")
     if not text:
@@ -106,32 +167,37 @@ def parse_a3m_rows(text: str, *, lengths: tuple[int, ...] = (), path: PathLike |
     if not records:
         raise InputError("the alignment has no rows; remove the file to fold without one", path=path)
     query = _query_row(records[0], path)
-    if lengths and sum(lengths) != len(query):
+    if length is not None and length != len(query):
         raise InputError(
-            f"the first line announces {sum(lengths)} columns, but the query has {len(query)}; correct one "
-            "of the two",
+            f"the first line announces {length} columns, but the query has {len(query)}; correct one of the two",
             path=path,
             line=1,
         )
-    deletions = np.zeros((len(records), len(query)), np.int32)
-    sequences = []
-    for i, record in enumerate(records):
-        raw = _raw_row(record, path)
-        row = _without_dots(raw, len(query))
-        aligned = row.translate(None, _LOWER)
-        if len(aligned) != len(query):
-            raise InputError(
-                f"row {i + 1} has {len(aligned)} columns, the query has {len(query)}: upper-case letters and "
-                "gaps must be as many in each row; make the alignment again or remove the row",
-                path=path,
-                line=record.line,
-                record=record.header,
-            )
-        if len(aligned) < len(row):
-            columns = np.flatnonzero(np.frombuffer(row, np.uint8) < _LOWER[0])
-            deletions[i] = np.diff(columns, prepend=-1) - 1
-        sequences.append(aligned.decode("ascii"))
-    return Msa(tuple(sequences), deletions, tuple(record.header for record in records))
+    return records, query
+
+
+def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None) -> bytes:
+    """The letters and gaps of a row, insertions in lower case, ``.`` resolved.
+
+    Args:
+        record: The row.
+        num_columns: Residues of the query.
+        path: Its file, for error messages.
+
+    Raises:
+        InputError: A character is no residue and no gap.
+    """
+    return _without_dots(_raw_row(record, path), num_columns)
+
+
+def insertions(row: bytes) -> np.ndarray:
+    """Residues before each column of a row that has insertions in lower case.
+
+    Returns:
+        ``[N]`` integers; those after the last column are not counted.
+    """
+    columns = np.flatnonzero(np.frombuffer(row, np.uint8) < _LOWER[0])
+    return np.diff(columns, prepend=-1) - 1
 
 
 def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
@@ -175,8 +241,7 @@ def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
 
 def _raw_row(record: FastaRecord, path: PathLike | None) -> bytes:
     """The letters of a row, all of them legal."""
-    text = "".join(line.strip(" \t") for line in record.lines)
-    row = text.encode("ascii", "replace")
+    row = "".join(record.lines).translate(_NO_BLANKS).encode("ascii", "replace")
     if row.translate(None, _LEGAL):
         raise illegal_character(record.lines, record.line + 1, record.header, path)
     return row
@@ -186,7 +251,7 @@ def illegal_character(
     lines: list[str], first_line: int, record: str, path: PathLike | None = None
 ) -> InputError:
     """The error for the first character in some lines that can stand in no alignment."""
-    matches = ((number, _ILLEGAL.search(line.strip(" \t"))) for number, line in enumerate(lines, first_line))
+    matches = ((number, _ILLEGAL.search(line)) for number, line in enumerate(lines, first_line))
     number, character = next((number, match.group()) for number, match in matches if match)
     remedy = "make the alignment again"
     if character == "\0":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastfold.data.fasta import read_fasta
-from fastfold.data.msa.find import find_alignments, load_alignments, read_msa
+from fastfold.data.msa.find import MAX_ROWS, find_alignments, load_alignments, read_msa
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -82,7 +82,7 @@ def test_one_chain_is_found_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_order_in_a_folder_is_fixed(tmp_path: Path) -> None:
-    """UniRef90, MGnify, others by name; UniProt only for pairing; template hits and strange files are not read."""
+    """UniRef90, BFD, MGnify, others by name; UniProt only for pairing; template hits and strange files are not read."""
     names = ["uniref30_hits.a3m", "bfd_uniclust_hits.a3m", "mgnify_hits.sto", "uniref90_hits.sto", "a.a3m"]
     others = ["pdb_hits.sto", "hmm_output.sto", "pdb70_hits.hhr", "notes.txt", "._x.a3m", "x.fasta"]
     for name in [*names, *others, "uniprot_hits.sto"]:
@@ -91,13 +91,25 @@ def test_order_in_a_folder_is_fixed(tmp_path: Path) -> None:
     found = find_alignments(tmp_path, "t")
     assert [path.name for path in found.unpaired] == [
         "uniref90_hits.sto",
-        "mgnify_hits.sto",
-        "a.a3m",
         "bfd_uniclust_hits.a3m",
         "uniref30_hits.a3m",
+        "mgnify_hits.sto",
+        "a.a3m",
     ]
     assert [path.name for path in found.paired] == ["uniprot_hits.sto"]
     assert depths(tmp_path, target_from_sequence("MKV", name="t")) == [([1] * 5, [])]
+
+
+def test_as_many_rows_as_alphafold_reads(tmp_path: Path) -> None:
+    """Of its own searches, whatever the format; other files are read whole."""
+    names = ("uniref90_hits.sto", "mgnify_hits.a3m.gz", "uniprot_hits.sto", "other.a3m", "mgnify.a3m")
+    for name in names:
+        put(tmp_path / "t", name, rows=600)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MAX_ROWS, "uniref90_hits", 10)
+        patch.setitem(MAX_ROWS, "uniprot_hits", 20)
+        assert depths(tmp_path, target_from_sequence("MKV:MKV", name="t"))[0] == ([10, 600, 501, 600], [20])
+    assert MAX_ROWS == {"uniref90_hits": 10_000, "mgnify_hits": 501, "uniprot_hits": 50_000}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +158,7 @@ def test_colabfold_alignment_of_a_complex(tmp_path: Path) -> None:
     text = "#4,3\t1,2\n>1\t2\nLLAAMKV\n>p\tq\nLL-AM-V\n>1\nLLAA---\n>u\n-LLA---\n>2\n----MKV\n"
     (tmp_path / "t.a3m").write_text(text)
     target = target_from_sequence("MKV:LLAA:MKV", name="t")
-    assert depths(tmp_path, target) == [([2], [2]), ([3], [2]), ([2], [2])]
+    assert depths(tmp_path, target) == [([1], [2]), ([2], [2]), ([1], [2])]
     with pytest.raises(InputError, match="another sequence"):
         load_alignments(tmp_path, target_from_sequence("MKV:LLAG", name="t"))
     with pytest.raises(InputError, match="ColabFold alignment of 2 chains"):
@@ -253,23 +265,23 @@ def test_real_complex_in_openfold_layout() -> None:
         found = find_alignments(folder, "2q2k", chain=chain)
         assert {path.parent.name for path in [*found.unpaired, *found.paired]} == {f"2q2k_{chain.id}"}
         names = [path.name for path in found.unpaired]
-        assert names == ["uniref90_hits.sto", "mgnify_hits.sto", "bfd_uniclust_hits.a3m"]
+        assert names == ["uniref90_hits.sto", "bfd_uniclust_hits.a3m", "mgnify_hits.sto"]
     (unpaired, paired), second = load_alignments(folder, target)
     assert second[0] is unpaired
-    assert [len(msa.sequences) for msa in unpaired] == [16, 7, 4]
+    assert [len(msa.sequences) for msa in unpaired] == [16, 4, 7]
     assert len(paired) == 1
     assert paired[0].descriptions[1].startswith("tr|A0A0K0ME10|A0A0K0ME10_9STAP/1-51 [subseq from] Plasmid")
     assert load_alignments(folder, target_from_sequence(query, name="2q2k_A"))[0][0][0].sequences[0] == query
 
 
 def test_official_raw_features_of_a_real_chain() -> None:
-    """UniRef90, MGnify and BFD of 2Q2K, joined without repeats, are what the official pipeline makes of them."""
+    """UniRef90, MGnify and BFD of 2Q2K (in this order), joined without repeats, are what was recorded of them."""
     with np.load(require_shared("oracles", "monomer_ptm", "raw_features.npz"), allow_pickle=False) as file:
         expected = {key: file[key] for key in ("msa", "deletion_matrix_int", "sequence")}
     target = target_from_sequence(expected["sequence"].tobytes().decode(), name="2q2k_A")
     ((unpaired, _),) = load_alignments(require_shared("data", "2q2k"), target)
     rows = {}
-    for msa in unpaired:
+    for msa in (unpaired[0], unpaired[2], unpaired[1]):
         for sequence, deletions in zip(msa.sequences, msa.deletions, strict=True):
             rows.setdefault(sequence, deletions)
     ids = [[hhblits_letter_to_id[letter] for letter in sequence] for sequence in rows]

@@ -43,8 +43,20 @@ def test_insertions_are_counted_before_the_next_column() -> None:
         ">ss_pred\nCCC\n>ss_conf\n912\n>q\nMKV\n>a\nMlKV\n",
         ">q\nMKV\n>a\nMlKV\n\0",
         ">q\nM.KV\n>a\nMlKV\n",
+        ">q\nM KV\n>a\n Ml\tK V\n",
     ],
-    ids=["wrapped", "crlf", "bom", "colabfold", "homo-oligomer", "comments", "hh-suite", "final NUL", "a2m"],
+    ids=[
+        "wrapped",
+        "crlf",
+        "bom",
+        "colabfold",
+        "homo-oligomer",
+        "comments",
+        "hh-suite",
+        "final-NUL",
+        "a2m",
+        "blanks",
+    ],
 )
 def test_variants_read_alike(text: str) -> None:
     """Wrapping, line ends, headers of other programs and A2M's padding change nothing."""
@@ -75,7 +87,7 @@ def test_dots_are_gaps_where_a_column_would_be_missing_otherwise() -> None:
         (">q\nMKV\n>a\nMKVV\n", 3, "a", "row 2 has 4 columns, the query has 3"),
         (">q\nMKV\n>a\n>b\nMKV\n", 3, "a", "row 2 has 0 columns"),
         (">q\nM\n\nKV\n>a\n\nM\n*V\n", 8, "a", "'*' is neither a residue nor a gap"),
-        (">q\nMKV\n>a\nM V\n", 4, "a", "' ' is neither"),
+        (">q\nMKV\n>a\nM V\n", 3, "a", "row 2 has 2 columns"),
         (">q\nMKV\n>a\nM1V\n", 4, "a", "'1' is neither"),
         (">q\nM\u0394V\n", 2, "q", "'\u0394' is neither"),
         (">q\nMKV\n\0>b\nMKV\n", 3, "q", "MMseqs2"),
@@ -83,6 +95,7 @@ def test_dots_are_gaps_where_a_column_would_be_missing_otherwise() -> None:
         (">q\n\n>a\nMKV\n", 1, "q", "no upper-case letter"),
         (">q\nmkv\n", 1, "q", "no upper-case letter"),
         (">q\nM-V\n>a\nMKV\n", 1, "q", "has gaps"),
+        ("#3,x\t1,1\n>q\nMKV\n", 1, None, "the first line is not ColabFold's"),
         ("#4\t1\n>q\nMKV\n", 1, None, "announces 4 columns, but the query has 3"),
         ("#2,1\t1,1\n>q\nMKV\n", 1, None, "ColabFold alignment of 2 chains"),
     ],
@@ -162,15 +175,21 @@ def test_round_trip(msa: Msa, data: st.DataObject) -> None:
 @given(st.text(max_size=80) | st.text(st.sampled_from(">#\n\r MKmk-.*,1\t\0\ufeff/"), max_size=80))
 def test_any_text_is_an_alignment_or_an_input_error(text: str) -> None:
     """No text raises anything but InputError; what passes is a rectangle below a query without gaps."""
-    for parse in (parse_a3m, lambda text: next(part.unpaired for part in parse_colabfold(text))):
+    for read in (parse_a3m, _first_part):
         try:
-            msa = parse(text)
+            msa = read(text)
         except InputError:
             continue
         assert {len(row) for row in msa.sequences} == {msa.deletions.shape[1]}
         assert len(msa.sequences) == len(msa.descriptions) == len(msa.deletions)
-        assert "-" not in msa.sequences[0]
+        assert msa.as_is or "-" not in msa.sequences[0]
         assert msa.deletions.min() >= 0
+
+
+def _first_part(text: str) -> Msa:
+    """The rows of a ColabFold alignment's first chain."""
+    part = parse_colabfold(text).parts[0]
+    return part.unpaired or part.paired
 
 
 COMPLEX = """#3,2\t1,1
@@ -193,32 +212,56 @@ M-V--
 
 def test_colabfold_complex_is_split_by_chain() -> None:
     """Unpaired rows go to their chain, rows with residues in both chains are cut in two."""
-    first, second = parse_colabfold(COMPLEX)
-    assert first.unpaired.sequences == ("MKV", "MKV", "M-V")
-    assert second.unpaired.sequences == ("LL", "LL", "L-")
-    assert second.unpaired.deletions.tolist() == [[0, 0], [0, 0], [0, 1]]
+    (first, second), warnings = parse_colabfold(COMPLEX)
+    assert not warnings
+    assert (first.query, second.query, first.copies, second.copies) == ("MKV", "LL", 1, 1)
+    assert first.unpaired.sequences == ("MKV", "M-V")
+    assert second.unpaired.sequences == ("LL", "L-")
+    assert second.unpaired.deletions.tolist() == [[0, 0], [0, 1]]
     assert first.paired.sequences == ("MKV", "MKV", "-K-")
     assert first.paired.deletions.tolist() == [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
     assert second.paired.sequences == ("LL", "-L", "L-")
     assert second.paired.deletions.tolist() == [[0, 0], [0, 0], [0, 2]]
+    assert all(msa.as_is for part in (first, second) for kind in part.msas for msa in kind)
 
 
-def test_colabfold_pairs_keep_together_by_name() -> None:
-    """The parts of one row, and only these, have one made-up UniProt name (as pairing by species needs)."""
-    first, second = (part.paired.descriptions for part in parse_colabfold(COMPLEX))
-    assert first[1:] == second[1:]
-    names = [description.split()[0] for description in first[1:]]
-    assert names == ["tr|COLABFOLD|ROW_00001", "tr|COLABFOLD|ROW_00002"]
-    assert first[1].endswith("P1\tP2")
+def test_colabfold_labels_are_those_of_the_chains_parts() -> None:
+    """A tab separates them; where there are fewer than chains, the last one serves the others."""
+    first, second = parse_colabfold(COMPLEX + ">one\nMKVLV\n").parts
+    assert first.paired.descriptions == ("101", "P1", "P3", "one")
+    assert second.paired.descriptions == ("102", "P2", "P4", "one")
+    assert second.unpaired.descriptions == ("102", "U2")
+
+
+def test_colabfold_rows_of_odd_lengths_are_cut() -> None:
+    """Insertions between two chains belong to the latter; incomplete chains, gaps and repetitions are left out."""
+    rows = ">a\nMKVaaLLbb\n>short\nMRVL\n>long\nMMVLLLL\n>gaps\n-----\n>a\nMKVaaLLbb\n>b\nMKVaaLLbb\n"
+    (first, second), (warning,) = parse_colabfold("#3,2\t1,1\n>q\nMKVLL\n" + rows)
+    assert first.unpaired.sequences == ("MRV",)
+    assert second.unpaired is None
+    assert first.paired.sequences == ("MKV", "MKV", "MMV", "MKV")
+    assert second.paired.sequences == ("LL", "LL", "LL", "LL")
+    assert second.paired.deletions.tolist() == [[0, 0], [2, 0], [0, 0], [2, 0]]
+    assert warning.startswith("2 alignment rows, the first on line 6,")
+
+
+def test_colabfold_homomer_has_nothing_to_pair() -> None:
+    """All rows are the chain's own; the query alone makes a line of all copies."""
+    (part,), _ = parse_colabfold("#3\t2\n>101\nMKV\n>h\nMRV\n")
+    assert (part.copies, part.unpaired.sequences, part.paired.sequences) == (2, ("MKV", "MRV"), ("MKV",))
+    (part,), _ = parse_colabfold("#3\t1\n>101\nMKV\n>h\nMRV\n")
+    assert (part.copies, part.paired) == (1, None)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (">q\nMKV\n", "needs ColabFold's first line"),
-        ("#3,0\t1,1\n>q\nMKV\n", "needs ColabFold's first line"),
+        ("#3,0\t1,1\n>q\nMKV\n", "the first line is not ColabFold's"),
+        ("#3,2\t1\n>q\nMKVLL\n", "the first line is not ColabFold's"),
         ("#3,2\t1,1\n>q\nMKV\n", "announces 5 columns, but the query has 3"),
-        ("#2,1\t1,1\n>q\nMKV\n>a\nMK\n", "row 2 has 2 columns"),
+        ("#2,2\t1,1\n>q\nMKMK\n", "two of the chains have the same sequence"),
+        ("#2,1\t1,1\n>q\nMKV\n>a\nM*V\n", "is neither a residue nor a gap"),
     ],
 )
 def test_bad_colabfold_complex_is_refused(text: str, message: str) -> None:

@@ -1,0 +1,136 @@
+"""From the chains of a target and their alignments to all rows that a network may see, before any sampling.
+
+One chain's features are AlphaFold's for monomers, those of a complex AlphaFold-Multimer's; a complex for a monomer
+network is joined to one chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfold.data.features import joining, merging
+from fastfold.data.features.raw import msa_features, sequence_features, template_features
+from fastfold.errors import InputError
+
+if TYPE_CHECKING:
+    from fastfold.data.msa.msa import ChainMsas, Msa
+    from fastfold.data.targets import Chain
+
+Features = dict[str, np.ndarray]
+
+
+def monomer_features(
+    chain: Chain, msas: Sequence[Msa], templates: Mapping[str, Any] | None = None
+) -> Features:
+    """Raw features of one chain (:mod:`fastfold.data.features.raw`), all rows of its alignments among them.
+
+    Args:
+        chain: The chain.
+        msas: Its alignments.
+        templates: Its raw template features.
+
+    Raises:
+        InputError: An alignment or the templates don't belong to the chain.
+    """
+    letters = chain.letters or chain.sequence
+    return (
+        sequence_features(letters)
+        | msa_features(msas, letters)
+        | template_features(templates or {}, len(letters))
+    )
+
+
+def multimer_features(
+    chains: Sequence[Chain],
+    alignments: Sequence[ChainMsas],
+    templates: Sequence[Mapping[str, Any] | None] | None = None,
+) -> Features:
+    """Features of a complex, or of one chain for a multimer network, all chains merged.
+
+    Args:
+        chains: The chains.
+        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
+        templates: See :func:`fastfold.data.features.pipeline.featurize`.
+
+    Returns:
+        See :func:`fastfold.data.features.merging.merge_chains`.
+
+    Raises:
+        InputError: Alignments or templates don't belong to the chains, or cannot be paired.
+    """
+    own, in_lines = _by_sequence(chains, alignments)
+    sequences = [chain.sequence for chain in chains]
+    unpaired = {sequence: monomer_features(chain, msas[0]) for sequence, (chain, msas) in own.items()}
+    templates = templates or [None] * len(chains)
+    raw = [
+        unpaired[sequence] | template_features(template or {}, len(sequence))
+        for sequence, template in zip(sequences, templates, strict=True)
+    ]
+    raw_paired: list[Features] = []
+    if len(own) > 1:  # copies of one chain are aligned as they are, only different chains are paired
+        paired = {sequence: monomer_features(chain, msas[1]) for sequence, (chain, msas) in own.items()}
+        raw_paired = [paired[sequence] for sequence in sequences]
+    return merging.merge_chains(raw, raw_paired, sequences, in_lines=in_lines)
+
+
+def joined_features(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> Features:
+    """Raw features of a complex for a monomer network, all chains joined to one.
+
+    Args:
+        chains: The chains.
+        alignments: See :func:`fastfold.data.features.pipeline.featurize`.
+
+    Returns:
+        See :func:`fastfold.data.features.joining.join_chains`.
+
+    Raises:
+        InputError: Alignments don't belong to the chains, or cannot be paired.
+    """
+    own, in_lines = _by_sequence(chains, alignments)
+    has_pairs = any(msas[1] for _, msas in own.values())
+    raw, paired = {}, {}
+    for sequence, (chain, msas) in own.items():
+        raw[sequence] = sequence_features(chain.letters or chain.sequence)
+        if msas[0] or not has_pairs:
+            raw[sequence] = monomer_features(chain, msas[0])
+        paired[sequence] = monomer_features(chain, msas[1])
+    sequences = [chain.sequence for chain in chains]
+    raw_paired = [paired[sequence] for sequence in sequences] if has_pairs else []
+    return joining.join_chains([raw[s] for s in sequences], raw_paired, sequences, in_lines=in_lines)
+
+
+def chain_alignments(chains: Sequence[Chain], alignments: Sequence[ChainMsas]) -> list[np.ndarray]:
+    """Each chain's own alignment, in the order of the features.
+
+    Args:
+        chains: The chains.
+        alignments: See :func:`fastfold.data.features.pipeline.featurize`; a chain with paired rows only has these.
+
+    Returns:
+        Per chain, ``[S, N]`` int32 HHblits ids.
+    """
+    own, _ = _by_sequence(chains, alignments)
+    ids = {key: monomer_features(chain, msas[0] or msas[1])["msa"] for key, (chain, msas) in own.items()}
+    sequences = [chain.sequence for chain in chains]
+    return [ids[sequences[index]] for index in merging.chain_order(sequences)]
+
+
+def _by_sequence(
+    chains: Sequence[Chain], alignments: Sequence[ChainMsas]
+) -> tuple[dict[str, tuple[Chain, ChainMsas]], bool]:
+    """The first chain of each sequence and its alignments, which its copies share; and whether rows are in lines.
+
+    Without any alignment they are: the queries make the only one.
+    """
+    own: dict[str, tuple[Chain, ChainMsas]] = {}
+    for chain, msas in zip(chains, alignments, strict=True):
+        own.setdefault(chain.sequence, (chain, msas))
+    in_lines = all(msa.as_is for _, msas in own.values() for group in msas for msa in group)
+    if not in_lines and any(msa.as_is for _, msas in own.values() for msa in msas[1]):
+        raise InputError(
+            "alignments whose rows are paired already stand beside others; give one kind for all chains"
+        )
+    return own, in_lines

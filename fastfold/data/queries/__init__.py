@@ -1,0 +1,1 @@
+"""What is to be folded, in all forms that ``fastfold infer`` takes."""

@@ -1,0 +1,100 @@
+"""An A3M as a query: one target, its sequence the first row, with the alignment that it came in.
+
+ColabFold's first line ``#12,10<tab>2,1`` makes it a complex: chains of 12 and 10 residues, two copies of the first.
+The rows are used as ColabFold 1.6.3 uses those of the same file: none is dropped because it repeats another.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from fastfold.data.fasta import file_stem
+from fastfold.data.msa.colabfold import parse_colabfold
+from fastfold.data.msa.msa import ChainMsas, a3m_records, colabfold_header, parse_a3m
+from fastfold.data.targets import FoundTarget, Target, make_chains, parse_sequence, safe_stem
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike
+
+MAX_CHAINS = 1000
+"""Chains of a complex, all copies counted, beyond which the first line is taken for a mistake."""
+
+
+def parse_a3m_query(data: bytes, path: PathLike) -> FoundTarget:
+    """The target of an A3M file's content, called after the file.
+
+    Args:
+        data: The content.
+        path: The file's name.
+
+    Raises:
+        InputError: The content is no alignment of one query, or of ColabFold's complexes.
+    """
+    # Descriptions may hold anything; a character that is not a residue is refused where a row holds it.
+    text = data.decode("utf-8", "replace")
+    _check_query(text, path)
+    header = colabfold_header(text, path=path)
+    warnings: list[str] = []
+    alignments: list[ChainMsas]
+    if header is None:
+        msa = replace(parse_a3m(text, path=path), as_is=True)
+        sequences, alignments = [msa.sequences[0]], [([msa], [])]
+    else:
+        if sum(header.copies) > MAX_CHAINS:
+            message = f"the first line announces {sum(header.copies):,} chains, more than {MAX_CHAINS:,}; correct it"
+            raise InputError(message, path=path, line=1)
+        parts, warnings = parse_colabfold(text, path=path)
+        sequences = [part.query for part in parts for _ in range(part.copies)]
+        alignments = [msas for part in parts for msas in [part.msas] * part.copies]
+    name = file_stem(path)
+    sequences, doubts = parse_sequence([":".join(sequences)], path=path, record=name)
+    target = Target(
+        name=safe_stem(name),
+        chains=make_chains(sequences),
+        source=os.fspath(path),
+        record=name,
+        warnings=(*doubts, *warnings),
+        alignments=tuple(alignments),
+    )
+    return FoundTarget(target, path, 1)
+
+
+def alignments_of(found: FoundTarget, sequences: list[str], path: PathLike) -> tuple[ChainMsas, ...]:
+    """The alignments of an A3M for a target that was written down elsewhere.
+
+    Args:
+        found: The A3M's target.
+        sequences: Sequences of the other target's chains.
+        path: Where that is written, for errors.
+
+    Returns:
+        Per chain of the other target, in its order.
+
+    Raises:
+        InputError: The A3M is of other chains, or of another number of them.
+    """
+    theirs = found.target
+    chains = make_chains(sequences)
+    if sorted(c.sequence for c in chains) != sorted(c.sequence for c in theirs.chains):
+        lengths = [", ".join(str(len(c.sequence)) for c in of) for of in (theirs.chains, chains)]
+        raise InputError(
+            f"its chains, of {lengths[0]} residues, are not those of {os.fspath(path)!r}, of {lengths[1]}; give the "
+            "alignment of this target",
+            path=theirs.source,
+        )
+    of_sequence = {c.sequence: msas for c, msas in zip(theirs.chains, theirs.alignments or (), strict=True)}
+    return tuple(of_sequence[chain.sequence] for chain in chains)
+
+
+def _check_query(text: str, path: PathLike) -> None:
+    """Refuse a query with letters in lower case, which an A3M does not count as residues of the query."""
+    record = a3m_records(text, path=path)[0][0]
+    low = next((c for line in record.lines for c in line if c.islower()), None)
+    if low is not None:
+        raise InputError(
+            f"the query, the first row, has {low!r} in lower case, which A3M leaves out; write its residues in upper "
+            "case",
+            path=path,
+            line=record.line,
+            record=record.header,
+        )

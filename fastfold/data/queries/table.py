@@ -1,0 +1,118 @@
+"""Tables of queries: CSV or TSV with the columns ``id`` and ``sequence``, and ``a3mpath`` for their alignments.
+
+``:`` in a sequence joins the chains of a complex. Other columns are left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fastfold.data.fasta import Record, check_identifier, file_stem, targets_of_records
+from fastfold.data.queries.a3m import alignments_of, parse_a3m_query
+from fastfold.data.targets import FoundTarget, parse_sequence
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+
+MAX_A3M_BYTES = 1 << 32
+
+_COLUMNS = ("id", "sequence")
+_ALIGNMENT = "a3mpath"
+
+
+def parse_table(
+    data: bytes, path: PathLike, errors: list[InputError], *, delimiter: str = ",", complex_: bool = False
+) -> list[FoundTarget]:
+    """The targets of a table's content.
+
+    Args:
+        data: The content.
+        path: The file's name; alignments are looked up from its folder.
+        errors: One is added for each row that cannot be used.
+        delimiter: What separates the columns.
+        complex_: All rows are the chains of one complex, called after the file.
+
+    Raises:
+        InputError: There is no first line with the columns' names, or no row.
+    """
+    rows = _rows(data.decode("utf-8", "surrogateescape"), path, delimiter)
+    header = [name.strip().lower() for name in rows[0][1]] if rows else []
+    if not all(header.count(name) == 1 for name in _COLUMNS) or header.count(_ALIGNMENT) > 1:
+        raise InputError(
+            "the first line must name the columns, 'id' and 'sequence' among them, each once",
+            path=path,
+            line=rows[0][0] if rows else None,
+        )
+    if len(rows) == 1:
+        raise InputError("has no row below the columns' names; add one per target", path=path)
+    is_complex = complex_ and len(rows) > 2
+    readers: list[Callable[[], Record]] = []
+    places: dict[int, str] = {}
+    for number, (line, cells) in enumerate(rows[1:], 1):
+        readers.append(partial(_record, path, number, line, header, cells))
+        if _ALIGNMENT in header and len(cells) == len(header):
+            place = cells[header.index(_ALIGNMENT)].strip()
+            if place:
+                places[line] = place
+    if places and is_complex:
+        message = "column 'a3mpath' has alignments of single rows, but all rows are one complex; leave one of the two"
+        raise InputError(message, path=path, line=min(places))
+    found = []
+    for one in targets_of_records(readers, path, errors, complex_=is_complex):
+        try:
+            found.append(_with_alignments(one, places[one.line]) if one.line in places else one)
+        except InputError as error:
+            errors.append(error)
+    return found
+
+
+def _rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, list[str]]]:
+    """The rows that are not blank, with the line on which each begins."""
+    reader = csv.reader((line + "\n" for line in split_lines(text)), delimiter=delimiter, strict=True)
+    rows = []
+    line = 1
+    try:
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                rows.append((line, cells))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(f"is not a table: {error}; check the quotes", path=path, line=line) from None
+    return rows
+
+
+def _record(path: PathLike, number: int, line: int, header: list[str], cells: list[str]) -> Record:
+    """The record of a row, the ``number``-th of its file."""
+    if len(cells) != len(header):
+        raise InputError(
+            f"has {len(cells)} columns, the first line names {len(header)}; quote what has a separator in it",
+            path=path,
+            line=line,
+        )
+    identifier = cells[header.index("id")].strip()
+    check_identifier(identifier, path, line)
+    name = identifier or f"{file_stem(path)}_{number}"
+    text = cells[header.index("sequence")]
+    if not text.strip():
+        raise InputError(
+            "has no sequence; write its residues or remove the row", path=path, line=line, record=name
+        )
+    # A sequence may be wrapped within its quotes; its first line is that of the row, as a rule.
+    sequences, warnings = parse_sequence(split_lines(text), path=path, record=name, first_line=line)
+    if not identifier:
+        warnings.insert(0, f"line {line} has no id; it is called {name!r}")
+    return Record(name, line, sequences, warnings)
+
+
+def _with_alignments(found: FoundTarget, place: str) -> FoundTarget:
+    """A target with the alignments of an A3M, whose path counts from the table's folder."""
+    path = Path(found.path).parent / place
+    theirs = parse_a3m_query(read_text_bytes(path, limit=MAX_A3M_BYTES), path)
+    target = found.target
+    sequences = [chain.letters or chain.sequence for chain in target.chains]
+    alignments = alignments_of(theirs, sequences, found.path)
+    warnings = (*target.warnings, *(f"{place}: {warning}" for warning in theirs.target.warnings))
+    return found._replace(target=replace(target, alignments=alignments, warnings=warnings))

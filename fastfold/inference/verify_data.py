@@ -1,0 +1,108 @@
+"""Recorded runs of the official data pipeline: what it made of alignments, and what we make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fastfold.data.fasta import read_fasta
+from fastfold.data.features.assembly import monomer_features, multimer_features
+from fastfold.data.features.merging import chain_order, paired_lines
+from fastfold.data.msa.find import find_alignments, read_hits
+from fastfold.data.msa.msa import ChainMsas
+from fastfold.data.targets import Chain
+from fastfold.errors import InputError
+
+EXPECTED = "expected.npz"
+"""The file that makes a folder such a record."""
+
+_QUERY = "query.fasta"
+_PAIRED_ROWS = "debug/paired_rows"
+
+
+class RecordedArray(NamedTuple):
+    """An array of the official pipeline beside ours.
+
+    Attributes:
+        name: Its name in the record.
+        ours: Ours, of any shape.
+        theirs: The recorded one; where that depends on a sort which is not stable, the one of a stable sort if
+            ours is not the recorded one.
+    """
+
+    name: str
+    ours: np.ndarray
+    theirs: np.ndarray
+
+
+def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterator[RecordedArray]:
+    """Make the features of a record, one array after the other.
+
+    Arrays of templates are left out where the record has templates, or is of one chain, whose single empty template we
+    do without; and so is ``domain_name``, a copy of the header.
+
+    Args:
+        directory: Folder with ``query.fasta`` and alignments called as AlphaFold calls them; for a complex those of
+            each chain in a folder ``A``, ``B``, ….
+        expected: The recorded arrays.
+
+    Yields:
+        The arrays in the order of the record.
+
+    Raises:
+        InputError: A file is missing or unreadable, or there is no such array here.
+    """
+    directory = directory.resolve()
+    (target,) = read_fasta(directory / _QUERY, complex_=True)
+    is_complex = "asym_id" in expected
+    msas = _alignments(directory, target.chains, is_complex)
+    if is_complex:
+        ours = multimer_features(target.chains, msas)
+        if _PAIRED_ROWS in expected:
+            ours[_PAIRED_ROWS] = _paired_rows(target.chains, msas)
+        has_templates = bool(expected["template_all_atom_mask"].any())
+    else:
+        (unpaired, paired), chain, has_templates = msas[0], target.chains[0], True
+        ours = monomer_features(chain, unpaired)
+        ours |= {f"uniprot/{name}": value for name, value in monomer_features(chain, paired).items()}
+        ours["sequence"] = np.array([ours["sequence"].tobytes()])
+        ours["rows_parsed"] = np.array([len(msa.sequences) for msa in unpaired])
+    for name, value in expected.items():
+        if name.startswith("stable/") or name == "domain_name":
+            continue
+        if has_templates and (name.startswith("template_") or name == "num_templates"):
+            continue
+        if name not in ours:
+            raise InputError(f"there is no array {name!r} here", path=directory / EXPECTED)
+        if not np.array_equal(ours[name], value):
+            value = expected.get(f"stable/{name}", value)
+        yield RecordedArray(name, ours[name], value)
+
+
+def _alignments(directory: Path, chains: tuple[Chain, ...], is_complex: bool) -> list[ChainMsas]:
+    """The alignments of each chain; of equal ones the first has a folder."""
+    if next(directory.rglob("*_hits.*"), None) is None:
+        message = "has no alignments of the query (*_hits.sto, *_hits.a3m); if there is a script for them, run it first"
+        raise InputError(message, path=directory)
+    found: dict[str, ChainMsas] = {}
+    for chain in chains:
+        if chain.sequence in found:
+            continue
+        asked = chain if is_complex else None
+        files = find_alignments(directory.parent, directory.name, chain=asked)
+        inputs = [path for path in files.unpaired if not path.name.startswith("expected")]
+        found[chain.sequence] = (
+            [read_hits(path, query=chain.sequence) for path in inputs],
+            [read_hits(path, query=chain.sequence) for path in files.paired],
+        )
+    return [found[chain.sequence] for chain in chains]
+
+
+def _paired_rows(chains: tuple[Chain, ...], msas: list[ChainMsas]) -> np.ndarray:
+    """Which row of each chain's UniProt alignment stands in each line, ``[P, chains]``, -1 for none."""
+    raw = [monomer_features(chain, pair[1]) for chain, pair in zip(chains, msas, strict=True)]
+    order = chain_order([chain.sequence for chain in chains])
+    return paired_lines([raw[index] for index in order], in_lines=False)
