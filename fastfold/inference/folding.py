@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,15 +16,22 @@ from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
+from fastfold.evoformer.confidence import (
+    chain_confidence,
+    plddt,
+    predicted_aligned_error,
+    predicted_tm_score,
+)
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
-from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.planning.fit import fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
+from fastfold.protein.metrics.interface import ChainConfidence
 
 OnCycle = Callable[[int, dict[str, Any]], None]
 MAX_PAE_RESIDUES = 5000
@@ -169,6 +177,7 @@ def fold(
         max_pae=float(values["max_pae"]) if "max_pae" in values else None,
         ptm=float(values["ptm"]) if "ptm" in values else None,
         iptm=float(values["iptm"]) if "iptm" in values else None,
+        chain_confidence=_of_chains(values, sampler),
     )
 
 
@@ -183,7 +192,9 @@ def run_network(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
-    Confidences of pairs are computed in blocks of rows; of these, ``pae`` alone is kept whole.
+    Of a complex there are also the scores of its chains, see
+    :func:`fastfold.evoformer.confidence.chain_confidence`. Confidences of pairs are computed in blocks of rows;
+    of these, ``pae`` alone is kept whole.
 
     Args:
         model: The network.
@@ -199,6 +210,10 @@ def run_network(
         set_policy(model, FOLDING_POLICY)
     else:
         plan.apply(model)
+    distogram = model.heads["distogram"]
+    if is_complex and isinstance(distogram, DistogramHead) and distogram.has_columns:
+        # For actifpTM, in blocks of rows; where columns are elsewhere the logits would have to be there whole.
+        model.policy = replace(model.policy, heads=(*(model.policy.heads or ()), "distogram"))
     training = model.training
     try:
         with torch.inference_mode(), trim_malloc(model):
@@ -219,7 +234,29 @@ def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[st
         found["ptm"] = predicted_tm_score(logits, breaks)
         if is_complex:
             found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
+            distances = result.get("distogram", {})
+            found |= chain_confidence(
+                logits,
+                breaks,
+                head["asym_id"],
+                distogram=distances.get("logits"),
+                bin_edges=distances.get("bin_edges"),
+            )
     return found
+
+
+def _of_chains(values: Mapping[str, np.ndarray], sampler: FeatureSampler) -> ChainConfidence | None:
+    """Confidences of chains in the order of the input, of those in the order of the features."""
+    if "chain_ptm" not in values:
+        return None
+    order = np.argsort(sampler.chain_order)
+    actifptm = values.get("chain_pair_actifptm")
+    return ChainConfidence(
+        ptm=values["chain_ptm"][order],
+        iptm=values["chain_pair_iptm"][np.ix_(order, order)],
+        pair_actifptm=None if actifptm is None else actifptm[np.ix_(order, order)],
+        actifptm=None if actifptm is None else float(values["actifptm"]),
+    )
 
 
 def _ordered(errors: np.ndarray, order: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
+from fastfold.protein.metrics.interface import ChainConfidence, interface_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
@@ -48,6 +49,7 @@ class Prediction:
         max_pae: Largest error that the network can state, in Å; given if ``pae`` is.
         ptm: Predicted TM-score, 0 to 1.
         iptm: Predicted interface TM-score, 0 to 1; None for monomer networks.
+        chain_confidence: What the network says of the chains of a complex; None for monomer networks.
 
     Raises:
         ValueError: Shapes disagree, or ``pae`` comes without ``max_pae``.
@@ -68,6 +70,7 @@ class Prediction:
     max_pae: float | None = None
     ptm: float | None = None
     iptm: float | None = None
+    chain_confidence: ChainConfidence | None = None
 
     def __post_init__(self) -> None:
         n = len(self.aatype)
@@ -112,6 +115,21 @@ class Prediction:
     def mean_plddt(self) -> float:
         """Mean pLDDT of all residues, 0 to 100."""
         return float(np.mean(self.plddt, dtype=np.float64))
+
+    @cached_property
+    def interface_scores(self) -> dict[str, Any]:
+        """Scores of the chains and of every pair of them: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
+
+        See :func:`fastfold.protein.metrics.interface.interface_scores`.
+        """
+        return interface_scores(
+            self.chain_index,
+            self.atom_positions,
+            self.atom_mask,
+            self.plddt,
+            pae=self.pae,
+            confidence=self.chain_confidence,
+        )
 
     @property
     def ranking_confidence(self) -> float:
@@ -160,7 +178,7 @@ class Prediction:
     def scores(self) -> dict[str, Any]:
         """What the scores file holds: plain numbers, text and lists.
 
-        pLDDT has two decimals, pTM and ipTM four, absent scores are None. Raises nothing for values that are
+        pLDDT has two decimals, all others four, absent scores are None. Raises nothing for values that are
         not finite; :meth:`save` does.
         """
         return {
@@ -176,6 +194,7 @@ class Prediction:
             "iptm": score_files.rounded(self.iptm, 4),
             "ranking_confidence": score_files.rounded(self.ranking_confidence, 4),
             "max_pae": score_files.rounded(self.max_pae, 4),
+            "interfaces": score_files.rounded_tree(self.interface_scores, 4),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 
