@@ -166,7 +166,7 @@ def _stack_run(
 def _network_run(
     module: torch.nn.Module, n: int, rows: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
+    from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 
     def fold() -> None:
         result = module(lambda *_: features(n, *rows), num_recycles=0)

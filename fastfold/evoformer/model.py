@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
 from fastfold.evoformer.execution import PolicyModule
@@ -17,7 +18,6 @@ from fastfold.evoformer.heads import (
     MaskedMsaHead,
     PredictedAlignedErrorHead,
     PredictedLDDTHead,
-    plddt,
 )
 from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder, MultimerTemplateTorsionEmbedder
 from fastfold.evoformer.primitives import Linear

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,15 @@ from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.errors import InputError, OutputError
+from fastfold.evoformer.confidence import (
+    chain_confidence,
+    plddt,
+    predicted_aligned_error,
+    predicted_tm_score,
+)
 from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy
-from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
+from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trim_malloc
@@ -28,6 +34,7 @@ from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 from fastfold.protein.io.read import read_structure
+from fastfold.protein.metrics.interface import ChainConfidence
 
 OnCycle = Callable[[int, dict[str, Any]], None]
 MAX_PAE_RESIDUES = 5000
@@ -234,6 +241,7 @@ def fold(
         if config.save_representations
         else None,
         recycles=tuple(recycles),
+        chain_confidence=_of_chains(values, sampler),
     )
 
 
@@ -247,7 +255,9 @@ def run_network(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
-    Confidences of pairs are computed in blocks of rows; of these, ``pae`` alone is kept whole.
+    Of a complex there are also the scores of its chains, see
+    :func:`fastfold.evoformer.confidence.chain_confidence`. Confidences of pairs are computed in blocks of rows;
+    of these, ``pae`` alone is kept whole.
 
     Args:
         model: The network.
@@ -260,6 +270,10 @@ def run_network(
         set_policy(model, FOLDING_POLICY)
     else:
         plan.apply(model)
+    distogram = model.heads["distogram"]
+    if passes.is_complex and isinstance(distogram, DistogramHead) and distogram.has_columns:
+        # For actifpTM, in blocks of rows; where columns are elsewhere the logits would have to be there whole.
+        model.policy = replace(model.policy, heads=(*(model.policy.heads or ()), "distogram"))
     training = model.training
     model.eval()
     try:
@@ -351,7 +365,29 @@ def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[st
         found["ptm"] = predicted_tm_score(logits, breaks)
         if is_complex:
             found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
+            distances = result.get("distogram", {})
+            found |= chain_confidence(
+                logits,
+                breaks,
+                head["asym_id"],
+                distogram=distances.get("logits"),
+                bin_edges=distances.get("bin_edges"),
+            )
     return found
+
+
+def _of_chains(values: Mapping[str, np.ndarray], sampler: FeatureSampler) -> ChainConfidence | None:
+    """Confidences of chains in the order of the input, of those in the order of the features."""
+    if "chain_ptm" not in values:
+        return None
+    order = np.argsort(sampler.chain_order)
+    actifptm = values.get("chain_pair_actifptm")
+    return ChainConfidence(
+        ptm=values["chain_ptm"][order],
+        iptm=values["chain_pair_iptm"][np.ix_(order, order)],
+        pair_actifptm=None if actifptm is None else actifptm[np.ix_(order, order)],
+        actifptm=None if actifptm is None else float(values["actifptm"]),
+    )
 
 
 def _ordered(errors: np.ndarray, order: np.ndarray) -> np.ndarray:

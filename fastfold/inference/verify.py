@@ -19,9 +19,9 @@ from torch import Tensor
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.errors import InputError
+from fastfold.evoformer.confidence import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
-from fastfold.evoformer.heads import plddt, predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.verify_data import EXPECTED, compute_recorded

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fastfold.parallel.apply_plan import parallelize
 from fastfold.parallel.comm.groups import CommunicationLog, Group, shard_sizes
 from fastfold.parallel.data_parallel.full_state import ShardFn
 from fastfold.parallel.data_parallel.large_batch import Lamb, Lars
@@ -22,7 +23,6 @@ from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.parallel.distributed import DistributedContext, init_distributed, started_processes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
-from fastfold.parallel.apply_plan import parallelize
 from fastfold.parallel.plan import ParallelPlan
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.complex_sample import copies_of_residues, in_feature_order, merged_features
 from fastfold.data.training.entry import EntryData
+from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.execution import rows_of
-from fastfold.evoformer.heads import plddt
 from fastfold.evoformer.model import AlphaFold
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.contacts import DistogramScore, score_distogram

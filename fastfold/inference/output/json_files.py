@@ -13,8 +13,17 @@ SCHEMA_VERSION = 1
 
 
 def rounded(values: np.ndarray | float | None, digits: int) -> Any:
-    """Plain numbers rounded to ``decimals``, for JSON; None stays None."""
+    """Plain numbers rounded to ``digits`` decimals, for JSON; None stays None."""
     return None if values is None else np.round(np.asarray(values, np.float64), digits).tolist()
+
+
+def rounded_tree(values: Any, digits: int) -> Any:
+    """Dictionaries and lists of numbers with every float rounded to ``digits`` decimals."""
+    if isinstance(values, dict):
+        return {key: rounded_tree(value, digits) for key, value in values.items()}
+    if isinstance(values, list):
+        return [rounded_tree(value, digits) for value in values]
+    return round(values, digits) if isinstance(values, float) else values
 
 
 def lines_json(values: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
+from fastfold.protein.metrics.interface import ChainConfidence, interface_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
@@ -67,6 +68,8 @@ class Prediction:
         representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, where they
             were asked for.
         recycles: The structure after each pass, where that was asked for.
+        chain_confidence: What the network says of the chains of a complex; None for single chains and networks without
+            aligned errors.
 
     Raises:
         ValueError: Shapes disagree, or ``pae`` comes without ``max_pae``.
@@ -89,6 +92,7 @@ class Prediction:
     iptm: float | None = None
     representations: Mapping[str, np.ndarray] | None = None
     recycles: tuple[Recycle, ...] = ()
+    chain_confidence: ChainConfidence | None = None
 
     def __post_init__(self) -> None:
         n = len(self.aatype)
@@ -137,6 +141,21 @@ class Prediction:
         """Mean pLDDT of all residues, 0 to 100."""
         return float(np.mean(self.plddt, dtype=np.float64))
 
+    @cached_property
+    def interface_scores(self) -> dict[str, Any]:
+        """Scores of the chains and of every pair of them: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
+
+        See :func:`fastfold.protein.metrics.interface.interface_scores`.
+        """
+        return interface_scores(
+            self.chain_index,
+            self.atom_positions,
+            self.atom_mask,
+            self.plddt,
+            pae=self.pae,
+            confidence=self.chain_confidence,
+        )
+
     @property
     def ranking_confidence(self) -> float:
         """The number by which AlphaFold ranks: 0.8 ipTM + 0.2 pTM (0 to 1), without ipTM the mean pLDDT.
@@ -184,7 +203,7 @@ class Prediction:
     def scores(self) -> dict[str, Any]:
         """What the scores file holds: plain numbers, text and lists.
 
-        pLDDT has two decimals, pTM and ipTM four, absent scores are None. Raises nothing for values that are
+        pLDDT has two decimals, all others four, absent scores are None. Raises nothing for values that are
         not finite; :meth:`save` does.
         """
         return {
@@ -200,6 +219,7 @@ class Prediction:
             "iptm": score_files.rounded(self.iptm, 4),
             "ranking_confidence": score_files.rounded(self.ranking_confidence, 4),
             "max_pae": score_files.rounded(self.max_pae, 4),
+            "interfaces": score_files.rounded_tree(self.interface_scores, 4),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 

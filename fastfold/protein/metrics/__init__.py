@@ -1,1 +1,1 @@
-"""How alike two structures are: lDDT, TM-score, GDT, RMSD, and the atoms that clash."""
+"""Scores of structures: how alike two are (lDDT, TM-score, GDT, RMSD), atoms that clash, and interfaces."""

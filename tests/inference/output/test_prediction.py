@@ -67,6 +67,10 @@ def test_all_files_hold_what_was_predicted(tmp_path):
     assert_same_structure(protein_from_biopython(structure, prediction.protein, "AB"), prediction.protein)
     scores = json.loads(paths["scores"].read_text())
     np.testing.assert_allclose(scores.pop("plddt"), prediction.plddt, atol=0.00501)
+    interfaces = scores.pop("interfaces")
+    assert interfaces["chains"]["B"]["mean_plddt"] == round(float(prediction.plddt[10:].mean(dtype=float)), 4)
+    ipsae = prediction.interface_scores["pairs"]["A-B"]["ipsae"]
+    assert interfaces["pairs"]["A-B"]["ipsae"] == interfaces["ipsae_max"] == round(ipsae, 4) > 0
     assert scores == {
         "schema_version": 1,
         "name": "T1",

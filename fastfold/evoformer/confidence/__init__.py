@@ -1,0 +1,6 @@
+"""What a network thinks of its prediction, computed from the logits of its heads in blocks of rows."""
+
+from fastfold.evoformer.confidence.chains import chain_confidence
+from fastfold.evoformer.confidence.scores import plddt, predicted_aligned_error, predicted_tm_score
+
+__all__ = ["chain_confidence", "plddt", "predicted_aligned_error", "predicted_tm_score"]

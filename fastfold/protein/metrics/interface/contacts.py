@@ -1,0 +1,129 @@
+"""Scores of two chains from where they touch: pDockQ, pDockQ2, interface pLDDT and interface PAE.
+
+Residues touch where their CB atoms (CA of glycine) are within 8 Å. pDockQ is that of Bryant et al. 2022
+(doi:10.1038/s41467-022-28865-w), pDockQ2 that of Zhu et al. 2023 (doi:10.1093/bioinformatics/btad424).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+
+CONTACT_DISTANCE = 8.0
+"""Residues whose CB atoms are at most so far apart touch, in Å."""
+
+_BLOCK = 1 << 20
+_PDOCKQ2_D0 = 10.0
+"""Å; turns an aligned error into a score between 0 and 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class InterfaceContacts:
+    """Where two chains of ``n`` and ``m`` residues touch.
+
+    Attributes:
+        first: ``[contacts]`` int, residues of the first chain.
+        second: ``[contacts]`` int, residues of the second chain.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+
+    def __len__(self) -> int:
+        """Pairs of residues that touch."""
+        return len(self.first)
+
+    def turned(self) -> InterfaceContacts:
+        """The same contacts seen from the second chain."""
+        return InterfaceContacts(self.second, self.first)
+
+    def interface_plddt(self, first: np.ndarray, second: np.ndarray) -> float | None:
+        """Mean pLDDT, 0 to 100, of all residues that touch the other chain; None if none does.
+
+        Args:
+            first: pLDDT of the first chain ``[n]``.
+            second: pLDDT of the second chain ``[m]``.
+        """
+        if not len(self):
+            return None
+        values = [np.asarray(first)[np.unique(self.first)], np.asarray(second)[np.unique(self.second)]]
+        return float(np.concatenate(values).astype(np.float64).mean())
+
+    def interface_pae(self, pae: np.ndarray) -> float | None:
+        """Mean aligned error in Å of the pairs that touch; None if none does.
+
+        Args:
+            pae: ``[n, m]`` in Å: errors of the second chain when aligned on the first.
+        """
+        return float(np.asarray(pae, np.float64)[self.first, self.second].mean()) if len(self) else None
+
+    def pdockq(self, first: np.ndarray, second: np.ndarray) -> float:
+        """Predicted DockQ, 0 to 0.742, from the number of contacts and their pLDDT; 0 without contacts.
+
+        Args:
+            first: pLDDT of the first chain ``[n]``.
+            second: pLDDT of the second chain ``[m]``.
+        """
+        plddt = self.interface_plddt(first, second)
+        if plddt is None:
+            return 0.0
+        return _logistic(plddt * np.log10(len(self)), top=0.724, slope=0.052, middle=152.611, floor=0.018)
+
+    def pdockq2(self, first: np.ndarray, second: np.ndarray, pae: np.ndarray) -> float:
+        """Predicted DockQ, 0 to 1.315, from the pLDDT and the aligned errors of the contacts; 0 without contacts.
+
+        Args:
+            first: pLDDT of the first chain ``[n]``.
+            second: pLDDT of the second chain ``[m]``.
+            pae: ``[n, m]`` in Å: errors of the second chain when aligned on the first.
+        """
+        plddt = self.interface_plddt(first, second)
+        if plddt is None:
+            return 0.0
+        errors = np.asarray(pae, np.float64)[self.first, self.second]
+        sure = (1.0 / (1.0 + (errors / _PDOCKQ2_D0) ** 2)).mean()
+        return _logistic(plddt * sure, top=1.31, slope=0.075, middle=84.733, floor=0.005)
+
+
+def interface_contacts(
+    first: np.ndarray, second: np.ndarray, *, distance: float = CONTACT_DISTANCE
+) -> InterfaceContacts:
+    """Find the residues of two chains that touch.
+
+    Args:
+        first: Positions ``[n, 3]`` in Å, see :func:`contact_points`; residues that are not finite touch nothing.
+        second: ``[m, 3]``.
+        distance: Largest distance of a contact in Å.
+    """
+    found = [np.empty((0, 2), np.intp)]
+    step = max(1, _BLOCK // max(1, len(second)))
+    for start in range(0, len(first), step):
+        difference = first[start : start + step, None, :] - second[None, :, :]
+        with np.errstate(invalid="ignore"):
+            near = np.sqrt(np.square(difference).sum(-1)) <= distance
+        found.append(np.argwhere(near) + np.array([start, 0]))
+    pairs = np.concatenate(found)
+    return InterfaceContacts(pairs[:, 0], pairs[:, 1])
+
+
+def contact_points(atom_positions: np.ndarray, atom_mask: np.ndarray) -> np.ndarray:
+    """The point ``[N, 3]`` float64 in Å by which each residue touches others: CB, else CA, else NaN.
+
+    Positions are rounded to the three decimals of structure files, so that scores are those of the files.
+
+    Args:
+        atom_positions: ``[N, 37, 3]`` in Å.
+        atom_mask: ``[N, 37]``, 1 where the atom is present.
+    """
+    ca, cb = rc.atom_order["CA"], rc.atom_order["CB"]
+    points = np.where(atom_mask[:, [cb]] > 0.5, atom_positions[:, cb], atom_positions[:, ca])
+    points = points.astype(np.float64)
+    points[(atom_mask[:, ca] <= 0.5) & (atom_mask[:, cb] <= 0.5)] = np.nan
+    return np.round(points, 3)
+
+
+def _logistic(x: float, *, top: float, slope: float, middle: float, floor: float) -> float:
+    return float(top / (1.0 + np.exp(-slope * (x - middle))) + floor)

@@ -1,0 +1,135 @@
+"""ipSAE in all its variants, and LIS: scores of two chains from the predicted aligned error alone.
+
+Both have a direction, from the chain that is aligned on (rows of the error matrix) to the chain that is scored
+(columns). ipSAE and ipTM_d0chn are those of Dunbrack 2025 (doi:10.1101/2025.02.10.637595), equal to version 4 of
+the paper's program; LIS is that of Kim et al. 2024 (doi:10.1101/2024.02.19.580970).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PAE_CUTOFF = 15.0
+"""Aligned errors under this count for ipSAE, in Å: the program's setting for AlphaFold 2."""
+
+LIS_CUTOFF = 12.0
+"""Aligned errors under this count for LIS, in Å."""
+
+
+@dataclass(frozen=True, eq=False)
+class DirectedScores:
+    """Scores of one chain seen from another one of ``n`` residues, all 0 to 1; 0 where no error is under the cutoff.
+
+    Each is the largest value of any residue that is aligned on. ``d0res``, ``d0chn`` and ``d0dom`` say from which
+    length d0 comes: the residue's partners under the cutoff, both chains, or the residues of both chains that have a
+    partner.
+
+    Attributes:
+        ipsae_d0res: What is called ipSAE without further words.
+        ipsae_d0chn: With d0 of both chains.
+        ipsae_d0dom: With d0 of the residues that have a partner.
+        iptm_d0chn: ipTM of the expected errors, without a cutoff, with d0 of both chains.
+        lis: Local interaction score.
+        ipsae_d0res_by_residue: ``[n]`` float64, of each residue that is aligned on; so are the next three.
+        ipsae_d0chn_by_residue: ``[n]``.
+        ipsae_d0dom_by_residue: ``[n]``.
+        iptm_d0chn_by_residue: ``[n]``.
+        n0res_by_residue: ``[n]`` int, partners under the cutoff.
+        d0res_by_residue: ``[n]`` in Å.
+        n0res: Partners of the residue that gives ``ipsae_d0res``.
+        n0chn: Residues of both chains.
+        n0dom: Residues of both chains that have a partner.
+        d0res: Of the residue that gives ``ipsae_d0res``, in Å.
+        d0chn: In Å.
+        d0dom: In Å.
+        num_pairs: Pairs of residues under the cutoff.
+        aligned_residues: Residues of the aligned chain with a partner.
+        scored_residues: Residues of the scored chain with a partner.
+    """
+
+    ipsae_d0res: float
+    ipsae_d0chn: float
+    ipsae_d0dom: float
+    iptm_d0chn: float
+    lis: float
+    ipsae_d0res_by_residue: np.ndarray
+    ipsae_d0chn_by_residue: np.ndarray
+    ipsae_d0dom_by_residue: np.ndarray
+    iptm_d0chn_by_residue: np.ndarray
+    n0res_by_residue: np.ndarray
+    d0res_by_residue: np.ndarray
+    n0res: int
+    n0chn: int
+    n0dom: int
+    d0res: float
+    d0chn: float
+    d0dom: float
+    num_pairs: int
+    aligned_residues: int
+    scored_residues: int
+
+
+def directed_scores(pae: np.ndarray, *, cutoff: float = PAE_CUTOFF) -> DirectedScores:
+    """Score one chain as seen from another.
+
+    Args:
+        pae: ``[n, m]`` in Å: errors of the ``m`` residues of the scored chain when aligned on each of the ``n``
+            residues of the other.
+        cutoff: Errors under this count for ipSAE, in Å.
+    """
+    pae = np.asarray(pae, np.float64)
+    near = pae < cutoff
+    partners = near.sum(1)
+    aligned, scored = int(near.any(1).sum()), int(near.any(0).sum())
+    n0chn, n0dom = sum(pae.shape), aligned + scored
+    d0res = _d0_of_residues(partners)
+    d0chn, d0dom = _d0_of_length(n0chn), _d0_of_length(n0dom)
+    by_d0res = _mean_over(near, _tm(pae, d0res[:, None]))
+    tm_chn = _tm(pae, d0chn)
+    by_d0chn, by_d0dom = _mean_over(near, tm_chn), _mean_over(near, _tm(pae, d0dom))
+    iptm = tm_chn.mean(1)
+    best = int(by_d0res.argmax())
+    local = pae[pae < LIS_CUTOFF]
+    return DirectedScores(
+        ipsae_d0res=float(by_d0res[best]),
+        ipsae_d0chn=float(by_d0chn.max()),
+        ipsae_d0dom=float(by_d0dom.max()),
+        iptm_d0chn=float(iptm.max()),
+        lis=float(((LIS_CUTOFF - local) / LIS_CUTOFF).mean()) if len(local) else 0.0,
+        ipsae_d0res_by_residue=by_d0res,
+        ipsae_d0chn_by_residue=by_d0chn,
+        ipsae_d0dom_by_residue=by_d0dom,
+        iptm_d0chn_by_residue=iptm,
+        n0res_by_residue=partners,
+        d0res_by_residue=d0res,
+        n0res=int(partners[best]),
+        n0chn=n0chn,
+        n0dom=n0dom,
+        d0res=float(d0res[best]),
+        d0chn=d0chn,
+        d0dom=d0dom,
+        num_pairs=int(near.sum()),
+        aligned_residues=aligned,
+        scored_residues=scored,
+    )
+
+
+def _tm(pae: np.ndarray, d0: np.ndarray | float) -> np.ndarray:
+    return 1.0 / (1.0 + (pae / d0) ** 2)
+
+
+def _mean_over(near: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Mean of each row ``[n]`` over the pairs that count; 0 in a row without any."""
+    return np.where(near, values, 0.0).sum(1) / np.maximum(near.sum(1), 1)
+
+
+def _d0_of_length(length: int) -> float:
+    """TM-score's d0 of two chains or domains, in Å: 1 for up to 27 residues."""
+    return max(1.0, 1.24 * (length - 15) ** (1 / 3) - 1.8) if length > 27 else 1.0
+
+
+def _d0_of_residues(partners: np.ndarray) -> np.ndarray:
+    """TM-score's d0 of each residue, in Å: here lengths under 26 count as 26, so 27 has more than 1."""
+    return np.maximum(1.0, 1.24 * (np.maximum(partners, 26) - 15.0) ** (1 / 3) - 1.8)

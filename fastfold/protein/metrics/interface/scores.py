@@ -1,0 +1,206 @@
+"""All scores of a prediction's chains and pairs of chains, as plain numbers for JSON."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fastfold.protein.metrics.interface.contacts import contact_points, interface_contacts
+from fastfold.protein.metrics.interface.ipsae import PAE_CUTOFF, DirectedScores, directed_scores
+from fastfold.protein.protein import chain_name
+
+DISTANCE_CUTOFF = 15.0
+"""Residues nearer than this, in Å, are counted by ``near_pairs``: the ipSAE program's setting for AlphaFold 2."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChainConfidence:
+    """What a network says of ``C`` chains, which takes its logits: the aligned error alone does not hold it.
+
+    Attributes:
+        ptm: ``[C]`` float64, pTM of each chain, 0 to 1.
+        iptm: ``[C, C]`` float64, ipTM of each pair of chains; the diagonal means nothing.
+        pair_actifptm: ``[C, C]`` float64, actifpTM of each pair; None without a distogram.
+        actifptm: actifpTM of all interfaces; None without a distogram.
+
+    Raises:
+        ValueError: Shapes disagree, or one actifpTM comes without the other.
+    """
+
+    ptm: np.ndarray
+    iptm: np.ndarray
+    pair_actifptm: np.ndarray | None = None
+    actifptm: float | None = None
+
+    def __post_init__(self) -> None:
+        chains = len(self.ptm)
+        for field, shape in (("ptm", (chains,)), ("iptm", (chains,) * 2), ("pair_actifptm", (chains,) * 2)):
+            value = getattr(self, field)
+            if value is None:
+                continue
+            array = np.asarray(value, np.float64)
+            if array.shape != shape:
+                raise ValueError(
+                    f"ChainConfidence.{field} has shape {list(array.shape)}, expected {list(shape)}"
+                )
+            object.__setattr__(self, field, array)
+        if (self.pair_actifptm is None) != (self.actifptm is None):
+            raise ValueError("ChainConfidence.actifptm and pair_actifptm come together")
+        if self.actifptm is not None:
+            object.__setattr__(self, "actifptm", float(self.actifptm))
+
+
+def interface_scores(
+    chain_index: np.ndarray,
+    atom_positions: np.ndarray,
+    atom_mask: np.ndarray,
+    plddt: np.ndarray,
+    *,
+    pae: np.ndarray | None = None,
+    confidence: ChainConfidence | None = None,
+    pae_cutoff: float = PAE_CUTOFF,
+    distance_cutoff: float = DISTANCE_CUTOFF,
+) -> dict[str, Any]:
+    """Score the chains of a prediction and every pair of them.
+
+    What cannot be said is None: scores of the aligned error without ``pae``, those of the logits without
+    ``confidence``, means over contacts where two chains do not touch, and whatever is the largest of no pairs. ipSAE,
+    LIS, pDockQ and pDockQ2 are 0 where their definitions are: without an error under the cutoff, without a contact.
+
+    Args:
+        chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
+        atom_positions: ``[N, 37, 3]`` in Å.
+        atom_mask: ``[N, 37]``, 1 where the atom is present; residues without CA and CB touch nothing.
+        plddt: ``[N]``, 0 to 100.
+        pae: ``[N, N]`` in Å, error at residue j when aligned on i.
+        confidence: What the network says of chains.
+        pae_cutoff: Aligned errors under this count for ipSAE, in Å.
+        distance_cutoff: Residues nearer than this are counted by ``near_pairs``, in Å.
+
+    Returns:
+        Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm`` and ``ipsae_max`` of
+        the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's scores are symmetric: the larger
+        one of both directions, for LIS and ``interface_pae`` their mean; ``directions`` holds each (``B-A``: aligned
+        on B, scored on A). The documentation has a page on what each of them means.
+
+    Raises:
+        ValueError: Shapes disagree.
+    """
+    n = len(chain_index)
+    shapes = {"atom_positions": (n, 37, 3), "atom_mask": (n, 37), "plddt": (n,), "pae": (n, n)}
+    given = {"atom_positions": atom_positions, "atom_mask": atom_mask, "plddt": plddt, "pae": pae}
+    for name, value in given.items():
+        if value is not None and np.shape(value) != shapes[name]:
+            raise ValueError(f"{name} has shape {list(np.shape(value))}, expected {list(shapes[name])}")
+    borders = [0, *(np.flatnonzero(np.diff(chain_index)) + 1).tolist(), n]
+    chains = [
+        _Chain(chain_name(number), slice(start, stop))
+        for number, (start, stop) in enumerate(itertools.pairwise(borders))
+    ]
+    if confidence is not None and len(confidence.ptm) != len(chains):
+        raise ValueError(f"confidence is of {len(confidence.ptm)} chains, chain_index of {len(chains)}")
+    arrays = _Arrays(contact_points(atom_positions, atom_mask), np.asarray(plddt, np.float64), pae)
+    pairs: dict[str, Any] = {}
+    for (i, first), (j, second) in itertools.combinations(enumerate(chains), 2):
+        own: dict[str, Any] = {"iptm": None, "actifptm": None}
+        if confidence is not None:
+            own["iptm"] = float(confidence.iptm[i, j])
+            if confidence.pair_actifptm is not None:
+                own["actifptm"] = float(confidence.pair_actifptm[i, j])
+        pairs[f"{first.name}-{second.name}"] = own | _pair(first, second, arrays, pae_cutoff, distance_cutoff)
+    best = [pair["ipsae"] for pair in pairs.values() if pair["ipsae"] is not None]
+    return {
+        "pae_cutoff": float(pae_cutoff),
+        "distance_cutoff": float(distance_cutoff),
+        "actifptm": None if confidence is None or not pairs else confidence.actifptm,
+        "ipsae_max": max(best, default=None),
+        "chains": {
+            chain.name: {
+                "residues": chain.rows.stop - chain.rows.start,
+                "mean_plddt": float(arrays.plddt[chain.rows].mean()),
+                "ptm": None if confidence is None else float(confidence.ptm[number]),
+            }
+            for number, chain in enumerate(chains)
+        },
+        "pairs": pairs,
+    }
+
+
+@dataclass(frozen=True)
+class _Chain:
+    name: str
+    rows: slice
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrays:
+    points: np.ndarray
+    plddt: np.ndarray
+    pae: np.ndarray | None
+
+
+def _pair(
+    first: _Chain, second: _Chain, arrays: _Arrays, pae_cutoff: float, distance_cutoff: float
+) -> dict[str, Any]:
+    """Scores of two chains that do not take logits."""
+    points = arrays.points[first.rows], arrays.points[second.rows]
+    plddt = arrays.plddt[first.rows], arrays.plddt[second.rows]
+    contacts = interface_contacts(*points)
+    found: dict[str, Any] = {
+        "contacts": len(contacts),
+        "interface_residues": [len(np.unique(contacts.first)), len(np.unique(contacts.second))],
+        "interface_plddt": contacts.interface_plddt(*plddt),
+        "pdockq": contacts.pdockq(*plddt),
+    }
+    if arrays.pae is None:
+        return found | dict.fromkeys(_OF_PAE) | {"directions": None}
+    near = interface_contacts(*points, distance=math.nextafter(distance_cutoff, 0.0))
+    directions = {}
+    for one, other, touching, close, values in (
+        (first, second, contacts, near, plddt),
+        (second, first, contacts.turned(), near.turned(), plddt[::-1]),
+    ):
+        pae = np.asarray(arrays.pae[one.rows, other.rows], np.float64)
+        both = pae[close.first, close.second] < pae_cutoff
+        directions[f"{one.name}-{other.name}"] = _plain(directed_scores(pae, cutoff=pae_cutoff)) | {
+            "near_pairs": int(both.sum()),
+            "near_residues": [len(np.unique(side[both])) for side in (close.first, close.second)],
+            "pdockq2": touching.pdockq2(*values, pae),
+            "interface_pae": touching.interface_pae(pae),
+        }
+    return found | _both_ways(*directions.values()) | {"directions": directions}
+
+
+_LARGER = ("ipsae", "ipsae_d0chn", "ipsae_d0dom", "iptm_d0chn", "pdockq2")
+_MEAN = ("lis", "interface_pae")
+_OF_PAE = (*_LARGER, *_MEAN)
+
+
+def _both_ways(there: dict[str, Any], back: dict[str, Any]) -> dict[str, Any]:
+    """Symmetric scores, of those of both directions."""
+    found: dict[str, Any] = {key: max(there[key], back[key]) for key in _LARGER}
+    for key in _MEAN:
+        found[key] = None if there[key] is None else (there[key] + back[key]) / 2.0
+    return found
+
+
+def _plain(scores: DirectedScores) -> dict[str, Any]:
+    return {
+        "ipsae": scores.ipsae_d0res,
+        "ipsae_d0chn": scores.ipsae_d0chn,
+        "ipsae_d0dom": scores.ipsae_d0dom,
+        "iptm_d0chn": scores.iptm_d0chn,
+        "lis": scores.lis,
+        "n0res": scores.n0res,
+        "n0chn": scores.n0chn,
+        "n0dom": scores.n0dom,
+        "d0res": scores.d0res,
+        "d0chn": scores.d0chn,
+        "d0dom": scores.d0dom,
+        "pairs": scores.num_pairs,
+        "residues": [scores.aligned_residues, scores.scored_residues],
+    }
