@@ -178,7 +178,7 @@ class AlphaFold(PolicyModule):
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
         }
-        if self.multimer and "predicted_aligned_error" in result:
+        if "asym_id" in members[0] and "predicted_aligned_error" in result:
             result["predicted_aligned_error"]["asym_id"] = members[0]["asym_id"]
         return result | {
             "structure_module": structure,

@@ -103,7 +103,9 @@ class InferConfig:
             object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
         if self.memory_budget is not None:
             if isinstance(self.memory_budget, bool) or not isinstance(self.memory_budget, (int, str)):
-                raise ConfigError(f"memory_budget must be text or a number of bytes, got {self.memory_budget!r}")
+                raise ConfigError(
+                    f"memory_budget must be text or a number of bytes, got {self.memory_budget!r}"
+                )
             object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
         if self.initial_guess is not None:
             if not isinstance(self.initial_guess, (str, Path)):

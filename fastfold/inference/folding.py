@@ -16,7 +16,7 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler, featurize
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
-from fastfold.errors import InputError, OutputError
+from fastfold.errors import ConfigError, InputError, OutputError
 from fastfold.evoformer.confidence import (
     chain_confidence,
     plddt,
@@ -106,6 +106,10 @@ class TargetPredictor:
         self._guess: np.ndarray | None = None
         if config.initial_guess is not None:
             self._guess = initial_positions(config.initial_guess, target)
+        if config.cyclic and target.is_complex and not all(model.multimer for model in models):
+            raise ConfigError(
+                f"{target.name}: rings in a complex need a multimer network: a monomer network takes its chains as one"
+            )
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
         fit = partial(fit_target, name=target.name, rows=rows, templates=shown)
         self._fits: dict[int, Fit] = {}
@@ -123,7 +127,7 @@ class TargetPredictor:
 
         Raises:
             InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
-            ConfigError: A complex was given to a monomer network.
+            ConfigError: A complex with templates was given to a monomer network.
             OutputError: The network's numbers are not finite.
         """
         target, config = self.target, self.config
@@ -134,6 +138,7 @@ class TargetPredictor:
                 self._configs[id(model)],
                 seed=seed,
                 templates=self.templates,
+                join=target.is_complex and not model.multimer,
             )
             _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)

@@ -113,7 +113,9 @@ def network_name(path: Path) -> str:
 
 
 def suitable(networks: Sequence[Network], target: Target) -> list[Network]:
-    """Multimer networks for a complex; for one chain the monomer networks, or multimer ones if there are no others."""
-    multimer = [network for network in networks if network.info.multimer]
-    monomer = [network for network in networks if not network.info.multimer]
-    return multimer if target.is_complex else monomer or multimer
+    """The networks that fold a target: of its kind, or all if there are none of its kind.
+
+    A monomer network folds a complex as one chain whose residue numbers jump; a multimer network folds one chain as it
+    is.
+    """
+    return [network for network in networks if network.info.multimer == target.is_complex] or list(networks)

@@ -16,7 +16,7 @@ import torch
 from fastfold.data.msa.find import ChainMsas, load_alignments
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
-from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
+from fastfold.errors import InputError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
@@ -238,7 +238,9 @@ class _Runner:
         for warning in target.warnings:
             warn(f"warning: {target.name}: {warning}")
         alignments: Sequence[ChainMsas] = [([], []) for _ in target.chains]
-        if self.options.msa_dir is not None:
+        if target.alignments is not None:
+            alignments = target.alignments
+        elif self.options.msa_dir is not None:
             alignments = load_alignments(self.options.msa_dir, target)
         results = self.folder.target(target)
         results.rank(self.ranking)
@@ -291,16 +293,9 @@ class _Runner:
         return results, done
 
     def _jobs(self, target: Target, alignments: Sequence[ChainMsas]) -> list[_Job]:
-        networks = suitable(self.networks, target)
-        if not networks:
-            raise ConfigError(
-                f"{target.name} is a complex of {len(target.chains)} chains, and the weights given are of monomer "
-                "networks; add --weights of a multimer network (params_model_1_multimer_v3.npz and the like), or "
-                "give its chains as separate FASTA records to fold them alone"
-            )
         return [
             _Job(n, s, run_record(target, alignments, n, s, self.config, device=str(self.device)))
-            for n in networks
+            for n in suitable(self.networks, target)
             for s in self.config.seeds
         ]
 
@@ -320,7 +315,7 @@ class _Runner:
         """Check the networks and plan the target's fold by each of them."""
         self._check_networks()
         networks = [n for n in dict.fromkeys(job.network for job in jobs) if n in self.networks]
-        self._announce(target, label, alignments, [network.name for network in networks])
+        self._announce(target, label, alignments, networks)
         return TargetPredictor(
             target,
             [network.load(self.config.precision) for network in networks],
@@ -387,13 +382,13 @@ class _Runner:
         )
 
     def _announce(
-        self, target: Target, label: str, alignments: Sequence[ChainMsas], networks: Sequence[str]
+        self, target: Target, label: str, alignments: Sequence[ChainMsas], networks: Sequence[Network]
     ) -> None:
         """Say what a target is folded from, and by which networks."""
         say, warn = self.progress.line, partial(self.progress.line, important=True)
         rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
         for chain, count in zip(target.chains, rows, strict=True):
-            if self.options.msa_dir is not None and not count:
+            if self.options.msa_dir is not None and target.alignments is None and not count:
                 what = f"chain {chain.id}" if target.is_complex else repr(target.record)
                 warn(
                     f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; its sequence alone is "
@@ -404,7 +399,13 @@ class _Runner:
             say(
                 f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
             )
-        names = ", ".join(networks)
+        if target.is_complex and not all(network.info.multimer for network in networks):
+            warn(
+                f"warning: {target.name}: a complex folded by a monomer network, as one chain whose residue numbers "
+                "jump by 200 between the chains; --weights of a multimer network (params_model_1_multimer_v3.npz and "
+                "the like) is made for complexes"
+            )
+        names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
 

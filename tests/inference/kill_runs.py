@@ -66,7 +66,9 @@ def kill_runs(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     for process in running:
         _, said = process.communicate()
         assert process.returncode == 0, said.decode()
-    check = subprocess.run(command(fasta, out, weights), env=environment, capture_output=True, text=True, check=True)
+    check = subprocess.run(
+        command(fasta, out, weights), env=environment, capture_output=True, text=True, check=True
+    )
     assert check.stdout.startswith(f"0 folded, {len(SEQUENCES)} finished before"), check.stdout
     return check_folder(out)
 

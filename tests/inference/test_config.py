@@ -15,7 +15,8 @@ def test_a_budget_is_given_in_words_or_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seeds"), [("0", (0,)), ("0-4", (0, 1, 2, 3, 4)), ("7, 1,3-4 ,3", (7, 1, 3, 4)), ("2147483647", (2**31 - 1,))]
+    ("text", "seeds"),
+    [("0", (0,)), ("0-4", (0, 1, 2, 3, 4)), ("7, 1,3-4 ,3", (7, 1, 3, 4)), ("2147483647", (2**31 - 1,))],
 )
 def test_seeds_are_numbers_and_ranges(text: str, seeds: tuple[int, ...]) -> None:
     assert parse_seeds(text) == seeds

@@ -35,7 +35,9 @@ def test_the_default_spelled_out_is_the_same_run():
 
 def test_where_and_in_which_pieces_a_target_is_folded_does_not_make_it_another_run():
     network = model_config("model_1")
-    moved = InferConfig(device="cpu", memory_budget="1GiB", plots=False, pae=True, rank="ptm", save_recycles=True)
+    moved = InferConfig(
+        device="cpu", memory_budget="1GiB", plots=False, pae=True, rank="ptm", save_recycles=True
+    )
     assert numeric_settings(moved, network) == numeric_settings(InferConfig(), network)
 
 

@@ -171,8 +171,12 @@ def test_more_targets_join_a_finished_one_in_the_same_folder(finished: Finished)
     assert finished.cli.scores("T2")["sequences"] == [OTHER]
 
 
-@pytest.mark.parametrize("change", ["recycles", "seed", "precision", "alignment", "weights", "max_msa", "dropout"])
-def test_whatever_changes_the_numbers_adds_a_prediction_to_those_that_are_there(finished: Finished, change: str):
+@pytest.mark.parametrize(
+    "change", ["recycles", "seed", "precision", "alignment", "weights", "max_msa", "dropout"]
+)
+def test_whatever_changes_the_numbers_adds_a_prediction_to_those_that_are_there(
+    finished: Finished, change: str
+):
     cli = finished.cli
     before = cli.contents()
     more = {
@@ -236,7 +240,11 @@ def test_a_damaged_prediction_is_made_again(finished: Finished, change: str):
 def test_plots_and_the_default_spelled_out_fold_nothing_again(finished: Finished):
     cli, before = finished.cli, finished.before
     done = cli.infer(
-        finished.fasta, "--msa-dir", finished.msas, weights=[finished.weights], settings=["--num-recycles", "0"]
+        finished.fasta,
+        "--msa-dir",
+        finished.msas,
+        weights=[finished.weights],
+        settings=["--num-recycles", "0"],
     )
     assert done.code == 0
     assert "recycle" not in done.err

@@ -48,8 +48,10 @@ def run_record(
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
+    letters = [chain.letters for chain in target.chains]
     rows = [
-        [[(m.sequences, m.deletions, m.descriptions) for m in group] for group in pair] for pair in alignments
+        [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
+        for pair in alignments
     ]
     settings = {"seed": seed, **numeric_settings(config, network.info.config)}
     guess = None if config.initial_guess is None else file_digest(config.initial_guess)
@@ -69,7 +71,7 @@ def run_record(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "input_hash": input_hash(chains, rows, weights, settings, guess, __version__),
+        "input_hash": input_hash(chains, letters, rows, weights, settings, guess, __version__),
     }
 
 

@@ -53,7 +53,9 @@ def test_predictions_add_up_and_are_ranked_together(results: TargetResults):
     add(results, 2, 60.0)
     assert ranks(folder) == {1: "atoms 1", 2: "atoms 2", 3: "atoms 0"}
     assert names(folder) == sorted(
-        f"t_rank_{rank:03d}_model_seed_{seed}{end}" for rank, seed in ((1, 1), (2, 2), (3, 0)) for end in FILES
+        f"t_rank_{rank:03d}_model_seed_{seed}{end}"
+        for rank, seed in ((1, 1), (2, 2), (3, 0))
+        for end in FILES
     )
     assert [record.rank for record in results.records()] == [1, 2, 3]
     for record in results.records():
@@ -83,7 +85,9 @@ def test_files_can_be_added_to_a_prediction_and_the_others_stay(results: TargetR
 
 
 @pytest.mark.parametrize("harm", ["removed", "changed", "shortened"])
-def test_a_prediction_with_a_damaged_file_is_not_finished_and_can_be_made_again(results: TargetResults, harm: str):
+def test_a_prediction_with_a_damaged_file_is_not_finished_and_can_be_made_again(
+    results: TargetResults, harm: str
+):
     add(results, 0, 50.0)
     path = results.parent.path / "t_rank_001_model_seed_0.pdb"
     if harm == "removed":
@@ -110,7 +114,10 @@ def test_a_stem_belongs_to_one_record_and_sequence(tmp_path: Path):
     assert len({*others, "a_b"}) == 4
     assert len(said) == 3
     assert all("a_b: " in line and str(tmp_path) in line for line in said)
-    assert [stem("a_b", "MKT"), stem("a/b", "MKT"), stem("a_b", "MKTT"), stem("A_B", "MKT")] == ["a_b", *others]
+    assert [stem("a_b", "MKT"), stem("a/b", "MKT"), stem("a_b", "MKTT"), stem("A_B", "MKT")] == [
+        "a_b",
+        *others,
+    ]
     assert folder.stems() == sorted(["a_b", *others])
 
 
