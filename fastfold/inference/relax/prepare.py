@@ -101,19 +101,23 @@ def check_relaxable(protein: Protein, names: AuthorNames | None = None) -> None:
         )
 
 
-def prepare(protein: Protein) -> PreparedStructure:
+def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStructure:
     """Add missing heavy atoms and hydrogens (pH 7), the same each time.
 
     Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
     Coordinates are first rounded to the 0.001 Å of structure files, so that a structure relaxes alike from memory and
     from its file. Hydrogens are placed in double precision on the Reference platform.
 
+    Args:
+        protein: The structure.
+        names: What its chains and residues are called in messages.
+
     Raises:
         InputError: See :func:`check_relaxable`.
         ValueError: Atoms of a residue lie on each other, or OpenMM or pdbfixer cannot complete the structure.
     """
-    check_relaxable(protein)
-    _check_apart(protein)
+    check_relaxable(protein, names)
+    _check_apart(protein, names)
     topology, heavy, residues = _topology(protein)
     reference = openmm.Platform.getPlatformByName("Reference")
     fixer = PDBFixer(pdbfile=io.StringIO(_SOME_FILE), platform=reference)
@@ -137,14 +141,14 @@ def prepare(protein: Protein) -> PreparedStructure:
     )
 
 
-def _check_apart(protein: Protein) -> None:
+def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
     """Refuse residues whose atoms lie on each other: where atoms belong beside them, nobody can say."""
     mask = protein.atom_mask > 0.5
     for i in np.flatnonzero(mask.any(-1)).tolist():
         xyz = protein.atom_positions[i, mask[i]]
         distance = np.sqrt(np.square(xyz[:, None] - xyz[None]).sum(-1)) + _LEAST_DISTANCE * np.eye(len(xyz))
         if distance.min() < _LEAST_DISTANCE:
-            raise ValueError(f"atoms of {residue_label(protein, i)} lie on each other")
+            raise ValueError(f"atoms of {residue_label(protein, i, names)} lie on each other")
 
 
 def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:

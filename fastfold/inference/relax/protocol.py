@@ -115,7 +115,7 @@ def _rounds(
     for number in range(config.max_rounds):
         freed = done.freed | {violation.index for violation in done.violations}
         try:
-            prepared = prepare(done.protein)
+            prepared = prepare(done.protein, names)
             found = minimize(prepared, config, platform, free_residues=freed)
             if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
                 raise ValueError("the energy of the result is not finite")

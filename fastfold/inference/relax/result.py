@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,7 +97,7 @@ class RelaxResult:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(float(value), digits) + 0.0
+    return None if value is None or not math.isfinite(value) else round(float(value), digits) + 0.0
 
 
 def _plain(violation: Violation) -> dict[str, Any]:
