@@ -12,6 +12,7 @@ from fastfold.cli.environment import prepare_environment
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import silence_stdout
+from fastfold.cli.relax import add_relax_command
 from fastfold.cli.train import add_train_command
 from fastfold.cli.verify import add_verify_command
 from fastfold.cli.weights import add_weights_command
@@ -23,6 +24,7 @@ examples:
   fastfold infer protein.fasta --out results --weights params_model_1_ptm.npz
   fastfold infer *.fasta --out results --weights params_model_*_ptm.npz --msa-dir alignments
   fastfold infer complex.fasta --out results --weights params_model_1_multimer_v3.npz --complex
+  fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
 
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
     add_train_command(commands)
+    add_relax_command(commands)
     add_plan_command(commands)
     add_verify_command(commands)
     add_weights_command(commands)

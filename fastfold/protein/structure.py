@@ -19,6 +19,8 @@ class ChainStructure:
         mask: ``[N, 37]`` float32, 1 where the atom was observed.
         residue_index: ``[N]`` int32, strictly increasing; a gap in it is a gap in the chain.
         b_factors: ``[N, 37]`` float32.
+        author_numbers: ``N`` residue numbers with insertion codes as the file prints them (``52``, ``52A``), empty
+            for residues that were not observed; empty altogether if the chain does not come from a file.
     """
 
     chain_id: str
@@ -27,6 +29,7 @@ class ChainStructure:
     mask: np.ndarray
     residue_index: np.ndarray
     b_factors: np.ndarray
+    author_numbers: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of residues."""

@@ -158,7 +158,9 @@ def _pack(
     rows: list[int] = []
     slots: list[int] = []
     values: list[tuple[float, float, float, float]] = []
+    numbers = [""] * len(sequence)
     for place, residue in zip(places, residues, strict=True):
+        numbers[place] = f"{residue.record.number}{residue.record.insertion}"
         for slot, atom in residue.atoms.items():
             rows.append(place)
             slots.append(slot)
@@ -174,4 +176,5 @@ def _pack(
         mask=mask,
         residue_index=residue_index,
         b_factors=np.ascontiguousarray(packed[..., 3]),
+        author_numbers=tuple(numbers),
     )

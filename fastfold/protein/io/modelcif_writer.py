@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from fastfold.errors import OutputError
-from fastfold.protein import residue_constants as rc
+from fastfold.protein.hydrogens import Hydrogens
+from fastfold.protein.io.atom_rows import atom_rows
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein, chain_name, check_writable
 
 
@@ -25,28 +27,36 @@ def to_modelcif(
     title: str,
     software_version: str,
     model_name: str,
-    plddt: np.ndarray,
+    plddt: np.ndarray | None,
     pae: np.ndarray | None = None,
     ptm: float | None = None,
     iptm: float | None = None,
     details: str | None = None,
+    refinement: str | None = None,
+    hydrogens: Hydrogens | None = None,
+    names: AuthorNames | None = None,
 ) -> str:
-    """Writes a predicted structure as ModelCIF, the same bytes for the same prediction.
+    """Writes a predicted or refined structure as ModelCIF, the same bytes for the same structure.
 
     Chains of identical sequence share one entity. The full sequence of each chain is kept, residues without
     atoms included; these count as not modelled. The B-factor column holds ``protein.b_factors``.
 
     Args:
-        protein: The structure. Author chain names are those of the PDB file, then AA, AB, ...
+        protein: The structure.
         entry_id: Identifier of the entry; anything but letters, digits, ``_``, ``.`` and ``-`` becomes ``_``.
         title: What the entry is, in a line.
         software_version: FastFold's version.
         model_name: Network that made the model, ``model_1_ptm`` for example.
-        plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one.
+        plddt: ``[N]``, 0 to 100: the per-residue metric; its mean is the global one. None for a structure that was
+            not predicted here: then the file has no prediction step.
         pae: ``[N, N]`` in Å: written as one row per pair of residues, so only sensible for small structures.
         ptm: Predicted TM-score, 0 to 1.
         iptm: Predicted interface TM-score, 0 to 1.
-        details: How the model was made (seed, recycles), for the protocol step.
+        details: How the model was made (seed, recycles), for the prediction step.
+        refinement: How the model was refined, for a step of its own.
+        hydrogens: Hydrogens to write with it.
+        names: Author's names of chains and residues; by default chains are called as in the PDB file, then AA, AB,
+            ..., and residues are numbered by ``protein.residue_index``.
 
     Returns:
         The file's text, ASCII.
@@ -64,7 +74,7 @@ def to_modelcif(
     _check_scores(len(protein), plddt, pae, ptm, iptm)
 
     system = modelcif.System(title=_plain(title), id=_identifier(entry_id))
-    asym_units = _asym_units(protein)
+    asym_units = _asym_units(protein, names)
     # Declared here and not only through the assembly: a chain without any atom is in the entry but not in it.
     system.asym_units.extend(asym_units)
     modelled = [
@@ -74,10 +84,13 @@ def to_modelcif(
     ]
 
     class Model(modelcif.model.AbInitioModel):
-        """The predicted coordinates, made into atoms only while they are written."""
+        """The coordinates, made into atoms only while they are written."""
 
         def get_atoms(self) -> Iterator[Any]:
-            return _atoms(protein, asym_units)
+            return _atoms(protein, hydrogens, asym_units)
+
+    if plddt is None:
+        Model.model_type, Model.other_details = "Other", "refined structure"
 
     model = Model(assembly=modelcif.Assembly(modelled, name="Modelled chains"), name=_plain(model_name))
     model.not_modeled_residue_ranges.extend(_not_modelled(protein, asym_units))
@@ -93,15 +106,18 @@ def to_modelcif(
 
     entities = list(dict.fromkeys(unit.entity for unit in asym_units))
     protocol = modelcif.protocol.Protocol()
-    protocol.steps.append(
-        modelcif.protocol.ModelingStep(
-            name="Structure prediction",
-            details=_plain(details) if details else None,
-            input_data=modelcif.data.DataGroup(entities),
-            output_data=model,
-            software=software,
+    steps = [("Structure prediction", modelcif.protocol.ModelingStep, details)] if plddt is not None else []
+    steps += [("Relaxation", modelcif.protocol.ModelRefinementStep, refinement)] if refinement else []
+    for name, step, text in steps:
+        protocol.steps.append(
+            step(
+                name=name,
+                details=_plain(text) if text else None,
+                input_data=modelcif.data.DataGroup(entities),
+                output_data=model,
+                software=software,
+            )
         )
-    )
     system.protocols.append(protocol)
     system.model_groups.append(modelcif.model.ModelGroup([model], name="All models"))
 
@@ -111,9 +127,13 @@ def to_modelcif(
 
 
 def _check_scores(
-    n: int, plddt: np.ndarray, pae: np.ndarray | None, ptm: float | None, iptm: float | None
+    n: int,
+    plddt: np.ndarray | None,
+    pae: np.ndarray | None,
+    ptm: float | None,
+    iptm: float | None,
 ) -> None:
-    if np.shape(plddt) != (n,):
+    if plddt is not None and np.shape(plddt) != (n,):
         raise ValueError(f"plddt has shape {list(np.shape(plddt))}, expected [{n}]")
     if pae is not None and np.shape(pae) != (n, n):
         raise ValueError(f"pae has shape {list(np.shape(pae))}, expected [{n}, {n}]")
@@ -122,7 +142,7 @@ def _check_scores(
             raise OutputError(f"{name} is not finite: the prediction failed and is not written")
 
 
-def _asym_units(protein: Protein) -> list[Any]:
+def _asym_units(protein: Protein, author: AuthorNames | None) -> list[Any]:
     """One asymmetric unit per chain; chains with the same sequence share their entity."""
     import modelcif
 
@@ -142,32 +162,43 @@ def _asym_units(protein: Protein) -> list[Any]:
         )
         for sequence, names in names_of.items()
     }
-    return [
-        modelcif.AsymUnit(
-            entities[sequence],
-            details=f"Chain {chain_name(i)}",
-            strand_id=chain_name(i),
-            # The list is indexed by the position in the sequence, counted from 1.
-            auth_seq_id_map=[None, *protein.residue_index[chain].tolist()],
+    units = []
+    for i, (sequence, chain) in enumerate(zip(protein.sequences, protein.chains, strict=True)):
+        name = chain_name(i)
+        numbers: list[Any] = protein.residue_index[chain].tolist()
+        if author is not None:
+            name = author.chain_ids[i] or name
+            numbers = [_auth_number(author, residue) for residue in range(chain.start, chain.stop)]
+        units.append(
+            modelcif.AsymUnit(
+                entities[sequence],
+                details=f"Chain {_plain(name)}",
+                strand_id=name,
+                # The list is indexed by the position in the sequence, counted from 1.
+                auth_seq_id_map=[None, *numbers],
+            )
         )
-        for i, (sequence, chain) in enumerate(zip(protein.sequences, protein.chains, strict=True))
-    ]
+    return units
 
 
-def _atoms(protein: Protein, asym_units: list[Any]) -> Iterator[Any]:
+def _auth_number(author: AuthorNames, residue: int) -> Any:
+    """Number and insertion code as the package takes them; unknown of residues whose number nobody knows."""
+    import ihm
+
+    if not author.numbers[residue]:
+        return ihm.unknown, None
+    number, insertion = author.split_number(residue)
+    return number, insertion or None
+
+
+def _atoms(protein: Protein, hydrogens: Hydrogens | None, asym_units: list[Any]) -> Iterator[Any]:
     """Atoms of the model, residue by residue, coordinates rounded to 0.001 Å."""
     from modelcif.model import Atom
 
-    present = protein.atom_mask > 0.5
-    # Rounded here, plus zero: the writer would print -0.0001 as -0.0001 and -0.0 as -0.000.
-    xyz = (np.round(protein.atom_positions[present].astype(np.float64), 3) + 0.0).tolist()
-    b_factors = (np.round(protein.b_factors[present].astype(np.float64), 2) + 0.0).tolist()
     first = np.array([chain.start for chain in protein.chains])
     seq_id = (np.arange(len(protein)) - first[protein.chain_index] + 1).tolist()
     chain_of = protein.chain_index.tolist()
-    residues, atoms = (indices.tolist() for indices in np.nonzero(present))
-    for residue, atom, (x, y, z), b in zip(residues, atoms, xyz, b_factors, strict=True):
-        name = rc.atom_types[atom]
+    for residue, name, x, y, z, b in atom_rows(protein, hydrogens):
         yield Atom(
             asym_unit=asym_units[chain_of[residue]],
             seq_id=seq_id[residue],
@@ -197,7 +228,7 @@ def _qa_metrics(
     protein: Protein,
     asym_units: list[Any],
     software: Any,
-    plddt: np.ndarray,
+    plddt: np.ndarray | None,
     pae: np.ndarray | None,
     ptm: float | None,
     iptm: float | None,
@@ -210,6 +241,8 @@ def _qa_metrics(
         members = {"name": label, "description": text, "software": software}
         return type(label, (mode, kind), members)
 
+    if plddt is None:
+        return []
     values = np.asarray(plddt, np.float64)
     mean = metric("pLDDT", qa.Global, qa.PLDDT, "Mean predicted lDDT of the C-alpha atoms, 0 to 100")
     local = metric("pLDDT", qa.Local, qa.PLDDT, "Predicted lDDT of the C-alpha atom, 0 to 100")

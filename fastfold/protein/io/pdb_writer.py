@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from fastfold.errors import OutputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.hydrogens import Hydrogens
+from fastfold.protein.io.atom_rows import AtomRow, atom_rows
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import PDB_CHAIN_IDS, Protein, check_writable
 
 _MAX_SERIAL = 99_999
@@ -29,68 +32,105 @@ class PdbLimitError(OutputError):
         super().__init__(f"a PDB file cannot hold this structure: {problem}; use its .cif file instead")
 
 
-def to_pdb(protein: Protein, *, title: str | None = None) -> str:
+def to_pdb(
+    protein: Protein,
+    *,
+    title: str | None = None,
+    hydrogens: Hydrogens | None = None,
+    names: AuthorNames | None = None,
+) -> str:
     """Writes a structure as one model of a PDB file, the same bytes for the same structure.
 
     Args:
-        protein: The structure. Chains are named A-Z, a-z, 0-9 in their order.
+        protein: The structure.
         title: Text of the TITLE records; characters outside printable ASCII become ``?``.
+        hydrogens: Hydrogens to write with it.
+        names: Names of chains and residues; by default chains are A-Z, a-z, 0-9 in their order and residues are
+            numbered by ``protein.residue_index``.
 
     Returns:
         The file's text in lines of 80 columns: TITLE, REMARK 465, SEQRES, MODEL, ATOM, TER, ENDMDL, END.
 
     Raises:
         OutputError: There are no atoms, or a value is not finite.
-        PdbLimitError: More than 62 chains, 99,999 atoms and TER records, a chain longer than 9,999 residues,
-            a residue number outside -999..9999, a coordinate outside -999.999..9999.999 Å, or a B-factor
-            outside -99.99..999.99.
+        PdbLimitError: More than 62 chains or a chain's name of several characters, more than 99,999 atoms and TER
+            records, a chain longer than 9,999 residues, a residue number outside -999..9999, a coordinate outside
+            -999.999..9999.999 Å, or a B-factor outside -99.99..999.99.
     """
     check_writable(protein)
     present = protein.atom_mask > 0.5
-    # Rounded before formatting, plus zero: -0.0004 prints as 0.000, and limits hold for what is printed.
-    xyz = np.round(protein.atom_positions[present].astype(np.float64), 3) + 0.0
-    b_factors = np.round(protein.b_factors[present].astype(np.float64), 2) + 0.0
-    _check_limits(protein, present, xyz, b_factors)
+    rows = atom_rows(protein, hydrogens)
+    chain_ids = _chain_ids(protein, names)
+    numbers = _numbers(protein, present, names)
+    _check_limits(protein, numbers, rows)
 
-    lines = [*_title_lines(title), *_missing_residue_lines(protein, present), *_seqres_lines(protein)]
-    lines.append("MODEL        1")
-    residues, atoms = (indices.tolist() for indices in np.nonzero(present))
-    heads = [
-        f"{rc.resnames[aatype]} {PDB_CHAIN_IDS[chain]}{number:>4}"
-        for aatype, chain, number in zip(
-            protein.aatype.tolist(), protein.chain_index.tolist(), protein.residue_index.tolist(), strict=True
-        )
-    ]
-    # All elements of the twenty amino acids have one letter: the first of the atom's name, in column 14.
-    names = [(f" {name:<3} ", f"           {name[0]}") for name in rc.atom_types]
     chain_of = protein.chain_index.tolist()
+    heads = [  # columns 18 to 27
+        None if number is None else f"{rc.resnames[aatype]} {chain_ids[chain]}{number[0]:>4}{number[1]:1}"
+        for aatype, chain, number in zip(protein.aatype.tolist(), chain_of, numbers, strict=True)
+    ]
+    lines = [
+        *_title_lines(title),
+        *_missing_residue_lines(protein, chain_ids, numbers),
+        *_seqres_lines(protein, chain_ids),
+    ]
+    lines.append("MODEL        1")
     serial = 0
-    for i, ((x, y, z), b) in enumerate(zip(xyz.tolist(), b_factors.tolist(), strict=True)):
-        residue, (name, element) = residues[i], names[atoms[i]]
+    for i, (residue, name, x, y, z, b) in enumerate(rows):
+        # All elements of the twenty amino acids have one letter, the first of the atom's name. It stands in column 14,
+        # but for names of four letters, which hydrogens alone have.
+        column = f"{name:<4}" if len(name) == 4 else f" {name:<3}"
         serial += 1
         lines.append(
-            f"ATOM  {serial:>5} {name}{heads[residue]}    {x:8.3f}{y:8.3f}{z:8.3f}  1.00{b:6.2f}{element}"
+            f"ATOM  {serial:>5} {column} {heads[residue]}   {x:8.3f}{y:8.3f}{z:8.3f}  1.00{b:6.2f}           {name[0]}"
         )
-        if i + 1 == len(residues) or chain_of[residues[i + 1]] != chain_of[residue]:
+        if i + 1 == len(rows) or chain_of[rows[i + 1].residue] != chain_of[residue]:
             serial += 1
             lines.append(f"TER   {serial:>5}      {heads[residue]}")
     lines += ["ENDMDL", "END"]
     return "".join(f"{line:<80}\n" for line in lines)
 
 
-def _check_limits(protein: Protein, present: np.ndarray, xyz: np.ndarray, b_factors: np.ndarray) -> None:
+def _chain_ids(protein: Protein, names: AuthorNames | None) -> Sequence[str]:
+    """One letter for each chain."""
+    count = len(protein.chains)
+    if count > len(PDB_CHAIN_IDS):
+        raise PdbLimitError(f"{count} chains, at most {len(PDB_CHAIN_IDS)} can be named")
+    if names is None:
+        return PDB_CHAIN_IDS
+    if long := next((name for name in names.chain_ids if not re.fullmatch("[!-~]", name)), None):
+        raise PdbLimitError(f"a chain is called {long!r}, only one letter fits")
+    # A file without chain names: spaces stand for the one chain that it has.
+    return [name or " " for name in names.chain_ids]
+
+
+def _numbers(
+    protein: Protein, present: np.ndarray, names: AuthorNames | None
+) -> list[tuple[int, str] | None]:
+    """Number and insertion code of each residue; None for one without atoms whose number nobody knows."""
+    if names is None:
+        return [(number, "") for number in protein.residue_index.tolist()]
+    here: list[bool] = np.any(present, axis=1).tolist()
+    return [names.split_number(i) if there or names.numbers[i] else None for i, there in enumerate(here)]
+
+
+def _check_limits(
+    protein: Protein, numbers: Sequence[tuple[int, str] | None], rows: Sequence[AtomRow]
+) -> None:
     chains = protein.chains
-    if len(chains) > len(PDB_CHAIN_IDS):
-        raise PdbLimitError(f"{len(chains)} chains, at most {len(PDB_CHAIN_IDS)} can be named")
-    serials = len(xyz) + len(np.unique(protein.chain_index[present.any(1)]))
+    chain_of = protein.chain_index.tolist()
+    serials = len(rows) + len({chain_of[row.residue] for row in rows})
     if serials > _MAX_SERIAL:
         raise PdbLimitError(f"{serials:,} atom and TER records, at most {_MAX_SERIAL:,} can be numbered")
     longest = max(chain.stop - chain.start for chain in chains)
     if longest > _MAX_NUMBER:
         raise PdbLimitError(f"a chain of {longest:,} residues, at most {_MAX_NUMBER:,} fit")
-    for extreme in (int(protein.residue_index.min()), int(protein.residue_index.max())):
+    known = [number[0] for number in numbers if number is not None]
+    for extreme in (min(known), max(known)):
         if not _MIN_NUMBER <= extreme <= _MAX_NUMBER:
             raise PdbLimitError(f"residue number {extreme}, only {_MIN_NUMBER} to {_MAX_NUMBER} fit")
+    values = np.array([row[2:] for row in rows])
+    xyz, b_factors = values[:, :3], values[:, 3]
     for extreme in (xyz.min(), xyz.max()):
         if not -999.999 <= extreme <= 9999.999:
             raise PdbLimitError(f"a coordinate of {extreme:.3f} Å, only -999.999 to 9999.999 fit")
@@ -106,21 +146,24 @@ def _title_lines(title: str | None) -> Iterator[str]:
         yield f"TITLE     {text}" if i == 1 else f"TITLE   {i:>2} {text}"
 
 
-def _missing_residue_lines(protein: Protein, present: np.ndarray) -> Iterator[str]:
-    missing = np.flatnonzero(~present.any(1))
-    if len(missing):
+def _missing_residue_lines(
+    protein: Protein, chain_ids: Sequence[str], numbers: Sequence[tuple[int, str] | None]
+) -> Iterator[str]:
+    missing = np.flatnonzero(~(protein.atom_mask > 0.5).any(1)).tolist()
+    known = [(i, number) for i in missing if (number := numbers[i]) is not None]
+    if known:
         yield "REMARK 465"
         yield "REMARK 465 MISSING RESIDUES"
         yield "REMARK 465 THESE RESIDUES ARE PART OF THE SEQUENCE BUT HAVE NO ATOMS."
         yield "REMARK 465"
         yield "REMARK 465   M RES C SSSEQI"
-    for i in missing:
-        chain = PDB_CHAIN_IDS[protein.chain_index[i]]
-        yield f"REMARK 465     {rc.resnames[protein.aatype[i]]} {chain} {protein.residue_index[i]:>5}"
+    for i, (number, insertion) in known:
+        chain = chain_ids[protein.chain_index[i]]
+        yield f"REMARK 465     {rc.resnames[protein.aatype[i]]} {chain} {number:>5}{insertion}"
 
 
-def _seqres_lines(protein: Protein) -> Iterator[str]:
-    for letter, chain in zip(PDB_CHAIN_IDS, protein.chains, strict=False):
+def _seqres_lines(protein: Protein, chain_ids: Sequence[str]) -> Iterator[str]:
+    for letter, chain in zip(chain_ids, protein.chains, strict=False):
         names = [rc.resnames[aatype] for aatype in protein.aatype[chain]]
         for row, start in enumerate(range(0, len(names), 13), start=1):
             yield f"SEQRES {row:>3} {letter} {len(names):>4}  {' '.join(names[start : start + 13])}"

@@ -68,13 +68,18 @@ def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) ->
             path=path,
         )
     return Structure(
-        name=_ENDINGS.sub("", os.path.basename(os.fspath(path))),
+        name=structure_name(path),
         chains=tuple(chain for chain in chains if wanted is None or chain.chain_id in wanted),
         resolution=records.resolution,
         method=records.method,
         release_date=records.release_date,
         warnings=tuple(warnings),
     )
+
+
+def structure_name(path: PathLike) -> str:
+    """Name of a structure file without its folder and endings (``.pdb.gz`` for example)."""
+    return _ENDINGS.sub("", os.path.basename(os.fspath(path)))
 
 
 def _parse(text: str, path: PathLike) -> FileRecords:

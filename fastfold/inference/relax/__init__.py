@@ -1,0 +1,31 @@
+"""Relaxation: AlphaFold's restrained minimisation in the Amber99sb force field, with OpenMM.
+
+OpenMM and pdbfixer are imported where they are used: nothing here slows the start of a command that does not relax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastfold.utils.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fastfold.inference.relax.config import RelaxConfig
+    from fastfold.inference.relax.files import relax_file
+    from fastfold.inference.relax.prediction import RelaxedPrediction, relax_prediction
+    from fastfold.inference.relax.protocol import relax
+    from fastfold.inference.relax.result import RelaxResult
+
+__all__ = ["RelaxConfig", "RelaxResult", "RelaxedPrediction", "relax", "relax_file", "relax_prediction"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "relax": "fastfold.inference.relax.protocol",
+        "relax_file": "fastfold.inference.relax.files",
+        "relax_prediction": "fastfold.inference.relax.prediction",
+        "RelaxConfig": "fastfold.inference.relax.config",
+        "RelaxResult": "fastfold.inference.relax.result",
+        "RelaxedPrediction": "fastfold.inference.relax.prediction",
+    },
+)

@@ -1,0 +1,49 @@
+"""``RelaxConfig``: the settings of a relaxation, the same for the command line and for Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastfold.errors import ConfigError
+
+PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")
+"""OpenMM's platforms, the fastest first."""
+
+
+@dataclass(frozen=True)
+class RelaxConfig:
+    """How structures are relaxed.
+
+    Attributes:
+        platform: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works here.
+        threads: Threads of the CPU platform. With one the result is the same each time; with more it is not.
+        max_iterations: Most iterations of the minimiser in one round.
+        max_rounds: Most rounds of minimisation; a round after the first frees the residues with violations.
+        stiffness: Force constant of the restraints on heavy atoms, in kcal/mol/Å².
+        tolerance: The minimiser stops when the root mean square of all force components is below this, in
+            kcal/mol/nm.
+
+    Raises:
+        ConfigError: A setting makes no sense; the message names it.
+    """
+
+    platform: str = "auto"
+    threads: int = 1
+    max_iterations: int = 5000
+    max_rounds: int = 3
+    stiffness: float = 10.0
+    tolerance: float = 2.39
+
+    def __post_init__(self) -> None:
+        if self.platform not in ("auto", *PLATFORMS):
+            raise ConfigError(
+                f"there is no relaxation platform {self.platform!r}; use auto, {', '.join(PLATFORMS)}"
+            )
+        for name in ("threads", "max_iterations", "max_rounds"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
+                raise ConfigError(f"{name} of a relaxation is a whole number from 1, got {value!r}")
+        for name, least in (("stiffness", 0.0), ("tolerance", 1e-6)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= 1e6:
+                raise ConfigError(f"{name} of a relaxation is a number from {least:g} to 1e6, got {value!r}")

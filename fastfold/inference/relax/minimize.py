@@ -1,0 +1,121 @@
+"""One minimisation: Amber99sb in vacuum, heavy atoms restrained to where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import openmm
+from openmm import app, unit
+
+from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.relax.platforms import ChosenPlatform
+from fastfold.inference.relax.prepare import PreparedStructure
+
+_KJ_PER_KCAL = 4.184
+_RESTRAINTS = 1
+"""Force group of the restraints; the force field is group 0."""
+
+
+@dataclass(frozen=True)
+class Minimized:
+    """What one minimisation made of a structure; energies in kJ/mol, without the restraints'.
+
+    Attributes:
+        positions: ``[A, 3]`` float64, in Å.
+        energy_before: Potential energy at the start.
+        energy_after: Potential energy at the end.
+        restraint_energy: Of the restraints at the end.
+        iterations: Iterations of the minimiser.
+        limit_reached: Whether it was ended by the limit.
+    """
+
+    positions: np.ndarray
+    energy_before: float
+    energy_after: float
+    restraint_energy: float
+    iterations: int
+    limit_reached: bool
+
+
+class _IterationLimit(openmm.MinimizationReporter):
+    """Ends the minimiser after so many iterations in all.
+
+    OpenMM's own limit holds for each of its attempts, of which it makes several where hydrogens are constrained.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.iterations = limit, 0
+
+    def report(self, iteration: int, x: Any, grad: Any, args: Any) -> bool:
+        """Count an iteration; True ends the attempt."""
+        self.iterations += 1
+        return self.iterations >= self.limit
+
+
+@cache
+def _force_field() -> Any:
+    return app.ForceField("amber99sb.xml")
+
+
+def minimize(
+    prepared: PreparedStructure,
+    config: RelaxConfig,
+    platform: ChosenPlatform,
+    *,
+    free_residues: Collection[int] = (),
+) -> Minimized:
+    """Minimise the energy, all pairs of atoms interacting, bonds to hydrogens at their lengths.
+
+    Args:
+        prepared: The structure.
+        config: Settings.
+        platform: Where to compute.
+        free_residues: Residues (places in the protein's arrays) whose atoms are not restrained.
+
+    Raises:
+        ValueError: The force field has no parameters for a residue.
+        openmm.OpenMMException: The energy or a force is not finite.
+    """
+    system = _force_field().createSystem(prepared.topology, constraints=app.HBonds)
+    start = prepared.positions / 10.0  # nm
+    system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
+    integrator = openmm.VerletIntegrator(0.001)  # nothing moves in time; a context wants one
+    context = openmm.Context(system, integrator, platform.platform, platform.properties)
+    context.setPositions(start)
+    energy_before = _energy(context, {0})
+    limit = _IterationLimit(config.max_iterations)
+    openmm.LocalEnergyMinimizer.minimize(context, config.tolerance * _KJ_PER_KCAL, 0, limit)
+    positions = context.getState(positions=True).getPositions(asNumpy=True).value_in_unit(unit.angstrom)
+    return Minimized(
+        positions=np.asarray(positions, np.float64),
+        energy_before=energy_before,
+        energy_after=_energy(context, {0}),
+        restraint_energy=_energy(context, {_RESTRAINTS}),
+        iterations=limit.iterations,
+        limit_reached=limit.iterations >= config.max_iterations,
+    )
+
+
+def _restraints(
+    prepared: PreparedStructure, start: np.ndarray, stiffness: float, free_residues: Collection[int]
+) -> Any:
+    """Springs that hold heavy atoms where they start."""
+    force = openmm.CustomExternalForce("0.5 * k * ((x - x0)^2 + (y - y0)^2 + (z - z0)^2)")
+    force.addGlobalParameter("k", stiffness * _KJ_PER_KCAL * 100.0)  # kJ/mol/nm²
+    for name in ("x0", "y0", "z0"):
+        force.addPerParticleParameter(name)
+    held = ~prepared.is_hydrogen & ~np.isin(prepared.residue_of, sorted(free_residues))
+    for atom in np.flatnonzero(held).tolist():
+        force.addParticle(atom, start[atom].tolist())
+    force.setForceGroup(_RESTRAINTS)
+    return force
+
+
+def _energy(context: Any, groups: set[int]) -> float:
+    energy = context.getState(energy=True, groups=groups).getPotentialEnergy()
+    return float(energy.value_in_unit(unit.kilojoules_per_mole))

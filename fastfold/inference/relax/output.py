@@ -1,0 +1,70 @@
+"""A relaxed structure as the text of PDB and ModelCIF files, hydrogens included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastfold._version import __version__
+from fastfold.errors import OutputError
+from fastfold.inference.relax.result import RelaxResult
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.labels import AuthorNames
+
+
+def relaxed_pdb(result: RelaxResult, *, title: str, names: AuthorNames | None = None) -> str:
+    """The structure as a PDB file; its title says so if it does not count as relaxed.
+
+    Args:
+        result: A relaxation that came to a structure (``result.minimized``).
+        title: What it is a structure of.
+        names: Names of chains and residues.
+
+    Raises:
+        OutputError: The minimiser failed, so that there is no structure.
+        PdbLimitError: It does not fit into a PDB file.
+    """
+    _check(result)
+    return to_pdb(result.protein, title=_title(result, title), hydrogens=result.hydrogens, names=names)
+
+
+def relaxed_mmcif(
+    result: RelaxResult, *, title: str, entry_id: str, names: AuthorNames | None = None, **prediction: Any
+) -> str:
+    """The structure as ModelCIF, with relaxation as a step of its protocol.
+
+    Args:
+        result: A relaxation that came to a structure (``result.minimized``).
+        title: What it is a structure of.
+        entry_id: Identifier of the entry.
+        names: Names of chains and residues.
+        **prediction: Of a predicted structure ``model_name``, ``plddt``, ``ptm``, ``iptm`` and ``details``, as
+            :func:`~fastfold.protein.io.modelcif_writer.to_modelcif` takes them.
+
+    Raises:
+        OutputError: The minimiser failed, so that there is no structure.
+    """
+    _check(result)
+    import openmm
+
+    how = "restrained minimisation" if result.relaxed else "restrained minimisation without success"
+    options: dict[str, Any] = {"model_name": "relaxed", "plddt": None} | prediction
+    return to_modelcif(
+        result.protein,
+        entry_id=entry_id,
+        title=_title(result, title),
+        software_version=__version__,
+        refinement=f"Amber99sb, {how}, OpenMM {openmm.__version__} on {result.platform}, {result.rounds} rounds",
+        hydrogens=result.hydrogens,
+        names=names,
+        **options,
+    )
+
+
+def _title(result: RelaxResult, title: str) -> str:
+    return f"{title}, relaxed" if result.relaxed else f"{title}, minimised but not relaxed: {result.reason}"
+
+
+def _check(result: RelaxResult) -> None:
+    if not result.minimized:
+        raise OutputError(f"there is no relaxed structure to write: {result.reason}")

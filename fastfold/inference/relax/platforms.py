@@ -1,0 +1,75 @@
+"""OpenMM's platforms: which one works here, and its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import openmm
+
+from fastfold.errors import ConfigError
+from fastfold.inference.relax.config import PLATFORMS
+
+_EXTRAS = {"CUDA": "cuda12 or cuda13", "HIP": "hip"}
+"""Extras of this package that install a platform."""
+
+
+@dataclass(frozen=True)
+class ChosenPlatform:
+    """A platform that works here.
+
+    Attributes:
+        platform: OpenMM's object.
+        properties: Its settings.
+        label: What it is called in records.
+    """
+
+    platform: Any
+    properties: dict[str, str]
+    label: str
+
+
+def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
+    """The platform of this name, or the fastest that works here.
+
+    Args:
+        name: One of :data:`~fastfold.inference.relax.config.PLATFORMS`, or ``auto``.
+        threads: Threads of the CPU platform.
+
+    Raises:
+        ConfigError: The platform is not there or does not work.
+    """
+    problems = []
+    for candidate in PLATFORMS if name == "auto" else (name,):
+        try:
+            platform = openmm.Platform.getPlatformByName(candidate)
+            properties = _properties(candidate, threads)
+            _try(platform, properties)
+        except openmm.OpenMMException as error:
+            problems.append(f"{candidate}: {str(error).splitlines()[0]}")
+            continue
+        label = candidate
+        if candidate == "CPU":
+            label += f" ({threads} thread{'s' if threads > 1 else ''})"
+        return ChosenPlatform(platform, properties, label)
+    here = [openmm.Platform.getPlatform(i).getName() for i in range(openmm.Platform.getNumPlatforms())]
+    extra = f"; the extra {_EXTRAS[name]} of fastfold installs it" if name in _EXTRAS else ""
+    raise ConfigError(
+        f"the relaxation platform {name} cannot be used here ({'; '.join(problems)}); this installation of OpenMM has "
+        f"{', '.join(here)}{extra}"
+    )
+
+
+def _properties(name: str, threads: int) -> dict[str, str]:
+    if name == "CPU":
+        return {"Threads": str(threads), "DeterministicForces": "true"}
+    return {} if name == "Reference" else {"DeterministicForces": "true"}
+
+
+def _try(platform: Any, properties: dict[str, str]) -> None:
+    """Compute one energy: a platform may be installed and yet have no device or driver."""
+    system = openmm.System()
+    system.addParticle(1.0)
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), platform, properties)
+    context.setPositions([openmm.Vec3(0.0, 0.0, 0.0)])
+    context.getState(energy=True)

@@ -1,0 +1,77 @@
+"""Relaxation of a prediction: what ``infer`` writes next to the structure that the network predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
+from fastfold.inference.relax.protocol import relax
+from fastfold.inference.relax.result import RelaxResult
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedPrediction:
+    """A prediction with its relaxed structure.
+
+    Attributes:
+        prediction: As the network made it; confidences stay as they are.
+        result: The relaxation.
+    """
+
+    prediction: Prediction
+    result: RelaxResult
+
+    def record(self) -> dict[str, Any]:
+        """Energies, movement, violations and seconds for the scores file, in JSON's types."""
+        return self.result.to_dict()
+
+    def to_pdb(self) -> str:
+        """The relaxed structure with hydrogens as a PDB file, pLDDT in the B-factor column.
+
+        Raises:
+            OutputError: The minimiser failed (``result.minimized`` is false).
+            PdbLimitError: The structure does not fit into a PDB file; :meth:`to_mmcif` holds it.
+        """
+        return relaxed_pdb(self.result, title=self._title)
+
+    def to_mmcif(self) -> str:
+        """The relaxed structure with hydrogens as ModelCIF, with the confidences of the prediction.
+
+        Raises:
+            OutputError: The minimiser failed (``result.minimized`` is false).
+        """
+        made = self.prediction
+        return relaxed_mmcif(
+            self.result,
+            title=self._title,
+            entry_id=made.name,
+            model_name=made.model_name,
+            plddt=made.plddt,
+            ptm=made.ptm,
+            iptm=made.iptm,
+            details=f"network {made.model_name}, seed {made.seed}, {made.num_recycles} recycles",
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"Predicted structure of {self.prediction.name[:100]} by {self.prediction.model_name[:100]}"
+
+
+def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:
+    """Relax the structure of a prediction.
+
+    A structure that stays bad is no error; see :func:`~fastfold.inference.relax.protocol.relax`.
+
+    Args:
+        prediction: The prediction.
+        config: Settings; AlphaFold's by default.
+
+    Raises:
+        InputError: The force field cannot take the structure, a chain of one residue for example.
+        OutputError: There are no atoms, or a position is not finite.
+        ConfigError: The platform does not work here, or OpenMM is not installed.
+    """
+    return RelaxedPrediction(prediction, relax(prediction.protein, config))

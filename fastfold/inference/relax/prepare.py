@@ -1,0 +1,235 @@
+"""From a structure to what OpenMM simulates: chains without gaps, missing heavy atoms and hydrogens added."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import openmm
+from openmm import app, unit
+from pdbfixer import PDBFixer
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.hydrogens import Hydrogens
+from fastfold.protein.io.atom_rows import residue_b_factors
+from fastfold.protein.labels import AuthorNames, residue_label
+from fastfold.protein.protein import Protein, check_writable
+
+_OXT = rc.atom_order["OXT"]
+_SOME_FILE = "ATOM      1  N   GLY A   1       0.000   0.000   0.000  1.00  0.00           N\n"
+"""pdbfixer starts from a file; its topology and positions are replaced by ours, which has chains without limit."""
+_LEAST_DISTANCE = 0.1
+"""In Å; atoms that are bonded are ten times as far apart."""
+_MIN_ATOMS = 3
+"""Atoms that fix where a residue lies and how it is turned."""
+
+
+@dataclass(frozen=True)
+class PreparedStructure:
+    """A structure with all of its atoms.
+
+    Attributes:
+        topology: OpenMM's topology; its residues are those of the protein that have atoms, in their order.
+        positions: ``[A, 3]`` float64 positions of all atoms, in Å.
+        residue_of: ``[A]`` place of each atom's residue in the protein's arrays.
+        is_hydrogen: ``[A]`` bool.
+        atoms_added: Heavy atoms that were added.
+    """
+
+    topology: Any
+    positions: np.ndarray
+    residue_of: np.ndarray
+    is_hydrogen: np.ndarray
+    atoms_added: int
+
+
+def segments(protein: Protein) -> list[list[int]]:
+    """Runs of residues with atoms that are bonded to each other, as places in the protein's arrays.
+
+    A run ends with its chain, where residue numbers are not consecutive (residues without atoms between), and at a
+    terminal oxygen (OXT).
+    """
+    present = protein.atom_mask > 0.5
+    runs: list[list[int]] = []
+    last = -1
+    for i in np.flatnonzero(present.any(-1)).tolist():
+        joined = (
+            last >= 0
+            and protein.chain_index[i] == protein.chain_index[last]
+            and protein.residue_index[i] == protein.residue_index[last] + 1
+            and not present[last, _OXT]
+        )
+        if joined:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+        last = i
+    return runs
+
+
+def check_relaxable(protein: Protein, names: AuthorNames | None = None) -> None:
+    """Refuse what the force field has no parameters for, before any work.
+
+    Raises:
+        InputError: A residue of unknown type has atoms, a residue stands alone, or it has too few atoms.
+        OutputError: There are no atoms, or a position is not finite.
+    """
+    check_writable(protein)
+    count = (protein.atom_mask > 0.5).sum(-1)
+    for i in np.flatnonzero(count).tolist():
+        if protein.aatype[i] == rc.unk_restype_index:
+            raise InputError(
+                f"{residue_label(protein, i, names)} is of unknown type and has atoms, for which Amber99sb has no "
+                "parameters; remove it from the file or give it one of the twenty types"
+            )
+    for run in segments(protein):
+        if len(run) == 1:
+            raise InputError(
+                f"{residue_label(protein, run[0], names)} stands alone, bonded to no other residue; Amber99sb has no "
+                "parameters for a chain of one residue; remove it from the file, or do without relaxation"
+            )
+    for i in np.flatnonzero((count > 0) & (count < _MIN_ATOMS)).tolist():
+        raise InputError(
+            f"{residue_label(protein, i, names)} has {count[i]} of its heavy atoms, from which the others cannot be "
+            f"placed ({_MIN_ATOMS} are needed); remove it from the file, or give a complete structure"
+        )
+
+
+def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStructure:
+    """Add missing heavy atoms and hydrogens (pH 7), the same each time.
+
+    Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
+    Coordinates are first rounded to the 0.001 Å of structure files, so that a structure relaxes alike from memory and
+    from its file. Hydrogens are placed in double precision on the Reference platform.
+
+    Args:
+        protein: The structure.
+        names: What its chains and residues are called in messages.
+
+    Raises:
+        InputError: See :func:`check_relaxable`.
+        ValueError: Atoms of a residue lie on each other, or OpenMM or pdbfixer cannot complete the structure.
+    """
+    check_relaxable(protein, names)
+    _check_apart(protein, names)
+    topology, heavy, residues = _topology(protein)
+    reference = openmm.Platform.getPlatformByName("Reference")
+    fixer = PDBFixer(pdbfile=io.StringIO(_SOME_FILE), platform=reference)
+    fixer.topology, fixer.positions, fixer.sequences = topology, heavy * unit.angstrom, []
+    fixer.missingResidues = {}
+    fixer.findMissingAtoms()
+    with _seeded():
+        fixer.addMissingAtoms(seed=1)
+        fixer.addMissingHydrogens(pH=7.0)
+    atoms = list(fixer.topology.atoms())
+    positions = np.array(fixer.positions.value_in_unit(unit.angstrom), np.float64)
+    if not np.isfinite(positions).all():
+        raise ValueError("hydrogens or missing atoms could not be placed")
+    is_hydrogen = np.array([atom.element is app.element.hydrogen for atom in atoms])
+    return PreparedStructure(
+        topology=fixer.topology,
+        positions=positions,
+        residue_of=np.array([residues[atom.residue.index] for atom in atoms]),
+        is_hydrogen=is_hydrogen,
+        atoms_added=int((~is_hydrogen).sum()) - len(heavy),
+    )
+
+
+def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
+    """Refuse residues whose atoms lie on each other: where atoms belong beside them, nobody can say."""
+    mask = protein.atom_mask > 0.5
+    for i in np.flatnonzero(mask.any(-1)).tolist():
+        xyz = protein.atom_positions[i, mask[i]]
+        distance = np.sqrt(np.square(xyz[:, None] - xyz[None]).sum(-1)) + _LEAST_DISTANCE * np.eye(len(xyz))
+        if distance.min() < _LEAST_DISTANCE:
+            raise ValueError(f"atoms of {residue_label(protein, i, names)} lie on each other")
+
+
+def _topology(protein: Protein) -> tuple[Any, np.ndarray, list[int]]:
+    """OpenMM's topology of the heavy atoms, their positions in Å, and the place of each residue in the protein."""
+    topology = app.Topology()
+    positions: list[np.ndarray] = []
+    residues: list[int] = []
+    for number, run in enumerate(segments(protein)):
+        chain = topology.addChain(str(number))
+        for i in run:
+            residue = topology.addResidue(rc.resnames[protein.aatype[i]], chain, str(len(residues)))
+            residues.append(i)
+            for atom in np.flatnonzero(protein.atom_mask[i] > 0.5).tolist():
+                name = rc.atom_types[atom]
+                topology.addAtom(name, app.Element.getBySymbol(name[0]), residue)
+                positions.append(protein.atom_positions[i, atom])
+    rounded = np.round(np.array(positions, np.float64), 3)
+    topology.createStandardBonds()
+    topology.createDisulfideBonds([openmm.Vec3(*row) for row in (rounded / 10).tolist()] * unit.nanometer)
+    return topology, rounded, residues
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """Fixed numbers from Python's generator, with which OpenMM scatters the hydrogens that it adds."""
+    state = random.getstate()
+    random.seed(0)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def to_protein(
+    prepared: PreparedStructure, positions: np.ndarray, like: Protein
+) -> tuple[Protein, Hydrogens]:
+    """The structure back in FastFold's arrays.
+
+    Terminal oxygens that were added at gaps, where there is no terminus, are left out.
+
+    Args:
+        prepared: The structure that was simulated.
+        positions: ``[A, 3]`` positions of its atoms, in Å.
+        like: The protein that it was made of; gives all but the atoms. Atoms that it lacks get the B-factor of their
+            residue.
+
+    Returns:
+        The heavy atoms and the hydrogens.
+    """
+    last = {
+        chain.start + int(np.flatnonzero(like.atom_mask[chain].any(-1))[-1]) for chain in _with_atoms(like)
+    }
+    b_factors = residue_b_factors(like)
+    xyz, mask, b = np.zeros_like(like.atom_positions), np.zeros_like(like.atom_mask), like.b_factors.copy()
+    names: list[str] = []
+    rows: list[int] = []
+    for row, (atom, i) in enumerate(
+        zip(prepared.topology.atoms(), prepared.residue_of.tolist(), strict=True)
+    ):
+        if prepared.is_hydrogen[row]:
+            names.append(atom.name)
+            rows.append(row)
+            continue
+        slot = rc.atom_order[atom.name]
+        if slot == _OXT and like.atom_mask[i, slot] < 0.5 and i not in last:
+            continue
+        xyz[i, slot], mask[i, slot] = positions[row], 1.0
+        if like.atom_mask[i, slot] < 0.5:
+            b[i, slot] = b_factors[i]
+    protein = Protein(
+        atom_positions=xyz,
+        atom_mask=mask,
+        aatype=like.aatype,
+        residue_index=like.residue_index,
+        chain_index=like.chain_index,
+        b_factors=b * mask,
+    )
+    hydrogens = Hydrogens(prepared.residue_of[rows], tuple(names), positions[rows].reshape(-1, 3))
+    return protein, hydrogens
+
+
+def _with_atoms(protein: Protein) -> list[slice]:
+    """Chains that have atoms."""
+    return [chain for chain in protein.chains if (protein.atom_mask[chain] > 0.5).any()]

@@ -1,0 +1,164 @@
+"""The protocol: rounds of minimisation until no residue is violated, each bounded (supplement, section 1.8.6)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastfold.errors import ConfigError, FastFoldError
+from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.relax.result import RelaxResult
+from fastfold.inference.relax.violations import Violation, violating_residues
+from fastfold.protein.hydrogens import Hydrogens
+from fastfold.protein.labels import AuthorNames
+from fastfold.protein.protein import Protein
+
+if TYPE_CHECKING:
+    from fastfold.inference.relax.platforms import ChosenPlatform
+
+_MOST_NAMED = 10
+
+
+@dataclass
+class _Progress:
+    """What the rounds leave."""
+
+    protein: Protein
+    hydrogens: Hydrogens | None = None
+    violations: tuple[Violation, ...] = ()
+    energies: list[tuple[float, float, float]] = field(default_factory=list)
+    iterations: int = 0
+    limit_reached: bool = False
+    freed: set[int] = field(default_factory=set)
+    atoms_added: int = 0
+    failure: str = ""
+
+
+def relax(
+    protein: Protein, config: RelaxConfig | None = None, *, names: AuthorNames | None = None
+) -> RelaxResult:
+    """Relax a structure with AlphaFold's protocol.
+
+    Missing heavy atoms and hydrogens are added, then the Amber99sb energy is minimised with springs on the heavy
+    atoms. While residues are violated, another round starts from there, without springs on the residues that were
+    violated in any round before. What AlphaFold leaves open has limits here: the iterations of the minimiser, the
+    rounds, and the attempts, of which there is one, as another would do the same.
+
+    A structure that stays bad is no error: the result says why it does not count as relaxed, and names the residues.
+
+    Args:
+        protein: The structure. Residues without atoms are left out, and the chain has ends beside them.
+        config: Settings; AlphaFold's by default.
+        names: What chains and residues are called in messages.
+
+    Returns:
+        The relaxed structure with its record; chains, numbers and B-factors are those of the input.
+
+    Raises:
+        InputError: The force field cannot take the structure: a chain of one residue, a residue of unknown type with
+            atoms or one with less than three. The message names it.
+        OutputError: There are no atoms, or a position is not finite.
+        ConfigError: The platform does not work here, or OpenMM is not installed.
+    """
+    started = time.perf_counter()
+    config = config or RelaxConfig()
+    for package in ("openmm", "pdbfixer"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"relaxation needs the package {package}; install it with: pip install {package}"
+            )
+    from fastfold.inference.relax.platforms import choose_platform
+    from fastfold.inference.relax.prepare import check_relaxable
+
+    check_relaxable(protein, names)
+    platform = choose_platform(config.platform, threads=config.threads)
+    before = violating_residues(protein, names)
+    done = _rounds(protein, config, platform, names)
+    violations = done.violations if done.energies else before
+    first, last = (done.energies[0], done.energies[-1]) if done.energies else (None, None)
+    return RelaxResult(
+        protein=done.protein,
+        hydrogens=done.hydrogens,
+        reason=done.failure or _reason(last[1] if last else math.nan, violations),
+        platform=platform.label,
+        energy_before=first[0] if first else None,
+        energy_after=last[1] if last else None,
+        restraint_energy=last[2] if last else None,
+        heavy_atom_rmsd=_heavy_atom_rmsd(protein, done.protein) if done.energies else None,
+        violations_before=before,
+        violations=violations,
+        rounds=len(done.energies),
+        iterations=done.iterations,
+        iteration_limit_reached=done.limit_reached,
+        residues_freed=len(done.freed),
+        atoms_added=done.atoms_added,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _rounds(
+    protein: Protein, config: RelaxConfig, platform: ChosenPlatform, names: AuthorNames | None
+) -> _Progress:
+    """Minimise until nothing is violated, a round fails, or there were enough."""
+    from openmm import OpenMMException
+
+    from fastfold.inference.relax.minimize import minimize
+    from fastfold.inference.relax.prepare import prepare, to_protein
+
+    done = _Progress(protein)
+    for number in range(config.max_rounds):
+        freed = done.freed | {violation.index for violation in done.violations}
+        try:
+            prepared = prepare(done.protein, names)
+            found = minimize(prepared, config, platform, free_residues=freed)
+            if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
+                raise ValueError("the energy of the result is not finite")
+        except FastFoldError:
+            raise
+        except (OpenMMException, ValueError, ArithmeticError, LookupError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            what = lines[0].split("  ")[0].rstrip(".")  # OpenMM goes on with a page on the web
+            done.failure = f"round {number + 1} failed ({what})"
+            break
+        done.protein, done.hydrogens = to_protein(prepared, found.positions, done.protein)
+        done.energies.append((found.energy_before, found.energy_after, found.restraint_energy))
+        done.iterations += found.iterations
+        done.limit_reached = found.limit_reached
+        done.freed = freed
+        done.atoms_added = done.atoms_added or prepared.atoms_added
+        done.violations = violating_residues(done.protein, names)
+        if not done.violations:
+            break
+    if done.failure and (bad := done.violations or violating_residues(protein, names)):
+        done.failure += f"; violations{_named(bad)}"
+    return done
+
+
+def _reason(energy: float, violations: Sequence[Violation]) -> str:
+    """Why a structure does not count as relaxed; empty if it does."""
+    reasons = []
+    if not energy < 0.0:
+        reasons.append(f"the energy stays positive at {energy:,.0f} kJ/mol")
+    if violations:
+        reasons.append(f"violations remain{_named(violations)}")
+    return "; ".join(reasons)
+
+
+def _named(violations: Sequence[Violation]) -> str:
+    """The residues with violations, by kind and name."""
+    named = [f"{v.residue} ({', '.join(v.kinds)})" for v in violations[:_MOST_NAMED]]
+    more = f" and {len(violations) - _MOST_NAMED} more" if len(violations) > _MOST_NAMED else ""
+    return f" at {', '.join(named)}{more}"
+
+
+def _heavy_atom_rmsd(before: Protein, after: Protein) -> float:
+    """Root mean square distance in Å of the heavy atoms of both, where they are."""
+    both = (before.atom_mask > 0.5) & (after.atom_mask > 0.5)
+    moved = before.atom_positions[both].astype(np.float64) - after.atom_positions[both]
+    return float(np.sqrt(np.square(moved).sum(-1).mean()))

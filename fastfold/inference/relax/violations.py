@@ -1,0 +1,66 @@
+"""Residues whose stereochemistry is violated, by AlphaFold's own measure (supplement, section 1.9.11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.losses.violation import find_violations
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.all_atom import gather_atoms, lookup
+from fastfold.protein.labels import AuthorNames, residue_label
+from fastfold.protein.protein import Protein
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One residue with violations.
+
+    Attributes:
+        index: Its place in the protein's arrays.
+        residue: What it is called, ``LYS 15 of chain A``.
+        kinds: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an angle beside
+            it is off by more than 12 standard deviations), ``geometry`` (distances within the residue are).
+    """
+
+    index: int
+    residue: str
+    kinds: tuple[str, ...]
+
+
+def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tuple[Violation, ...]:
+    """All residues with a violation; those of unknown type have none.
+
+    Args:
+        protein: The structure; residues of different chains have no bond.
+        names: What its chains and residues are called.
+    """
+    aatype = torch.from_numpy(protein.aatype).long()
+    index = lookup("restype_atom14_to_atom37", aatype)
+    exists = torch.from_numpy(protein.atom_mask).gather(-1, index) * lookup("restype_atom14_mask", aatype)
+    batch = {
+        "atom14_atom_exists": exists,
+        "residue_index": torch.from_numpy(protein.residue_index),
+        "aatype": aatype,
+        "asym_id": torch.from_numpy(protein.chain_index),
+    }
+    positions = gather_atoms(torch.from_numpy(protein.atom_positions), index)
+    found = find_violations(positions, batch, model_config("model_1").model.heads.structure_module)
+    between, within = found["between_residues"], found["within_residues"]
+    masks = {
+        "clash": between["clashes_per_atom_clash_mask"].amax(-1) > 0.5,
+        "bond": between["connections_per_residue_violation_mask"] > 0.5,
+        "geometry": within["per_atom_violations"].amax(-1) > 0.5,
+    }
+    some = found["total_per_residue_violations_mask"] > 0.5
+    return tuple(
+        Violation(
+            index=residue,
+            residue=residue_label(protein, residue, names),
+            kinds=tuple(kind for kind, mask in masks.items() if mask[residue]),
+        )
+        for residue in some.nonzero()[:, 0].tolist()
+        if protein.aatype[residue] != rc.unk_restype_index
+    )

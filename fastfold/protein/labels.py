@@ -1,0 +1,72 @@
+"""What chains and residues of a structure are called in files and messages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.protein import Protein, chain_name
+from fastfold.protein.structure import ChainStructure, Structure
+
+
+@dataclass(frozen=True)
+class AuthorNames:
+    """Names of chains and residues as the authors of a structure gave them.
+
+    Attributes:
+        chain_ids: Name of each chain.
+        numbers: Number of each residue with its insertion code, ``52`` or ``52A``; empty where it is unknown,
+            which no residue with atoms is.
+    """
+
+    chain_ids: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    def split_number(self, residue: int) -> tuple[int, str]:
+        """Number and insertion code of a residue (which may be empty)."""
+        match = re.fullmatch(r"(-?\d+)(.*)", self.numbers[residue])
+        if match is None:
+            raise ValueError(f"residue {residue} has no number: {self.numbers[residue]!r}")
+        return int(match[1]), match[2]
+
+
+def author_names(structure: Structure) -> AuthorNames:
+    """The names in a structure file that was read, in the order of its chains."""
+    return AuthorNames(
+        chain_ids=tuple(chain.chain_id for chain in structure.chains),
+        numbers=tuple(number for chain in structure.chains for number in _numbers(chain)),
+    )
+
+
+def _numbers(chain: ChainStructure) -> list[str]:
+    """Numbers of all residues; one without atoms counts on from the one before it, if that number is free."""
+    numbers = list(chain.author_numbers)
+    taken = set(numbers)
+    for i in range(1, len(numbers)):
+        if not numbers[i] and (match := re.match(r"-?\d+", numbers[i - 1])):
+            following = str(int(match[0]) + 1)
+            if following not in taken:
+                numbers[i] = following
+    for i in range(len(numbers) - 2, -1, -1):
+        if not numbers[i] and (match := re.match(r"-?\d+", numbers[i + 1])):
+            before = str(int(match[0]) - 1)
+            if before not in taken:
+                numbers[i] = before
+    return numbers
+
+
+def residue_label(protein: Protein, residue: int, names: AuthorNames | None = None) -> str:
+    """A residue as messages name it: ``LYS 15 of chain A``.
+
+    Args:
+        protein: The structure.
+        residue: Place in its arrays.
+        names: Names of its chains and residues; by default A, B, ... and ``protein.residue_index``.
+    """
+    chain = int(protein.chain_index[residue])
+    if names is None:
+        chain_id, number = chain_name(chain), str(int(protein.residue_index[residue]))
+    else:
+        chain_id, number = names.chain_ids[chain], names.numbers[residue]
+    return f"{rc.resnames[protein.aatype[residue]]} {number} of chain {chain_id}"

@@ -1,0 +1,119 @@
+"""Files: the same bytes for the same input, names and numbers kept, nothing overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.errors import InputError, OutputError
+from fastfold.inference.output.evaluate import structure_to_protein
+from fastfold.inference.relax import RelaxConfig, relax_file
+from fastfold.inference.relax.files import result_paths
+from fastfold.protein.io.modelcif_writer import to_modelcif
+from fastfold.protein.io.pdb_writer import to_pdb
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.labels import AuthorNames, author_names
+from tests.conftest import REPOSITORY
+from tests.helpers.peptides import helix
+
+NAMES = AuthorNames(("H", "x"), ("-1", "0", "52", "52A", "52B", "7", "8", "9"))
+CPU = RelaxConfig(platform="CPU")
+
+
+def write_pdb(path: Path, *, names: AuthorNames | None = NAMES) -> Path:
+    path.write_text(to_pdb(helix("AKLEW", "GSA"), names=names))
+    return path
+
+
+def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
+    source = write_pdb(tmp_path / "x.pdb")
+    result, paths = relax_file(source, tmp_path / "one", CPU)
+    assert result.relaxed, result.reason
+    code = (
+        "import sys; from pathlib import Path; from fastfold.inference.relax import RelaxConfig, relax_file\n"
+        "relax_file(Path(sys.argv[1]), Path(sys.argv[2]), RelaxConfig(platform='CPU'))"
+    )
+    environment = os.environ | {"PYTHONHASHSEED": "123"}
+    command = [sys.executable, "-c", code, str(source), str(tmp_path / "two")]
+    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True)
+    for kind in ("pdb", "cif"):
+        assert paths[kind].read_bytes() == (tmp_path / "two" / paths[kind].name).read_bytes()
+    one, two = (json.loads((tmp_path / run / "x_relax.json").read_text()) for run in ("one", "two"))
+    one.pop("seconds"), two.pop("seconds")
+    assert one == two
+
+
+def test_chains_numbers_and_b_factors_are_kept(tmp_path: Path) -> None:
+    source = write_pdb(tmp_path / "x.pdb")
+    _, paths = relax_file(source, tmp_path, RelaxConfig(platform="CPU", max_iterations=20, max_rounds=1))
+    before = read_structure(source)
+    for kind in ("pdb", "cif"):
+        after = read_structure(paths[kind])
+        assert author_names(after) == author_names(before) == NAMES
+        old, new = structure_to_protein(before), structure_to_protein(after)
+        was = old.atom_mask > 0.5
+        assert (new.atom_mask > 0.5)[was].all()
+        np.testing.assert_allclose(new.b_factors[was], old.b_factors[was], atol=0.006)
+        assert 0 < np.abs(new.atom_positions - old.atom_positions)[was].max() < 3
+    assert " HA  ALA H  -1 " in paths["pdb"].read_text()
+    assert " LEU H  52 " in paths["pdb"].read_text()
+    assert " GLU H  52A" in paths["pdb"].read_text()
+
+
+def test_names_that_a_pdb_file_cannot_hold_give_a_cif_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    protein = helix("AAA")
+    names = AuthorNames(("AA",), ("1", "2", "3"))
+    source = tmp_path / "big.cif"
+    source.write_text(
+        to_modelcif(
+            protein, entry_id="x", title="x", software_version="1", model_name="m", plddt=None, names=names
+        )
+    )
+    _, paths = relax_file(source, None, RelaxConfig(platform="CPU", max_iterations=5, max_rounds=1))
+    assert set(paths) == {"cif", "record"}
+    assert "a chain is called 'AA'" in caplog.text
+    assert author_names(read_structure(paths["cif"])) == names
+
+
+def test_results_that_are_there_are_replaced_on_request_alone(tmp_path: Path) -> None:
+    source = write_pdb(tmp_path / "x.pdb")
+    quick = RelaxConfig(platform="CPU", max_iterations=2, max_rounds=1)
+    there = result_paths(source)["cif"]
+    there.write_text("precious")
+    with pytest.raises(OutputError, match="exists; use --overwrite"):
+        relax_file(source, None, quick)
+    assert there.read_text() == "precious"
+    relax_file(source, None, quick, overwrite=True)
+    assert there.read_text() != "precious"
+
+
+def test_of_a_failed_structure_the_record_alone_is_written(tmp_path: Path) -> None:
+    protein = helix("AAAAA")
+    xyz = protein.atom_positions.copy()
+    xyz[3] = xyz[1]
+    text = to_pdb(type(protein)(**(vars(protein) | {"atom_positions": xyz})))
+    source = tmp_path / "bad.pdb"
+    source.write_text(text)
+    (tmp_path / "bad_relaxed.pdb").write_text("of an earlier run")
+    result, paths = relax_file(source, None, CPU, overwrite=True)
+    assert not result.minimized
+    assert list(paths) == ["record"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.pdb", "bad_relax.json"]
+    record = json.loads(paths["record"].read_text())
+    assert (record["relaxed"], record["file"], record["schema_version"]) == (False, "bad.pdb", 1)
+
+
+def test_a_file_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
+    source = tmp_path / "x.pdb"
+    source.write_text("not a structure")
+    with pytest.raises(InputError, match="not a PDB or mmCIF file"):
+        relax_file(source, tmp_path / "out", CPU)
+    assert not (tmp_path / "out").exists()

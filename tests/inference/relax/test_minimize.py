@@ -1,0 +1,75 @@
+"""One minimisation: energies, restraints, constraints and the limit of iterations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.relax.minimize import Minimized, minimize
+from fastfold.inference.relax.platforms import choose_platform
+from fastfold.inference.relax.prepare import PreparedStructure, prepare
+from tests.helpers.peptides import helix
+
+
+@pytest.fixture(scope="module")
+def prepared() -> PreparedStructure:
+    return prepare(helix("AKLEW"))
+
+
+def run(prepared: PreparedStructure, free: tuple[int, ...] = (), **settings: float) -> Minimized:
+    platform = choose_platform("CPU")
+    return minimize(prepared, RelaxConfig(**settings), platform, free_residues=free)  # type: ignore[arg-type]
+
+
+def moved(prepared: PreparedStructure, found: Minimized) -> np.ndarray:
+    """How far each heavy atom went, in Å."""
+    distance = np.linalg.norm(found.positions - prepared.positions, axis=-1)
+    return distance[~prepared.is_hydrogen]
+
+
+def test_the_energy_falls_and_springs_hold_heavy_atoms(prepared: PreparedStructure) -> None:
+    held, loose = run(prepared), run(prepared, stiffness=0.0)
+    assert held.energy_before == pytest.approx(loose.energy_before)
+    assert loose.energy_after < held.energy_after < 0 < held.energy_before
+    assert loose.restraint_energy == 0.0
+    assert moved(prepared, held).max() < moved(prepared, loose).max()
+    # k/2 d², k = 10 kcal/mol/Å²
+    expected = 0.5 * 10 * 4.184 * np.square(moved(prepared, held)).sum()
+    assert held.restraint_energy == pytest.approx(expected, rel=1e-3)
+    assert 10 < held.iterations < 5000
+    assert not held.limit_reached
+
+
+def test_residues_that_are_freed_have_no_springs(prepared: PreparedStructure) -> None:
+    all_held, one_free = run(prepared), run(prepared, free=(4,))
+    assert one_free.energy_after < all_held.energy_after
+    heavy = prepared.residue_of[~prepared.is_hydrogen]
+    held = heavy != 4
+    expected = 0.5 * 10 * 4.184 * np.square(moved(prepared, one_free)[held]).sum()
+    assert one_free.restraint_energy == pytest.approx(expected, rel=1e-3)
+
+
+def test_bonds_to_hydrogens_keep_their_length(prepared: PreparedStructure) -> None:
+    found = run(prepared)
+    lengths = [
+        np.linalg.norm(found.positions[a.index] - found.positions[b.index])
+        for a, b in prepared.topology.bonds()
+        if {a.name, b.name} == {"N", "H"}
+    ]
+    assert len(lengths) == 5
+    np.testing.assert_allclose(lengths, 1.01, atol=1e-3)
+
+
+def test_iterations_have_a_limit_in_all(prepared: PreparedStructure) -> None:
+    """OpenMM's attempts at tighter constraints get one iteration each once it is reached."""
+    found = run(prepared, max_iterations=5)
+    assert found.limit_reached
+    assert found.iterations < 5 + 20
+    assert found.energy_after < found.energy_before
+
+
+def test_one_thread_gives_the_same_each_time(prepared: PreparedStructure) -> None:
+    first, second = run(prepared), run(prepared)
+    np.testing.assert_array_equal(first.positions, second.positions)
+    assert (first.energy_after, first.iterations) == (second.energy_after, second.iterations)

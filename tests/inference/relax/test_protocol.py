@@ -1,0 +1,165 @@
+"""Rounds until nothing is violated, each bounded; what stays bad is reported with its residues."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.output.evaluate import structure_to_protein
+from fastfold.inference.relax import RelaxConfig, minimize, relax
+from fastfold.inference.relax.violations import violating_residues
+from fastfold.protein.io.read import read_structure
+from fastfold.protein.labels import AuthorNames
+from fastfold.protein.protein import Protein
+from tests.conftest import require_shared
+from tests.helpers.peptides import helix
+
+CPU = RelaxConfig(platform="CPU")
+
+
+def broken(protein: Protein, after: int, shift: tuple[float, float, float]) -> Protein:
+    """The chain's rest moved away."""
+    xyz = protein.atom_positions.copy()
+    xyz[after:] += np.float32(shift)
+    return replace(protein, atom_positions=xyz)
+
+
+def test_a_sound_peptide_is_relaxed_in_one_round() -> None:
+    protein = helix("AKLEW", "GSAV")
+    found = relax(protein, CPU)
+    assert found.relaxed, found.reason
+    assert found.minimized
+    assert (found.rounds, found.residues_freed, found.atoms_added) == (1, 0, 2)
+    assert found.energy_before is not None
+    assert found.energy_after is not None
+    assert found.energy_after < 0 < found.energy_before
+    assert 0.05 < (found.heavy_atom_rmsd or 0) < 0.6
+    assert found.platform == "CPU (1 thread)"
+    for field in ("aatype", "residue_index", "chain_index"):
+        np.testing.assert_array_equal(getattr(found.protein, field), getattr(protein, field))
+    was = protein.atom_mask > 0.5
+    np.testing.assert_array_equal(found.protein.b_factors[was], protein.b_factors[was])
+    moved = np.linalg.norm(found.protein.atom_positions - protein.atom_positions, axis=-1)[was]
+    assert found.heavy_atom_rmsd == pytest.approx(np.sqrt(np.square(moved).mean()), rel=1e-5)
+
+
+def test_residues_with_violations_are_freed_in_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[list[int]] = []
+    inner = minimize.minimize
+
+    def spied(*args: Any, free_residues: set[int], **kwargs: Any) -> Any:
+        freed.append(sorted(free_residues))
+        return inner(*args, free_residues=free_residues, **kwargs)
+
+    monkeypatch.setattr(minimize, "minimize", spied)
+    found = relax(broken(helix("AKLEWAKL"), 4, (20.0, 0.0, 0.0)), CPU)
+    assert len(found.violations_before) >= 2
+    assert freed[0] == []
+    assert len(freed) == found.rounds > 1
+    assert {3, 4} & set(freed[1])
+    assert all(set(a) <= set(b) for a, b in itertools.pairwise(freed))
+    assert found.residues_freed == len(freed[-1])
+
+
+def test_rounds_have_a_limit_and_what_remains_is_named() -> None:
+    names = AuthorNames(("H",), tuple(str(100 + i) for i in range(8)))
+    found = relax(
+        broken(helix("AKLEWAKL"), 4, (60.0, 0.0, 0.0)),
+        RelaxConfig(platform="CPU", max_rounds=2, max_iterations=30),
+        names=names,
+    )
+    assert not found.relaxed
+    assert found.rounds == 2
+    assert found.iterations < 2 * (30 + 20)
+    assert "violations remain at" in found.reason
+    assert "GLU 103 of chain H (" in found.reason
+    assert "bond" in next(v for v in found.violations if v.index == 3).kinds
+    assert found.violations == violating_residues(found.protein, names)
+
+
+def test_an_energy_that_stays_positive_is_no_relaxation() -> None:
+    """Eight lysines push each other away in vacuum."""
+    found = relax(helix("K" * 8), CPU)
+    assert not found.relaxed
+    assert found.violations == ()
+    assert "the energy stays positive at" in found.reason
+
+
+def test_a_minimiser_that_fails_is_reported_with_the_residues_that_clash() -> None:
+    protein = helix("AAAAAA")
+    xyz = protein.atom_positions.copy()
+    xyz[4] = xyz[1]
+    found = relax(replace(protein, atom_positions=xyz), CPU)
+    assert not found.relaxed
+    assert not found.minimized
+    assert found.protein.atom_positions is not None
+    assert found.energy_after is None
+    assert "round 1 failed" in found.reason
+    assert "ALA 2 of chain A (clash" in found.reason
+    assert "ALA 5 of chain A (clash" in found.reason
+    assert str(found).startswith("not relaxed on CPU")
+
+
+def test_a_collapsed_structure_is_reported_at_once() -> None:
+    found = relax(replace(helix("AAAA"), atom_positions=np.zeros((4, 37, 3))), CPU)
+    assert not found.minimized
+    assert "ALA 1 of chain A lie on each other" in found.reason
+
+
+def test_the_result_says_when_its_iterations_ran_out() -> None:
+    found = relax(helix("AAA"), RelaxConfig(platform="Reference", max_iterations=3))
+    assert found.iteration_limit_reached
+    assert found.platform == "Reference"
+
+
+def test_one_residue_chains_are_refused_before_any_work(no_minimiser: None) -> None:
+    with pytest.raises(InputError, match="TRP 1 of chain B stands alone"):
+        relax(helix("AAA", "W"), CPU)
+
+
+def test_without_openmm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install openmm"):
+        relax(helix("AAA"), CPU)
+
+
+@pytest.fixture
+def no_minimiser(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("the minimiser was started")
+
+    monkeypatch.setattr(minimize, "minimize", refuse)
+
+
+def chain(name: str) -> Protein:
+    return structure_to_protein(read_structure(require_shared("data", "structures", "train", name)))
+
+
+def first(protein: Protein, count: int) -> Protein:
+    fields = ("atom_positions", "atom_mask", "aatype", "residue_index", "chain_index", "b_factors")
+    return Protein(**{field: getattr(protein, field)[:count] for field in fields})
+
+
+def check_1igd(cut: Callable[[Protein], Protein], at_most: float) -> None:
+    found = relax(cut(chain("1igd_A_c04301.pdb.gz")), CPU)
+    assert found.relaxed, found.reason
+    assert found.violations_before == ()
+    assert (found.energy_before or 0) > 0
+    assert (found.energy_after or 0) < at_most
+    assert (found.heavy_atom_rmsd or 9) < 0.5
+
+
+def test_a_piece_of_a_crystal_structure_stays_within_half_an_angstrom() -> None:
+    check_1igd(lambda protein: first(protein, 14), -300)
+
+
+@pytest.mark.slow
+def test_a_crystal_structure_stays_within_half_an_angstrom() -> None:
+    check_1igd(lambda protein: protein, -4000)
