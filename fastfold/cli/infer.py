@@ -13,14 +13,16 @@ from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig, RankBy, check_seeds, parse_max_msa, parse_seeds
 
 _INFER = """\
-Fold every record of the FASTA files. Several chains joined by ':' in one record are a complex; with --complex all
-records of a file are one. For each prediction DIR gets, best first,
+Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
+for the standard input. Several chains joined by ':' in one record are a complex; with --complex all records of a file
+are one. For each prediction DIR gets, best first,
 
   <id>_rank_001_<model>_seed_<n>.pdb, .cif   structure; pLDDT (0-100) is in the B-factor column
   <id>_rank_001_..._scores.json              pLDDT per residue, mean pLDDT, pTM, ipTM, ranking confidence
   <id>_rank_001_..._pae.json                 predicted aligned error, as AlphaFold DB has it
   <id>_rank_001_....png                      plots of both
   <id>_rank_001_..._config.json              settings, versions, input hash
+  <id>_rank_001_..._relaxed.pdb, .cif        the structure relaxed in a force field, with hydrogens (--relax)
 
 and summary.tsv, a table of all of them. Results add up: another seed, network or setting adds predictions to those that
 are there, and all predictions of a target are ranked together. What is finished is not folded again, so run the same
@@ -49,13 +51,19 @@ def add_infer_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     infer = commands.add_parser(
         "infer",
-        help="fold the sequences of FASTA files",
-        usage="fastfold infer FASTA [FASTA ...] --out DIR [--weights FILE ...] [options]",
+        help="fold sequences",
+        usage="fastfold infer INPUT [INPUT ...] --out DIR [--weights FILE ...] [options]",
         description=_INFER,
         epilog=_INFER_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    infer.add_argument("inputs", nargs="*", type=Path, metavar="FASTA", help="FASTA files (.gz too)")
+    infer.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="INPUT",
+        help="FASTA, A3M or CSV files (.gz too), folders, or -",
+    )
     infer.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     infer.add_argument(
         "--weights",
@@ -157,6 +165,14 @@ def _add_output(group: Any) -> None:
     )
     group.add_argument("--no-plots", action="store_true", help="write no plots")
     group.add_argument(
+        "--relax",
+        nargs="?",
+        choices=("none", "best", "all"),
+        const="best",
+        default=InferConfig.relax,
+        help="relax the best prediction of each target, or all, in the Amber force field (default none)",
+    )
+    group.add_argument(
         "--save-representations",
         action="store_true",
         help="write single, pair and structure module's activations",
@@ -183,6 +199,12 @@ def _add_machine(group: Any) -> None:
         default=InferConfig.device,
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
+    )
+    group.add_argument(
+        "--relax-platform",
+        choices=("auto", "CUDA", "HIP", "OpenCL", "CPU", "Reference"),
+        default=InferConfig.relax_platform,
+        help="OpenMM's platform for relaxation (default: the fastest that works)",
     )
     group.add_argument(
         "--memory-budget",
@@ -227,7 +249,7 @@ def run_infer(options: argparse.Namespace) -> int:
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
     if not options.inputs:
-        raise ConfigError("no FASTA file given; fastfold infer --help explains the command")
+        raise ConfigError("no input given; fastfold infer --help explains the command")
 
     from fastfold.inference.runner import RunOptions, run
 
@@ -250,6 +272,8 @@ def run_infer(options: argparse.Namespace) -> int:
         save_recycles=options.save_recycles,
         initial_guess=options.initial_guess,
         cyclic=options.cyclic,
+        relax=options.relax,
+        relax_platform=options.relax_platform,
     )
     around = RunOptions(
         msa_dir=options.msa_dir,

@@ -153,8 +153,8 @@ def predict_many(
     named = _named(sequences)
     targets = {name: target_from_sequence(sequence, name) for name, sequence in named.items()}
     alignments = {name: _alignments(target, (msas or {}).get(name)) for name, target in targets.items()}
-    for what, given in (("msas", msas), ("templates", templates)):
-        if unknown := sorted(set(given or ()) - set(targets)):
+    for what, names in (("msas", msas), ("templates", templates)):
+        if unknown := sorted(set(names or ()) - set(targets)):
             raise ConfigError(f"{what} has {unknown[0]!r}, which is the name of no sequence")
     given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
     if not given:

@@ -56,6 +56,7 @@ class InferConfig:
         initial_guess: Structure file, whose atoms the first pass starts from as if it were recycled.
         cyclic: Whether each chain is a ring, its last residue bonded to its first.
         relax: Which predictions of a target are relaxed.
+        relax_platform: OpenMM's platform for that, ``auto`` for the fastest that works.
 
     Raises:
         ConfigError: A setting is of the wrong type or makes no sense; names it.
@@ -80,13 +81,14 @@ class InferConfig:
     initial_guess: Path | None = None
     cyclic: bool = False
     relax: RelaxWhich = "none"
+    relax_platform: str = "auto"
 
     def __post_init__(self) -> None:
         for name, least, most in (("num_recycles", 0, 1000), ("num_ensemble", 1, 64)):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least, most)
-        for name, most in (("recycle_tolerance", 1000.0), ("stop_at_score", 100.0)):
-            _check_number(name, getattr(self, name), most)
+        for name, highest in (("recycle_tolerance", 1000.0), ("stop_at_score", 100.0)):
+            _check_number(name, getattr(self, name), highest)
         for name, choices in (
             ("rank", RankBy),
             ("relax", RelaxWhich),
@@ -184,7 +186,7 @@ def _check_max_msa(value: Any) -> tuple[int, int]:
 def _check_whole(name: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise ConfigError(f"{name} must be a whole number, got {value!r}")
-    if not least <= value <= most:
+    if not least <= int(value) <= most:
         raise ConfigError(f"{name} must be from {least} to {most}, got {value}")
 
 
@@ -193,7 +195,7 @@ def _check_number(name: str, value: Any, most: float) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{name} must be a number, got {value!r}")
-    if not 0 <= value <= most:
+    if not 0 <= float(value) <= most:
         raise ConfigError(f"{name} must be from 0 to {most:g}, got {value}")
 
 

@@ -35,6 +35,7 @@ from fastfold.inference.output.writer import (
     write_prediction,
 )
 from fastfold.inference.progress import Progress
+from fastfold.inference.relax.config import RelaxConfig, check_installed
 from fastfold.utils.device import choose_device, peak_memory
 
 
@@ -117,6 +118,8 @@ def run(
             raise InputError(
                 "no such file; check the name given with --initial-guess", path=config.initial_guess
             )
+        if config.relax != "none":
+            check_installed()
         skipped: list[str] = []
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
@@ -274,6 +277,7 @@ class _Runner:
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
                 break
+        done = self._relax(results, label) or done
         if self.options.overwrite:
             kept = {job.id for job in jobs}
             results.remove(record.id for record in results.records() if record.id not in kept)
@@ -288,8 +292,8 @@ class _Runner:
                 for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
                 if best.scores.get(key) is not None
             )
-            number = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
-            say(f"{label}: {shown} by {best.key}, best of {number} in {self.folder.path}")
+            count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
+            say(f"{label}: {shown} by {best.key}, best of {count} in {self.folder.path}")
         return results, done
 
     def _jobs(self, target: Target, alignments: Sequence[ChainMsas]) -> list[_Job]:
@@ -360,6 +364,39 @@ class _Runner:
                 self.progress.line(f"warning: left out: {error}", important=True)
                 self.networks.remove(network)
         self._checked = True
+
+    def _relax(self, results: TargetResults, label: str) -> bool:
+        """Relax the best prediction or all, as asked; tells whether there was anything to do."""
+        if self.config.relax == "none":
+            return False
+        from fastfold.inference.relax.written import energy, relax_written
+
+        done = False
+        for record in results.records()[: 1 if self.config.relax == "best" else None]:
+            if "relaxation" in record.scores:
+                continue
+            with results.claimed(record.id) as mine:
+                if not mine:
+                    continue
+                self.progress.begin(f"{label} relaxing {record.key}")
+                files, found = relax_written(
+                    results, record, RelaxConfig(platform=self.config.relax_platform)
+                )
+                scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": energy(found)}
+                results.add(record.id, record.key, files, scores, self.ranking)
+                done = True
+                if found["relaxed"]:
+                    said = (
+                        f"relaxed from {found['energy_before_kj_per_mol']:,.0f} to "
+                        f"{found['energy_after_kj_per_mol']:,.0f} kJ/mol, heavy atoms moved by "
+                        f"{found['heavy_atom_rmsd_angstrom']:.2f} Å, {found['seconds']:.0f} s on {found['platform']}"
+                    )
+                    self.progress.line(f"{label} {record.key}: {said}")
+                else:
+                    self.progress.line(
+                        f"warning: {label} {record.key}: not relaxed: {found['reason']}", important=True
+                    )
+        return done
 
     def _add(
         self, results: TargetResults, record: PredictionRecord, files: dict[str, str | bytes]

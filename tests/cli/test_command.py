@@ -104,7 +104,7 @@ def test_fasta_files_behind_weights_are_noticed(cli: CommandLine):
     assert done.code == 1
     assert f"{fasta}: every name after --weights is a weights file; put FASTA files first" in done.err
     done = cli.run("infer", "--out", cli.out, "--weights", weights)
-    assert (done.code, "no FASTA file given" in done.err) == (1, True)
+    assert (done.code, "no input given" in done.err) == (1, True)
 
 
 def test_several_weights_may_follow_one_flag(cli: CommandLine):

@@ -1,4 +1,4 @@
-"""Settings of a fold are what the network has, unless they are given; the network's own configuration stays as it is."""
+"""Settings are the network's own unless they are given, and its configuration stays as it is."""
 
 from __future__ import annotations
 

@@ -336,5 +336,5 @@ class Prediction:
 def _npz(arrays: Mapping[str, np.ndarray]) -> bytes:
     """A NumPy archive, the same bytes for the same arrays."""
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    np.savez(file, **dict(arrays))  # type: ignore[arg-type]
     return file.getvalue()

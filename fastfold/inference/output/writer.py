@@ -173,6 +173,7 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
         "plddt": prediction.mean_plddt,
         "ptm": plain(prediction.ptm),
         "iptm": plain(prediction.iptm),
+        "ipsae_max": plain(prediction.interface_scores["ipsae_max"]),
     }
 
 

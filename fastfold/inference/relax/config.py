@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 from fastfold.errors import ConfigError
@@ -47,3 +48,16 @@ class RelaxConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= 1e6:
                 raise ConfigError(f"{name} of a relaxation is a number from {least:g} to 1e6, got {value!r}")
+
+
+def check_installed() -> None:
+    """Refuse to relax where a package is missing.
+
+    Raises:
+        ConfigError: OpenMM or pdbfixer is not installed.
+    """
+    for package in ("openmm", "pdbfixer"):
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"relaxation needs the package {package}; install it with: pip install {package}"
+            )

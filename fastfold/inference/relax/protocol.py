@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import time
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastfold.errors import ConfigError, FastFoldError
-from fastfold.inference.relax.config import RelaxConfig
+from fastfold.errors import FastFoldError
+from fastfold.inference.relax.config import RelaxConfig, check_installed
 from fastfold.inference.relax.result import RelaxResult
 from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein.hydrogens import Hydrogens
@@ -68,11 +67,7 @@ def relax(
     """
     started = time.perf_counter()
     config = config or RelaxConfig()
-    for package in ("openmm", "pdbfixer"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"relaxation needs the package {package}; install it with: pip install {package}"
-            )
+    check_installed()
     from fastfold.inference.relax.platforms import choose_platform
     from fastfold.inference.relax.prepare import check_relaxable
 

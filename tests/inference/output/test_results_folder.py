@@ -208,7 +208,8 @@ from fastfold.data.targets import target_from_sequence
 from fastfold.inference.output.results_folder import ResultsFolder
 results = ResultsFolder({str(folder)!r}).target(target_from_sequence("MKTAYIAKQR", "t"))
 def by_plddt(scores): return [one["plddt"] for one in scores]
-def add(n, plddt): results.add(f"{{n:064x}}", f"model_seed_{{n}}", {{".pdb": f"atoms {{n}}"}}, {{"plddt": plddt}}, by_plddt)
+def add(n, plddt):
+    results.add(f"{{n:064x}}", f"model_seed_{{n}}", {{".pdb": f"atoms {{n}}"}}, {{"plddt": plddt}}, by_plddt)
 """
     return [sys.executable, "-c", header + code]
 
