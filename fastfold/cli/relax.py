@@ -65,7 +65,8 @@ def add_relax_command(commands: Any) -> None:
         type=_positive,
         default=RelaxConfig.max_iterations,
         metavar="N",
-        help=f"most iterations of the minimiser in a round (default {RelaxConfig.max_iterations:,})",
+        help="most iterations in an attempt of the minimiser, of which a round has about four "
+        f"(default {RelaxConfig.max_iterations:,})",
     )
     relax.add_argument(
         "--max-rounds",

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-HEAVY = ("torch", "numpy", "matplotlib", "Bio", "modelcif", "ml_collections", "safetensors", "rich")
+HEAVY = ("torch", "numpy", "matplotlib", "Bio", "modelcif", "ml_collections", "safetensors", "rich", "openmm")
 
 
 def python(code: str, **environment: str) -> str:
@@ -21,7 +21,9 @@ def python(code: str, **environment: str) -> str:
     return subprocess.run(command, cwd=REPOSITORY, env=env, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["infer", "--help"], ["weights", "info", "--help"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["infer", "--help"], ["relax", "--help"], ["weights", "info", "--help"], []]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]):
     code = (
         "import sys\n"

@@ -18,7 +18,8 @@ class RelaxConfig:
     Attributes:
         platform: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works here.
         threads: Threads of the CPU platform. With one the result is the same each time; with more it is not.
-        max_iterations: Most iterations of the minimiser in one round.
+        max_iterations: Most iterations of the minimiser in one attempt. A round is one minimisation, in which OpenMM
+            makes several attempts, usually four, to satisfy the constraints on bonds to hydrogens.
         max_rounds: Most rounds of minimisation; a round after the first frees the residues with violations.
         stiffness: Force constant of the restraints on heavy atoms, in kcal/mol/Å².
         tolerance: The minimiser stops when the root mean square of all force components is below this, in
@@ -30,7 +31,7 @@ class RelaxConfig:
 
     platform: str = "auto"
     threads: int = 1
-    max_iterations: int = 5000
+    max_iterations: int = 2000
     max_rounds: int = 3
     stiffness: float = 10.0
     tolerance: float = 2.39

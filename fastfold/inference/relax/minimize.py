@@ -16,6 +16,8 @@ from fastfold.inference.relax.platforms import ChosenPlatform
 from fastfold.inference.relax.prepare import PreparedStructure
 
 _KJ_PER_KCAL = 4.184
+_MOST_ATTEMPTS = 10
+"""Attempts of the minimiser for which there are iterations; four are usual."""
 _RESTRAINTS = 1
 """Force group of the restraints; the force field is group 0."""
 
@@ -29,8 +31,8 @@ class Minimized:
         energy_before: Potential energy at the start.
         energy_after: Potential energy at the end.
         restraint_energy: Of the restraints at the end.
-        iterations: Iterations of the minimiser.
-        limit_reached: Whether it was ended by the limit.
+        iterations: Iterations of the minimiser, in all of its attempts.
+        limit_reached: Whether its last attempt was ended by the limit.
     """
 
     positions: np.ndarray
@@ -41,19 +43,21 @@ class Minimized:
     limit_reached: bool
 
 
-class _IterationLimit(openmm.MinimizationReporter):
-    """Ends the minimiser after so many iterations in all.
+class _Counter(openmm.MinimizationReporter):
+    """Counts iterations, in all and of the last attempt, and ends attempts when there were too many.
 
-    OpenMM's own limit holds for each of its attempts, of which it makes several where hydrogens are constrained.
+    Constraints are springs to the minimiser, and where they were too soft it tries again with harder ones, as often as
+    that helps and perhaps from the start: a limit on all iterations alone could leave what it had at the start.
     """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
-        self.limit, self.iterations = limit, 0
+        self.limit, self.iterations, self.of_attempt = limit, 0, 0
 
     def report(self, iteration: int, x: Any, grad: Any, args: Any) -> bool:
         """Count an iteration; True ends the attempt."""
         self.iterations += 1
+        self.of_attempt = iteration + 1
         return self.iterations >= self.limit
 
 
@@ -88,16 +92,17 @@ def minimize(
     context = openmm.Context(system, integrator, platform.platform, platform.properties)
     context.setPositions(start)
     energy_before = _energy(context, {0})
-    limit = _IterationLimit(config.max_iterations)
-    openmm.LocalEnergyMinimizer.minimize(context, config.tolerance * _KJ_PER_KCAL, 0, limit)
+    counter = _Counter(_MOST_ATTEMPTS * config.max_iterations)
+    tolerance = config.tolerance * _KJ_PER_KCAL  # kJ/mol/nm
+    openmm.LocalEnergyMinimizer.minimize(context, tolerance, config.max_iterations, counter)
     positions = context.getState(positions=True).getPositions(asNumpy=True).value_in_unit(unit.angstrom)
     return Minimized(
         positions=np.asarray(positions, np.float64),
         energy_before=energy_before,
         energy_after=_energy(context, {0}),
         restraint_energy=_energy(context, {_RESTRAINTS}),
-        iterations=limit.iterations,
-        limit_reached=limit.iterations >= config.max_iterations,
+        iterations=counter.iterations,
+        limit_reached=counter.of_attempt >= config.max_iterations,
     )
 
 

@@ -31,7 +31,7 @@ class RelaxResult:
         violations: Residues of the result with one.
         rounds: Rounds of minimisation.
         iterations: Iterations of the minimiser in all rounds.
-        iteration_limit_reached: Whether the last round was ended by its limit.
+        iteration_limit_reached: Whether the last attempt of the last round was ended by the limit.
         residues_freed: Residues without restraints in the last round.
         atoms_added: Heavy atoms that the input lacked.
         seconds: Time taken.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fastfold.inference.relax import minimize as minimizing
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.minimize import Minimized, minimize
 from fastfold.inference.relax.platforms import choose_platform
@@ -61,12 +62,18 @@ def test_bonds_to_hydrogens_keep_their_length(prepared: PreparedStructure) -> No
     np.testing.assert_allclose(lengths, 1.01, atol=1e-3)
 
 
-def test_iterations_have_a_limit_in_all(prepared: PreparedStructure) -> None:
-    """OpenMM's attempts at tighter constraints get one iteration each once it is reached."""
-    found = run(prepared, max_iterations=5)
-    assert found.limit_reached
-    assert found.iterations < 5 + 20
-    assert found.energy_after < found.energy_before
+def test_iterations_have_a_limit_and_are_not_in_vain(prepared: PreparedStructure) -> None:
+    """Each attempt at tighter constraints has the same number of them."""
+    few, more, all_ = (run(prepared, max_iterations=n) for n in (5, 20, 5000))
+    assert few.limit_reached
+    assert not all_.limit_reached
+    assert few.iterations <= 10 * 5 + 10
+    assert all_.energy_after < more.energy_after < few.energy_after < few.energy_before
+
+
+def test_attempts_have_a_limit(prepared: PreparedStructure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minimizing, "_MOST_ATTEMPTS", 1)
+    assert run(prepared, max_iterations=20).iterations < 20 + 10
 
 
 def test_one_thread_gives_the_same_each_time(prepared: PreparedStructure) -> None:
