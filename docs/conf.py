@@ -46,7 +46,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 # A name that a package exports is documented there and where it is defined; either place will do for a link.
-suppress_warnings = ["ref.python"]
+# The function below cannot be kept with the configuration, and need not be.
+suppress_warnings = ["ref.python", "config.cache"]
 # A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up,
 # nor are type variables and private names.
 nitpicky = True

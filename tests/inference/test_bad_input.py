@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import stat
@@ -23,7 +24,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastfold.inference.output import writer
+from fastfold.errors import OutputError
+from fastfold.inference.output.prediction import Prediction
 from fastfold.utils import atomic_files as files
 from tests.helpers.command_line import ORACLES, CommandLine, Outcome
 
@@ -149,13 +151,13 @@ def test_no_identifier_becomes_a_path(cli: CommandLine, identifier: str):
     done = cli.infer(fasta, weights=[weights])
     if identifier.isascii():
         assert done.code == 0, done.err
-        assert len(cli.names()) == 6
+        assert len(cli.names()) == 5
         assert all(len(name) < 200 and not name.startswith((".", "-")) for name in cli.names())
         (config,) = cli.out.glob("*_config.json")
         assert json.loads(config.read_text())["record"] == identifier
     else:
         assert "the name is not ASCII" in one_error(done)
-    expected = {fasta, weights, cli.folder / "deep", cli.out, *cli.out.glob("*")}
+    expected = {fasta, weights, cli.folder / "deep", cli.out, *cli.out.rglob("*")}
     assert set(cli.folder.rglob("*")) <= expected
 
 
@@ -339,43 +341,46 @@ class TestOutputFolder:
         assert "choose an output folder" in error
 
     @pytest.mark.parametrize("nth", [1, 3, 5])
-    def test_a_full_disk_leaves_nothing_of_the_target_and_stops_no_other(self, cli, monkeypatch, nth: int):
+    def test_a_full_disk_ends_the_run_at_the_first_write_that_fails(self, cli, monkeypatch, nth: int):
         def fsync(descriptor: int) -> None:
             if stat.S_ISREG(os.fstat(descriptor).st_mode):
                 calls.append(descriptor)
-                if len(calls) == nth:
+                if len(calls) >= nth:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         calls: list[int] = []
-        monkeypatch.setattr(files.os, "fsync", fsync)
-        done = cli.infer(cli.fasta({"T1": SEQUENCE, "T2": "GSHMAWLPE"}))
-        error = one_error(done)
-        assert "T1: cannot write " in error
+        fasta = cli.fasta({"T1": SEQUENCE, "T2": "GSHMAWLPE"})
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, "fsync", fsync)
+            error = one_error(cli.infer(fasta))
+        assert "cannot write " in error
         assert "the disk is full; free some space or choose another output folder" in error
-        assert {name.split("_")[0] for name in cli.names()} == {"T2"}
-        assert len(cli.names()) == 6
+        assert "The run ends here; what was finished is kept, not finished: T1, T2" in error
+        assert cli.names() == []
+        assert cli.infer(fasta).out.startswith("2 folded;")
+        assert len(cli.names()) == 10
 
     def test_a_failed_run_leaves_the_results_of_an_earlier_one_whole(self, cli, monkeypatch):
         fasta = cli.fasta({"T1": SEQUENCE})
         assert cli.infer(fasta).code == 0
         before = cli.contents()
 
-        def save(*_, **__):
-            raise files.OutputError("the disk is full")
+        def contents(*_, **__):
+            raise OutputError("a value is not finite")
 
         with monkeypatch.context() as patch:
-            patch.setattr(writer.Prediction, "save", save)
+            patch.setattr(Prediction, "files", contents)
             assert cli.infer(fasta, "--seed", "1").code == 1
         assert cli.contents() == before
         assert "skipped" in cli.infer(fasta).err
 
-    def test_a_folder_in_the_place_of_a_result(self, cli: CommandLine):
-        blocked = cli.out / "T1_rank_001_model_1_ptm_seed_0.pdb"
-        blocked.mkdir(parents=True)
-        error = one_error(cli.infer(cli.fasta({"T1": SEQUENCE})))
-        assert f"T1: cannot write {str(blocked)!r}" in error
-        assert "T1_complete.json" not in cli.names()
-        assert not list(cli.out.glob(".*"))
+    def test_what_is_not_ours_stays_in_the_place_of_a_result(self, cli: CommandLine):
+        foreign = cli.out / "T1_rank_001_model_1_ptm_seed_0.pdb"
+        foreign.mkdir(parents=True)
+        assert cli.infer(cli.fasta({"T1": SEQUENCE})).code == 0
+        assert foreign.is_dir()
+        (structure,) = (path for path in cli.out.glob("T1_rank_001_*.pdb") if path.is_file())
+        assert re.fullmatch(r"T1_rank_001_model_1_ptm_seed_0_[0-9a-f]{8}", structure.stem)
 
 
 @pytest.fixture
@@ -427,7 +432,7 @@ class TestInterruption:
         if number == signal.SIGINT:
             assert "fastfold: stopped; what was finished is kept, run the same command to continue" in rest
         # The first target is whole, of the second there is nothing, and no temporary file is left.
-        assert len(cli.names()) == 6
+        assert len(cli.names()) == 5
         assert {name.split("_")[0] for name in cli.names()} == {"T1"}
         if number == signal.SIGTERM:
             return
@@ -439,11 +444,11 @@ class TestInterruption:
         assert out == f"1 folded, 1 finished before; results in {cli.out}\n"
         assert "1/2 T1: finished before" in err
         assert {name: data for name, data in cli.contents().items() if name.startswith("T1")} == first
-        assert len(cli.names()) == 12
+        assert len(cli.names()) == 10
 
-    @pytest.mark.parametrize("nth", [1, 3, 5, 6, 8, 11])
+    @pytest.mark.parametrize("nth", [1, 3, 8, 9, 11, 14])
     def test_while_files_are_written(self, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, nth: int):
-        """At every rename: into the waiting place, into the output folder, of the marker."""
+        """At every rename: into the waiting place, of all files together, into the output folder, of the record."""
 
         def counted(real):
             def rename(*arguments):
@@ -461,9 +466,13 @@ class TestInterruption:
             done = cli.infer(fasta)
         assert done.code == 130
         assert done.err.rstrip().endswith("run the same command to continue")
-        assert not [name for name in cli.names() if name.startswith(".") or name.endswith("complete.json")]
-        if nth <= 5:
+        assert not [name for name in cli.names() if name.endswith(".tmp")]
+        if nth <= 8:
             assert cli.names() == []
         again = cli.infer(fasta)
-        assert (again.code, again.out) == (0, f"1 folded; results in {cli.out}\n")
-        assert len(cli.names()) == 6
+        # From the eighth rename on the prediction is finished, wherever its files were.
+        count = "1 folded" if nth <= 8 else "0 folded, 1 finished before"
+        assert (again.code, again.out) == (0, f"{count}; results in {cli.out}\n")
+        assert len(cli.names()) == 5
+        (path,) = cli.out.glob("*_scores.json")
+        assert json.loads(path.read_text())["sequences"] == [SEQUENCE]

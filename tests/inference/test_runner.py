@@ -277,12 +277,13 @@ def test_names_that_look_alike_in_files_do_not_share_results(cli: CommandLine):
 
 
 def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
-    fasta = cli.fasta({"one": SEQUENCE, "pair": f"{SEQUENCE}:{OTHER}", "two": OTHER})
-    done = cli.infer(fasta)
+    msas = cli.folder / "msas"
+    msas.mkdir()
+    (msas / "bad.a3m").write_text(">bad\nGSHM\n")
+    done = cli.infer(cli.fasta({"one": SEQUENCE, "bad": SEQUENCE, "two": OTHER}), "--msa-dir", msas)
     assert done.code == 1
     assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
-    assert "error: pair is a complex of 2 chains" in done.err
-    assert "params_model_1_multimer_v3.npz" in done.err
+    assert "the alignment is of another sequence" in done.err
     assert {name.split("_")[0] for name in cli.names()} == {"one", "two"}
 
 
@@ -433,13 +434,16 @@ class TestComplexes:
         assert scores["iptm"] is None
         assert scores["ranking_confidence"] == pytest.approx(scores["mean_plddt"], abs=0.01)
 
-    def test_a_complex_with_monomer_weights_is_a_clear_choice(self, cli: CommandLine):
+    def test_a_complex_with_monomer_weights_is_folded_as_one_chain_and_that_is_said(self, cli: CommandLine):
         done = cli.infer(cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}))
-        assert (done.code, done.out) == (1, "0 folded, 1 failed\n")
-        assert "pair is a complex of 2 chains, and the weights given are of monomer networks" in done.err
-        assert "add --weights of a multimer network" in done.err
-        assert "separate FASTA records" in done.err
-        assert cli.names() == []
+        assert done.code == 0
+        assert "warning: pair: a complex folded by a monomer network, as one chain" in done.err
+        assert "--weights of a multimer network" in done.err
+        scores = cli.scores("pair")
+        assert scores["sequences"] == [SEQUENCE, OTHER]
+        assert scores["chain_ids"] == ["A", "B"]
+        assert 0 < scores["iptm"] < 1
+        assert scores["interfaces"]["pairs"]["A-B"]["iptm"] is not None
 
 
 class TestAlignments:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import html
 import io
 import logging
 import re
@@ -43,7 +45,7 @@ class Recycle(NamedTuple):
     plddt: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """One predicted structure of ``N`` residues, as plain values.
 
@@ -134,6 +136,25 @@ class Prediction:
             residue_index=self.residue_index + 1,
             chain_index=self.chain_index,
             b_factors=plddt[:, None] * (self.atom_mask > 0.5),
+        )
+
+    def __repr__(self) -> str:
+        """Three lines: what it is of, by what, and how sure the network is."""
+        chains = f"{len(self.sequences)} chain{'s' if len(self.sequences) > 1 else ''}"
+        scores = {"pLDDT": f"{self.mean_plddt:.1f}"}
+        scores |= {name: f"{s:.2f}" for name, s in (("pTM", self.ptm), ("ipTM", self.iptm)) if s is not None}
+        return (
+            f"Prediction of {self.name}: {len(self.aatype):,} residues, {chains}\n"
+            f"by {self.model_name}, seed {self.seed}, {self.num_recycles} recycles\n"
+            + ", ".join(f"{name} {score}" for name, score in scores.items())
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the three lines and the plot."""
+        png = base64.b64encode(self._plot()).decode("ascii")
+        return (
+            f"<pre>{html.escape(repr(self))}</pre>"
+            f'<img alt="pLDDT and aligned error" style="max-width: 100%" src="data:image/png;base64,{png}">'
         )
 
     @property
@@ -296,15 +317,18 @@ class Prediction:
         if self.pae is not None and self.max_pae is not None:
             contents["_pae.json"] = score_files.pae_json(self.pae, self.max_pae)
         if plots:
-            contents[".png"] = confidence_png(
-                self.plddt, self.chain_index, pae=self.pae, max_pae=self.max_pae, title=self._title
-            )
+            contents[".png"] = self._plot()
         if self.representations is not None:
             contents["_representations.npz"] = _npz(self.representations)
         for number, recycle in enumerate(self.recycles):
             with contextlib.suppress(PdbLimitError):
                 contents[f"_r{number}.pdb"] = to_pdb(self._protein(*recycle))
         return contents
+
+    def _plot(self) -> bytes:
+        return confidence_png(
+            self.plddt, self.chain_index, pae=self.pae, max_pae=self.max_pae, title=self._title
+        )
 
     def _check_finite(self) -> None:
         """Refuses values that no file should hold, pLDDT and PAE of residues without atoms included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from Bio.PDB import MMCIFParser
 
-from fastfold.errors import OutputError
+from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.output.json_files import pae_json
 from fastfold.inference.output.prediction import Prediction
 from fastfold.protein import residue_constants as rc
@@ -239,3 +240,23 @@ def test_three_thousand_residues_are_saved_in_seconds(tmp_path):
     assert time.perf_counter() - start < 10
     (written,) = json.loads(Path(paths["pae"]).read_text())
     np.testing.assert_array_equal(written["predicted_aligned_error"], np.rint(prediction.pae))
+
+
+def test_a_prediction_shows_itself_in_three_lines_and_in_a_notebook():
+    prediction = make_prediction()
+    lines = repr(prediction).splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith(f"Prediction of {prediction.name}: ")
+    assert f"pLDDT {prediction.mean_plddt:.1f}" in lines[2]
+    named = dataclasses.replace(prediction, name="</pre><script>alert(1)</script>")
+    shown = named._repr_html_()
+    assert "<script>" not in shown
+    assert "data:image/png;base64,iVBOR" in shown
+
+
+@pytest.mark.parametrize("rank", [0, -1, 1.0, True, "1"])
+def test_a_rank_is_a_whole_number_from_one(tmp_path: Path, rank: object):
+    prediction = make_prediction()
+    with pytest.raises(ConfigError, match="rank must be"):
+        prediction.save(tmp_path / "out", rank=rank)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
