@@ -17,36 +17,35 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from fastfold.kernels.aot import all_specimens, build
+from fastfold.kernels.aot import all_variants, build
 from fastfold.utils.atomic_files import write_atomic
 
 HEADER = ["kernel", "architecture", "blocks", "warps", "stages", "registers", "shared_bytes", "spill_bytes"]
 
 
 def measure(match: list[str], before: dict[tuple[str, str], list[str]]) -> tuple[list[list[str]], list[str]]:
-    """A row of the table for each specimen and architecture, and what must not ship.
+    """A row of the table for each variant and architecture, and what must not ship.
 
     Args:
-        match: What is built: specimens whose name contains one of these texts.
+        match: What is built: variants whose name contains one of these texts.
         before: Rows of a former table, by name and architecture, for all others.
     """
     rows: list[list[str]] = []
     defects: list[str] = []
-    for specimen in all_specimens():
-        wanted = any(text in specimen.name for text in match)
-        for number in specimen.architectures:
+    for variant in all_variants():
+        wanted = any(text in variant.name for text in match)
+        for number in variant.architectures:
             architecture = f"sm_{number}"
             if wanted:
-                needs = build(specimen, number)
-                blocks = " ".join(f"{n}={x}" for n, x in specimen.blocks.items())
-                how = (specimen.num_warps, specimen.num_stages)
-                numbers = (*how, needs.registers, needs.shared, needs.spills)
-                rows.append([specimen.name, architecture, blocks, *map(str, numbers)])
-                defect = specimen.defect(needs)
-                defects += [f"{specimen.name} {architecture}: {defect}"] if defect else []
+                needs = build(variant, number)
+                blocks = " ".join(f"{n}={x}" for n, x in variant.blocks.items())
+                numbers = (*variant.schedule, needs.registers, needs.shared, needs.spills)
+                rows.append([variant.name, architecture, blocks, *map(str, numbers)])
+                defect = variant.defect(needs)
+                defects += [f"{variant.name} {architecture}: {defect}"] if defect else []
                 print(*rows[-1], sep="  ", flush=True)
-            elif (specimen.name, architecture) in before:
-                rows.append(before[specimen.name, architecture])
+            elif (variant.name, architecture) in before:
+                rows.append(before[variant.name, architecture])
     return rows, defects
 
 

@@ -17,13 +17,7 @@ from torch.nn.functional import linear
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.measuring import Inputs
 from benchmarks.kernels.rivals import OURS, implementations
-from fastfold.kernels.ops.attention.op import attention_definition
-from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
-from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
-from fastfold.kernels.ops.residual_update.op import residual_update_definition
-from fastfold.kernels.ops.softmax.op import softmax_definition
-from fastfold.kernels.ops.transition.op import transition_definition
+from fastfold.kernels import reference
 
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 2e-3}
 """Relative error of an output or a gradient that is allowed."""
@@ -51,12 +45,12 @@ class _Part:
 
 def _triangle_rows(z: Tensor, mask: Tensor, *, sample: Tensor, **p: Tensor) -> Tensor:
     """Outgoing triangle multiplication ``[s, s, c_z]`` of ``z [s, N, c_z]``, rows ``sample`` of a pair tensor."""
-    x = layer_norm_definition(z, p["norm_in_weight"], p["norm_in_bias"])
+    x = reference.layer_norm(z, p["norm_in_weight"], p["norm_in_bias"])
     sides = mask[..., None] * linear(x, p["proj_weight"], p["proj_bias"])
     left, right = (sides * linear(x, p["gate_weight"], p["gate_bias"]).sigmoid()).chunk(2, -1)
     product = torch.einsum("ikc,jkc->ijc", left, right)
     out = linear(
-        layer_norm_definition(product, p["norm_out_weight"], p["norm_out_bias"]),
+        reference.layer_norm(product, p["norm_out_weight"], p["norm_out_bias"]),
         p["out_weight"],
         p["out_bias"],
     )
@@ -74,16 +68,16 @@ def _part(case: Case, sample: Tensor) -> _Part:
         return _Part(definition, {"z": rows, "mask": rows}, grid)
     if case.operator == "outer_product_mean":
         names = ("left", "right", "left_mask", "right_mask")
-        return _Part(outer_product_mean_definition, dict.fromkeys(names, (everything, sample)), grid)
+        return _Part(reference.outer_product_mean, dict.fromkeys(names, (everything, sample)), grid)
     if case.operator == "pair_bias":
-        return _Part(pair_bias_definition, {"z": rows}, (everything, sample))
+        return _Part(reference.pair_bias, {"z": rows}, (everything, sample))
     definitions: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
-        "layer_norm": (layer_norm_definition, ("x",)),
-        "transition": (transition_definition, ("x",)),
-        "residual_update": (residual_update_definition, ("x", "residual")),
-        "softmax": (softmax_definition, ("scores", "mask")),
-        "triangle_attention": (attention_definition, ("q", "k", "v", "mask")),
-        "row_attention": (attention_definition, ("q", "k", "v", "mask")),
+        "layer_norm": (reference.layer_norm, ("x",)),
+        "transition": (reference.transition, ("x",)),
+        "residual_update": (reference.residual_update, ("x", "residual")),
+        "softmax": (reference.softmax, ("scores", "mask")),
+        "triangle_attention": (reference.attention, ("q", "k", "v", "mask")),
+        "row_attention": (reference.attention, ("q", "k", "v", "mask")),
     }
     definition_of, names = definitions[case.operator]
     return _Part(definition_of, dict.fromkeys(names, rows), rows)

@@ -15,7 +15,7 @@ from torch import Tensor
 Inputs = dict[str, Any]
 """Arguments of an operator by name."""
 
-MOST_SETS = 8
+MAX_SETS = 8
 """Copies of the inputs at most that a measurement goes round."""
 
 
@@ -64,7 +64,7 @@ class Meter:
     def sets(self, inputs: Inputs) -> list[Inputs]:
         """The inputs and enough copies of them that going round leaves nothing of the first in the L2 cache."""
         size = sum(x.nbytes for x in inputs.values() if isinstance(x, Tensor))
-        count = min(MOST_SETS, max(1, math.ceil(self._rotation / max(1, size))))
+        count = min(MAX_SETS, max(1, math.ceil(self._rotation / max(1, size))))
         return [inputs, *(_copied(inputs) for _ in range(count - 1))]
 
     def time(self, function: Callable[[Inputs], object], sets: Sequence[Inputs]) -> Timing:

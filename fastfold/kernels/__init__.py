@@ -1,9 +1,10 @@
 """General operators: a plain PyTorch definition of each is its specification.
 
-One package per operator in ``ops``. Its ``op`` holds the definition (``<operator>_definition``) and the public
-function, which is what networks call; the fast paths stand beside it.
+One package per operator in ``ops``. Its ``op`` holds the definition, which is ``reference.<operator>``, and the public
+function, which is what networks call; the fast paths are modules next to it.
 """
 
+from fastfold.kernels import reference
 from fastfold.kernels.ops.attention.op import attention
 from fastfold.kernels.ops.gated_attention.op import gated_attention
 from fastfold.kernels.ops.layer_norm.op import layer_norm
@@ -23,6 +24,7 @@ __all__ = [
     "layer_norm",
     "outer_product_mean",
     "pair_bias",
+    "reference",
     "residual_update",
     "softmax",
     "transition",

@@ -7,30 +7,30 @@ import pkgutil
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.kernels import ops
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.common.kernel_variant import Needs, Specimen
-
-_ALIGNED = [["tt.divisibility", 16]]
+from fastfold.kernels.common.kernel_variant import KernelVariant, Needs
 
 
-def all_specimens() -> list[Specimen]:
+def all_variants() -> list[KernelVariant]:
     """What every module ``triton_*`` below ``fastfold/kernels/ops`` ships, in order of the names."""
     found = [m.name for m in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
     names = sorted(name for name in found if name.rpartition(".")[2].startswith("triton_"))
     modules = [importlib.import_module(name) for name in names]
-    return [x for module in modules if hasattr(module, "specimens") for x in module.specimens()]
+    return [x for module in modules if hasattr(module, "variants") for x in module.variants()]
 
 
-def build(specimen: Specimen, architecture: int) -> Needs:
+def build(variant: KernelVariant, architecture: int) -> Needs:
     """Compile a kernel down to machine code, with the assembler in Triton's wheel.
 
     Args:
-        specimen: The kernel and its configuration.
+        variant: The kernel and its configuration.
         architecture: Compute capability, as 80, 90 or 100.
 
     Returns:
@@ -42,27 +42,39 @@ def build(specimen: Specimen, architecture: int) -> Needs:
     """
     if interpreted():
         raise ConfigError("kernels of Triton's interpreter cannot be compiled: unset TRITON_INTERPRET")
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    with no_gpu(architecture):
+        return needs_of(variant.kernel.run(*variant.arguments, grid=(1,), warmup=True, **variant.options))
 
-    names = specimen.kernel.arg_names
-    signature = {n: "constexpr" if n in specimen.constants else specimen.signature[n] for n in names}
-    attributes = {
-        (i,): _ALIGNED
-        for i, n in enumerate(names)
-        if signature[n].startswith("*") or (n in specimen.aligned and n not in specimen.constants)
-    }
-    source = ASTSource(
-        fn=specimen.kernel, signature=signature, constexprs=dict(specimen.constants), attrs=attributes
-    )
-    options = {
-        "num_warps": specimen.num_warps,
-        "num_stages": specimen.num_stages,
-        "enable_fp_fusion": True,
-    }
-    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
-    return needs_of(compiled)
+
+class _NoGpu:
+    """What Triton asks its driver for before a launch, on a machine without a GPU."""
+
+    def __init__(self, architecture: int) -> None:
+        self._architecture = architecture
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._architecture, 32)
+
+    def get_current_device(self) -> int:
+        return self._architecture  # what is compiled is kept for each device apart
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def no_gpu(architecture: int) -> Iterator[None]:
+    """Inside, Triton compiles for an architecture, and cannot launch. For the whole process."""
+    from triton.runtime import driver
+
+    before = driver._active  # what makes it would raise an error without a GPU
+    driver.set_active(_NoGpu(architecture))
+    try:
+        yield
+    finally:
+        driver._active = before
 
 
 def needs_of(compiled: Any) -> Needs:

@@ -16,35 +16,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import KernelInterface
 
 import fastfold.kernels.common.backend
-import fastfold.kernels.common.tuning
 from fastfold import kernels
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
-from fastfold.kernels.aot import needs_of
+from fastfold.kernels.aot import needs_of, no_gpu
+from fastfold.kernels.common.backend import launches_replaced
 from fastfold.kernels.common.kernel_variant import BLOCKS
+from fastfold.kernels.common.tuning import as_chip
 
 RESIDUES, ROWS = 32, 3
-
-
-class _NoGpu:
-    """What Triton asks its driver for before a launch, on a machine without a GPU."""
-
-    def __init__(self, architecture: int) -> None:
-        self._target = GPUTarget("cuda", architecture, 32)
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
 
 
 def _compiling(kernel: Any, grid: Any) -> Callable[..., None]:
@@ -111,14 +93,12 @@ def _operators(dtype: torch.dtype) -> None:
 def main() -> None:
     """Launch everything in the dtype that the command line names."""
     dtype, architecture = getattr(torch, sys.argv[1]), int(sys.argv[2])
-    driver.set_active(_NoGpu(architecture))  # type: ignore[arg-type]
-    KernelInterface.__getitem__ = _compiling  # type: ignore[method-assign]
     # Tensors on the CPU pass for those of such a GPU.
     fastfold.kernels.common.backend._no_triton = lambda x: None
-    fastfold.kernels.common.tuning.chip_class = lambda device: f"sm_{architecture}"
-    _block(dtype, False)
-    _block(dtype, True)
-    _operators(dtype)
+    with no_gpu(architecture), as_chip(f"sm_{architecture}"), launches_replaced(_compiling):
+        _block(dtype, False)
+        _block(dtype, True)
+        _operators(dtype)
 
 
 if __name__ == "__main__":

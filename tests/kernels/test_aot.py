@@ -15,25 +15,25 @@ import pytest
 
 import fastfold.kernels
 from fastfold.errors import ConfigError
-from fastfold.kernels.aot import all_specimens, build
+from fastfold.kernels.aot import all_variants, build
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.common.kernel_variant import Needs, Specimen
+from fastfold.kernels.common.kernel_variant import KernelVariant, Needs
 from fastfold.kernels.common.tuning import CHIPS, FALLBACK, configurations
 from tests.conftest import REPOSITORY
 
 # A process of its own, because this one runs Triton's interpreter.
 BUILD = """
 import dataclasses, json, sys
-from fastfold.kernels.aot import all_specimens, build
+from fastfold.kernels.aot import all_variants, build
 first_only = json.loads(sys.argv[1])
 kernels = set()
-for specimen in all_specimens():
-    module, kernel = specimen.kernel.fn.__module__, specimen.kernel.__name__
+for variant in all_variants():
+    module, kernel = variant.kernel.fn.__module__, variant.kernel.__name__
     if not (first_only and kernel in kernels):
-        for architecture in (90,) if first_only else specimen.architectures:
-            needs = build(specimen, architecture)
-            row = {"module": module, "name": specimen.name, "architecture": architecture}
-            print(json.dumps(row | dataclasses.asdict(needs) | {"defect": specimen.defect(needs)}))
+        for architecture in (90,) if first_only else variant.architectures:
+            needs = build(variant, architecture)
+            row = {"module": module, "name": variant.name, "architecture": architecture}
+            print(json.dumps(row | dataclasses.asdict(needs) | {"defect": variant.defect(needs)}))
     kernels.add(kernel)
 """
 
@@ -43,7 +43,7 @@ MODULES = {
     for path in FOLDER.rglob("*.py")
     if re.search(r"^def \w+_kernel\(", path.read_text(encoding="utf-8"), re.MULTILINE)
 }
-"""Every module that kernels live in, so that none is forgotten in the lists of specimens."""
+"""Every module that kernels live in, so that none is forgotten in the lists of variants."""
 
 
 TABLE = REPOSITORY / "benchmarks" / "results" / "ahead_of_time.csv"
@@ -82,22 +82,22 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
     found = {
         (row["kernel"], row["architecture"]): (row["blocks"], row["warps"], row["stages"]) for row in rows
     }
-    specimens = all_specimens()
+    variants = all_variants()
     wanted = {}
-    for specimen in specimens:
-        blocks = " ".join(f"{name}={size}" for name, size in specimen.blocks.items())
-        for architecture in specimen.architectures:
-            how = (blocks, str(specimen.num_warps), str(specimen.num_stages))
-            wanted[specimen.name, f"sm_{architecture}"] = how
-    assert len({specimen.kernel.__name__ for specimen in specimens}) == 25
-    assert len(specimens) == 860
-    assert len(wanted) == sum(len(specimen.architectures) for specimen in specimens), "two have one name"
+    for variant in variants:
+        blocks = " ".join(f"{name}={size}" for name, size in variant.blocks.items())
+        for architecture in variant.architectures:
+            how = (blocks, *map(str, variant.schedule))
+            wanted[variant.name, f"sm_{architecture}"] = how
+    assert len({variant.kernel.__name__ for variant in variants}) == 25
+    assert len(variants) == 860
+    assert len(wanted) == sum(len(variant.architectures) for variant in variants), "two have one name"
     assert found == wanted, "run benchmarks/kernels/ahead_of_time.py --match the kernels that changed"
 
 
 def test_every_entry_of_the_table_of_configurations_is_built() -> None:
     """No key is misspelled, and none is left over from a kernel that is gone."""
-    built = {(s.kernel.__name__.removesuffix("_kernel"), s.chip, *_how(s)) for s in all_specimens()}
+    built = {(s.kernel.__name__.removesuffix("_kernel"), s.chip, *_how(s)) for s in all_variants()}
     for kernel, chips in configurations().items():
         for chip, entries in chips.items():
             assert chip in CHIPS
@@ -111,19 +111,19 @@ def test_every_entry_of_the_table_of_configurations_is_built() -> None:
                 ), (kernel, chip, key)
 
 
-def _how(specimen: Specimen) -> tuple[Any, ...]:
-    return specimen.num_warps, specimen.num_stages, tuple(specimen.blocks.items())
+def _how(variant: KernelVariant) -> tuple[Any, ...]:
+    return *variant.schedule, tuple(variant.blocks.items())
 
 
 def test_spills_and_too_much_shared_memory_are_defects() -> None:
-    specimen = Specimen("none", None, {}, chip=FALLBACK)
-    assert specimen.defect(Needs(255, 99 * 1024, 0)) is None
-    assert specimen.defect(Needs(255, 99 * 1024 + 1, 0)) is not None
-    assert specimen.defect(Needs(255, 0, 8)) is not None
-    assert Specimen("none", None, {}, chip="sm_90").defect(Needs(255, 200 * 1024, 0)) is None
+    variant = KernelVariant("none", None, chip=FALLBACK)
+    assert variant.defect(Needs(255, 99 * 1024, 0)) is None
+    assert variant.defect(Needs(255, 99 * 1024 + 1, 0)) is not None
+    assert variant.defect(Needs(255, 0, 8)) is not None
+    assert KernelVariant("none", None, chip="sm_90").defect(Needs(255, 200 * 1024, 0)) is None
 
 
 @pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
 def test_building_in_the_interpreter_says_what_to_change() -> None:
     with pytest.raises(ConfigError, match="unset TRITON_INTERPRET"):
-        build(Specimen("none", None, {}), 90)
+        build(KernelVariant("none", None), 90)

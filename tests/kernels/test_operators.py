@@ -12,16 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fastfold import kernels
-from fastfold.kernels.ops.attention.op import attention_definition
-from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
-from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
-from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
-from fastfold.kernels.ops.residual_update.op import residual_update_definition
-from fastfold.kernels.ops.transition.op import transition_definition
-from fastfold.kernels.ops.triangle_multiplication.factors_op import triangle_factors_definition
-from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
-from fastfold.kernels.ops.triangle_multiplication.update_op import triangle_update_definition
+from fastfold.kernels import reference
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
     torch.manual_seed(n + len(batch))
     if name == "layer_norm":
         inputs: dict[str, Any] = {"x": _randn(*batch, n, 12), "weight": _randn(12), "bias": _randn(12)}
-        return Case(kernels.layer_norm, layer_norm_definition, inputs, frozenset())
+        return Case(kernels.layer_norm, reference.layer_norm, inputs, frozenset())
     if name == "attention":
         inputs = {key: _randn(*batch, 3, n, 2, 8) for key in "qkv"}
         inputs |= {
@@ -61,7 +52,7 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
             "mask": _mask(*batch, 3, n),
             "gate": _randn(*batch, 3, n, 2, 8),
         }
-        return Case(kernels.attention, attention_definition, inputs, frozenset({"mask"}))
+        return Case(kernels.attention, reference.attention, inputs, frozenset({"mask"}))
     if name == "gated_attention":
         inputs = {"x": _randn(*batch, 3, n, 12), "bias": _randn(*batch, 2, n, n), "mask": _mask(*batch, 3, n)}
         inputs |= _norm(12) | {
@@ -69,36 +60,36 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
         }
         inputs |= {"gate_bias": _randn(16), "output_weight": _randn(12, 16) / 3, "output_bias": _randn(12)}
         return Case(
-            kernels.gated_attention, gated_attention_definition, inputs | {"heads": 2}, frozenset({"mask"})
+            kernels.gated_attention, reference.gated_attention, inputs | {"heads": 2}, frozenset({"mask"})
         )
     if name == "outer_product_mean":
         inputs = {"left": _randn(*batch, 5, n, 4), "right": _randn(*batch, 5, n + 2, 4)}
         inputs |= {"left_mask": _mask(*batch, 5, n), "right_mask": _mask(*batch, 5, n + 2)}
         inputs |= {"weight": _randn(6, 16), "bias": _randn(6)}
         masks = frozenset({"left_mask", "right_mask"})
-        return Case(kernels.outer_product_mean, outer_product_mean_definition, inputs, masks)
+        return Case(kernels.outer_product_mean, reference.outer_product_mean, inputs, masks)
     if name == "pair_bias":
         inputs = {"z": _randn(*batch, n, n, 12)} | _norm(12) | {"weight": _randn(2, 12)}
-        return Case(kernels.pair_bias, pair_bias_definition, inputs, frozenset())
+        return Case(kernels.pair_bias, reference.pair_bias, inputs, frozenset())
     if name == "residual_update":
         inputs = {key: _randn(*batch, 3, n, 12) for key in ("x", "residual", "gate")} | {"bias": _randn(12)}
         inputs["dropout"] = 2.0 * (_randn(*batch, 1, n, 12) > 0)
         constants = frozenset({"dropout"})
-        return Case(kernels.residual_update, residual_update_definition, inputs, constants)
+        return Case(kernels.residual_update, reference.residual_update, inputs, constants)
     if name == "transition":
         inputs = {"x": _randn(*batch, n, 12)} | _norm(12)
         inputs |= {"w1": _randn(48, 12) / 3, "b1": _randn(48), "w2": _randn(12, 48) / 6, "b2": _randn(12)}
-        return Case(kernels.transition, transition_definition, inputs, frozenset())
+        return Case(kernels.transition, reference.transition, inputs, frozenset())
     if name == "triangle_factors":
         inputs = {"z": _randn(*batch, n, n + 2, 12), "mask": _mask(*batch, n, n + 2)} | _norm(12)
         inputs |= {"proj_weight": _randn(16, 12) / 3, "proj_bias": _randn(16)}
         inputs |= {"gate_weight": _randn(16, 12) / 3, "gate_bias": _randn(16)}
-        return Case(kernels.triangle_factors, triangle_factors_definition, inputs, frozenset({"mask"}))
+        return Case(kernels.triangle_factors, reference.triangle_factors, inputs, frozenset({"mask"}))
     if name == "triangle_update":
         inputs = {"product": _randn(*batch, 8, n, n + 2), "z": _randn(*batch, n, n + 2, 12)}
         inputs |= _norm(12) | _norm(8, "norm_out") | {"out_weight": _randn(12, 8) / 3, "out_bias": _randn(12)}
         inputs |= {"out_gate_weight": _randn(12, 12) / 3, "out_gate_bias": _randn(12)}
-        return Case(kernels.triangle_update, triangle_update_definition, inputs, frozenset())
+        return Case(kernels.triangle_update, reference.triangle_update, inputs, frozenset())
     inputs = (
         {"z": _randn(*batch, n, n, 12), "mask": _mask(*batch, n, n)}
         | _norm(12, "norm_in")
@@ -110,7 +101,7 @@ def case_of(name: str, n: int, batch: tuple[int, ...] = ()) -> Case:
     inputs |= {"out_gate_weight": _randn(12, 12) / 3, "out_gate_bias": _randn(12)}
     inputs["outgoing"] = name.endswith("outgoing")
     return Case(
-        kernels.triangle_multiplication, triangle_multiplication_definition, inputs, frozenset({"mask"})
+        kernels.triangle_multiplication, reference.triangle_multiplication, inputs, frozenset({"mask"})
     )
 
 
@@ -240,5 +231,7 @@ def test_operators_work_under_activation_checkpointing(name: str, reentrant: boo
         return checkpoint(positional, *(inputs[k] for k in keys), use_reentrant=reentrant)
 
     plain = _gradients(case.operator, case, torch.float64)
-    for key, value in _gradients(recomputed, case, torch.float64).items():
+    found = _gradients(recomputed, case, torch.float64)
+    assert found.keys() == plain.keys()
+    for key, value in found.items():
         torch.testing.assert_close(value, plain[key], msg=key)

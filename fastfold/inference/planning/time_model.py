@@ -16,8 +16,15 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.kernels.ops.gated_attention.op import gated_attention_flops
+from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
+from fastfold.kernels.ops.transition.op import transition_flops
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.op import triangle_flops
 from fastfold.memory.autochunk import measure_blocks
+
+_OUTER_CHANNELS = 32
+"""Channels of a column in the outer product mean of every official network."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +99,20 @@ class Costs:
         blocks, extra_blocks = c.evoformer_num_block, c.extra_msa_stack_num_block
         both = blocks + extra_blocks
         clusters, extra = fold.clusters + fold.templates, fold.extra
-        rows = blocks * _attention(clusters, n, c_m) + extra_blocks * _attention(extra, n, c_e)
-        columns = blocks * _attention(n, clusters, c_m)
-        msa_transitions = blocks * 16 * clusters * n * c_m**2 + extra_blocks * 16 * extra * n * c_e**2
-        outer = 32
-        outer_products = both * pairs * 2 * outer**2 * c_z
-        outer_products += (blocks * clusters + extra_blocks * extra) * 2 * pairs * outer**2
-        attention = both * (2 * _attention(n, n, c_z) + 16 * pairs * c_z**2)
+        msa = blocks * (
+            _attention(clusters, n, c_m) + _attention(n, clusters, c_m) + _transition(clusters * n, c_m)
+        )
+        msa += extra_blocks * (_attention(extra, n, c_e) + _transition(extra * n, c_e))
+        outer_products = blocks * sum(outer_product_flops(clusters, pairs, _OUTER_CHANNELS, c_z))
+        outer_products += extra_blocks * sum(outer_product_flops(extra, pairs, _OUTER_CHANNELS, c_z))
+        attention = both * (2 * _attention(n, n, c_z) + _transition(pairs, c_z))
         structure = config.model.heads.structure_module
         points = structure.num_layer * pairs * (structure.num_head * (4 * c_z + 400) + 8 * c_z)
         work = {
             "embedding": 20.0 * pairs * c_z,
-            "MSA attention": float(rows + columns + msa_transitions),
-            "outer product mean": float(outer_products),
-            "triangle attention": float(attention),
+            "MSA attention": msa,
+            "outer product mean": outer_products,
+            "triangle attention": attention,
             "structure module": float(points),
             "heads": 2.0 * pairs * c_z * 64,
         }
@@ -120,27 +127,32 @@ class Costs:
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
         template_blocks *= fold.templates
 
-        def products(count: int, channels: int, other_work: int) -> Products:
+        def products(count: int, channels: int, other_work: float) -> Products:
             """The steps of a number of blocks, each with two triangle multiplications and other work."""
             multiply = 2 * n**3 * channels
             traffic = 2 * pairs * channels * fold.element_size / self.bandwidth
             # Copies run at the same time as the contraction and wait for it, or it for them.
             waiting = max(0.0, traffic - multiply / self.rate) + 2 * self.per_block
-            work = 2 * (12 * pairs * channels**2 + multiply) + other_work
+            work = 2 * sum(triangle_flops(pairs, n, channels, channels)) + other_work
             return Products(count * work / self.rate, count * 2 * pairs * self.per_pair, count * 2 * waiting)
 
         return StepTimes(
             {name: flops / self.rate for name, flops in work.items()},
             {name: count * self.per_block for name, count in runs.items()},
             products(both, c_z, 0),
-            products(template_blocks, 64, 2 * _attention(n, n, 64) + 8 * pairs * 64**2),
+            products(template_blocks, 64, 2 * _attention(n, n, 64) + transition_flops(pairs, 64, 2 * 64)),
             pairs * c_z * fold.element_size / self.bandwidth,
         )
 
 
-def _attention(rows: int, length: int, channels: int) -> int:
+def _attention(rows: int, length: int, channels: int) -> float:
     """Operations of gated self-attention within rows."""
-    return 10 * rows * length * channels**2 + 4 * rows * length**2 * channels
+    return sum(gated_attention_flops(rows, length, channels))
+
+
+def _transition(positions: int, channels: int) -> float:
+    """Operations of a transition of AlphaFold, with four times the channels within."""
+    return transition_flops(positions, channels, 4 * channels)
 
 
 def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | None = None) -> Costs:
@@ -183,7 +195,7 @@ def measure_costs(device: torch.device, dtype: torch.dtype, *, length: int | Non
         blocks = measure_blocks(rows, (1, n // 4), synchronize=wait)
         contraction = measure_blocks(groups, (1, 8), synchronize=wait)
     return Costs(
-        rate=16 * n * n * c * c / max(blocks.work, 1e-9),
+        rate=_transition(n * n, c) / max(blocks.work, 1e-9),
         per_block=blocks.per_block,
         per_pair=contraction.per_block / (n * n),
         bandwidth=_bandwidth(z, wait),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
-from fastfold.kernels.common.layout import LONGEST_ROW, MOST_CHANNELS
+from fastfold.kernels.common.layout import MAX_CHANNELS, MAX_ROW_LENGTH
 
 Backend = Literal["auto", "triton", "torch"]
 BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch")
@@ -55,14 +55,16 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
     return "torch"
 
 
-def rows_run_on_triton(x: Tensor, backend: str | None) -> bool:
-    """Whether Triton runs an operator whose programs hold rows of ``x``; longer ones are left to PyTorch."""
-    return choose_backend(x, backend) == "triton" and x.shape[-1] <= LONGEST_ROW
+def rows_backend(x: Tensor, backend: str | None) -> Literal["triton", "torch"]:
+    """The implementation of an operator whose programs hold rows of ``x``; longer ones are left to PyTorch."""
+    chosen = choose_backend(x, backend)
+    return chosen if x.shape[-1] <= MAX_ROW_LENGTH else "torch"
 
 
-def products_run_on_triton(x: Tensor, channels: int, backend: str | None) -> bool:
-    """Whether Triton runs an operator on ``x`` whose products hold ``channels``; more are left to PyTorch."""
-    return choose_backend(x, backend) == "triton" and channels <= MOST_CHANNELS
+def products_backend(x: Tensor, channels: int, backend: str | None) -> Literal["triton", "torch"]:
+    """The implementation of an operator on ``x`` whose products hold ``channels``; more are left to PyTorch."""
+    chosen = choose_backend(x, backend)
+    return chosen if channels <= MAX_CHANNELS else "torch"
 
 
 @contextmanager
@@ -78,22 +80,29 @@ def without_launches() -> Iterator[None]:
         raise ConfigError(
             "what Triton's path allocates cannot be counted: the package triton is not installed"
         )
-    from triton.runtime.jit import KernelInterface
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    before, launch = os.environ.get(VARIABLE), KernelInterface.__getitem__
+    before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = "triton"
-    KernelInterface.__getitem__ = lambda *_: nothing
     try:
-        yield
+        with launches_replaced(lambda kernel, grid: lambda *arguments, **options: None):
+            yield
     finally:
-        KernelInterface.__getitem__ = launch
         if before is None:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
+
+
+@contextmanager
+def launches_replaced(launcher: Callable[[Any, Any], Callable[..., Any]]) -> Iterator[None]:
+    """Inside, ``kernel[grid]`` is ``launcher(kernel, grid)``. For the whole process."""
+    from triton.runtime.jit import KernelInterface
+
+    before = KernelInterface.__getitem__
+    KernelInterface.__getitem__ = launcher
+    try:
+        yield
+    finally:
+        KernelInterface.__getitem__ = before
 
 
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None

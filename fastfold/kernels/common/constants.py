@@ -6,7 +6,5 @@ MASKED_LOGIT = -1e9
 """AlphaFold's stand-in for minus infinity: a row whose keys are all masked has the same weight everywhere,
 so attention makes it the mean of its values."""
 
-
-MOST_HEADS = 16
-"""Most heads that the Triton kernels of the pair bias take: with 32 beside 128 channels of float32 the registers of a
-program do not suffice."""
+MAX_HEADS = 16
+"""Heads of a pair bias at most: with 32 and 128 channels of float32 the registers of a program do not suffice."""

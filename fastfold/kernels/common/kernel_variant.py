@@ -1,56 +1,51 @@
-"""A kernel with everything that decides its machine code, and what that needs of a GPU."""
+"""Launches that ship, recorded without a GPU, and what their machine code needs of one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from fastfold.kernels.common.tuning import CHIPS, FALLBACK
-
-TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-"""Triton's names of the kernels' dtypes."""
-
+from fastfold.kernels.common.backend import launches_replaced
+from fastfold.kernels.common.tuning import CHIPS, FALLBACK, as_chip
 
 ARITHMETICS = (
-    ("fp32", torch.float32, "ieee"),
-    ("tf32", torch.float32, "tf32"),
-    ("bf16", torch.bfloat16, "ieee"),
-    ("fp16", torch.float16, "ieee"),
+    ("fp32", torch.float32, "highest"),
+    ("tf32", torch.float32, "high"),
+    ("bf16", torch.bfloat16, "highest"),
+    ("fp16", torch.float16, "highest"),
 )
-"""Name, dtype, and ``input_precision`` of the products of all kernels that make some."""
-
+"""Name, dtype, and PyTorch's setting for the products of float32, of all that kernels ship for."""
 
 BLOCKS = frozenset(("BT", "BQ", "BK", "BM", "BH", "BO", "BI", "BJ", "BA", "BE", "BS"))
 """Names that kernels give the sizes of their blocks."""
 
+NewTensor = Callable[..., Tensor]
+"""Makes a tensor of a shape, and without memory, in the dtype that launches are recorded in."""
+
 
 @dataclass(frozen=True)
-class Specimen:
-    """A kernel with everything that decides its machine code.
+class KernelVariant:
+    """A kernel with the arguments of a launch, which decide its machine code.
 
     Attributes:
-        name: Name in the table of results, with what the specimen stands for: ``attention_forward bf16 D=32``.
+        name: Name in the table of results, with what the variant stands for: ``attention_forward bf16 D=32 any``.
         kernel: The ``triton.jit`` function.
-        signature: Triton types of the run-time arguments by name (``*bf16``, ``i32``, ``fp32``).
-        constants: Values of the ``tl.constexpr`` arguments, block sizes included, and of run-time arguments that
-            a launch specialises on (strides of 1, pointers that are None).
-        num_warps: Warps of a program.
-        num_stages: Stages of software pipelining.
-        aligned: Integer arguments that are multiples of 16 in a usual launch and not in ``do_not_specialize``.
-            Pointers are taken to be aligned.
+        arguments: Positional arguments of the launch; its tensors have no memory.
+        options: Keyword arguments: ``tl.constexpr`` ones, block sizes, ``num_warps``, ``num_stages``.
         chip: Class of chips, of :data:`~fastfold.kernels.common.tuning.CHIPS`, that the configuration is for.
     """
 
     name: str
     kernel: Any
-    signature: Mapping[str, str]
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 2
-    aligned: Sequence[str] = ()
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
     chip: str = FALLBACK
 
     @property
@@ -61,7 +56,12 @@ class Specimen:
     @property
     def blocks(self) -> dict[str, int]:
         """Its block sizes, by their names in the table of configurations."""
-        return {n: x for n, x in self.constants.items() if n in BLOCKS}
+        return {name: x for name, x in self.options.items() if name in BLOCKS}
+
+    @property
+    def schedule(self) -> tuple[int, int]:
+        """Warps of a program, and stages of its software pipelining."""
+        return self.options["num_warps"], self.options["num_stages"]
 
     def defect(self, needs: Needs) -> str | None:
         """Why the configuration must not ship with what its machine code needs; None if it may."""
@@ -84,3 +84,50 @@ class Needs:
     registers: int
     shared: int
     spills: int
+
+
+def recorded_variants(
+    launch: Callable[[NewTensor, int], object], size_name: str, sizes: Iterable[int], suffix: str = ""
+) -> list[KernelVariant]:
+    """What a function launches, in every arithmetic and size, with the configurations that each class of chips has.
+
+    Args:
+        launch: Called with what makes its tensors, and a size. A kernel that it launches twice counts once.
+        size_name: What the size is called in the names of the variants.
+        sizes: All that configurations ship for.
+        suffix: Of the size in these names.
+    """
+    found: dict[str, KernelVariant] = {}
+    for (arithmetic, dtype, products), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):
+        new = functools.partial(torch.empty, dtype=dtype, device="meta")
+        with _float32_products(products), as_chip(chip) as origins, _kept_launches() as launches:
+            launch(new, size)
+        precision = "tf32" if arithmetic == "tf32" else "ieee"
+        for kernel, arguments, options in launches:
+            name = kernel.__name__.removesuffix("_kernel")
+            if origins[name] == chip and options.get("PRECISION", "ieee") == precision:
+                title = f"{name} {arithmetic} {size_name}={size} {suffix}{chip}"
+                found.setdefault(title, KernelVariant(title, kernel, arguments, options, chip))
+    return list(found.values())
+
+
+@contextmanager
+def _kept_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """Inside, launches are kept instead of run: kernel, positional and keyword arguments."""
+    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def keep(kernel: Any, grid: Any) -> Callable[..., None]:
+        return lambda *arguments, **options: launches.append((kernel, arguments, options))
+
+    with launches_replaced(keep):
+        yield launches
+
+
+@contextmanager
+def _float32_products(setting: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-LONGEST_ROW = 4096
+MAX_ROW_LENGTH = 4096
 """Elements of the longest row that the Triton kernels take whose programs hold whole rows."""
 
-MOST_CHANNELS = 256
+MAX_CHANNELS = 256
 """Channels of the widest rows that the Triton kernels multiply by a matrix, which they hold whole for that."""
 
 ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -33,6 +33,11 @@ def batch_elements(x: Tensor, axes: int = 3) -> Iterator[tuple[int, ...]]:
 def innermost(x: Tensor) -> Tensor:
     """``x``, or a copy if its last axis has gaps."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """``x`` without gaps, or None."""
+    return None if x is None else x.contiguous()
 
 
 def strides(x: Tensor | None, count: int) -> tuple[int, ...]:

@@ -5,33 +5,27 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import ARITHMETICS, TRITON_TYPES, Specimen
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.triton_math import cast, dot
-from fastfold.kernels.common.tuning import LaunchConfig, launch_config, shipped
+from fastfold.kernels.common.tuning import LaunchConfig, launch_config
 
 WIDTHS = (16, 32, 64, 128, 256)
 """Padded channels that configurations ship for; no wider, because a program holds whole rows in its registers."""
 
 PROGRAMS = 1024
-"""Programs at most where each leaves a partial sum behind; the same on every GPU, so that the sums are the same."""
+"""Maximum number of programs that leave a partial sum behind; the same on every GPU, so that the sums are the same."""
 
 WEIGHT_PROGRAMS = 512
-"""Programs at least, if there is work for so many, of kernels that sum the gradients of weights."""
+"""Minimum number of programs, if there is work for them, of kernels that sum the gradients of weights."""
 
 
 def configuration(kernel: str, x: Tensor, channels: int) -> LaunchConfig:
-    """Launch configuration for data like ``x`` with so many channels (keys ``16bit_128``, ``32bit_64``)."""
+    """Launch configuration for data like ``x`` with ``channels`` (keys ``16bit_128``, ``32bit_64``)."""
     config = launch_config(kernel, configuration_key(x.dtype, channels), x.device)
     return shrunk(config, channels)
 
@@ -64,19 +58,30 @@ def row_statistics(b_x, m_c, C, EPS):
 
 
 @triton.jit
-def normalised(b_x, b_mean, b_rstd, norm_weight, norm_bias, o_c, m_c):
-    """Normalised rows ``[BM, BC]``, scaled and shifted; zero past the last channel."""
+def normalised(b_x, b_statistics, norm, o_c, m_c):
+    """Normalised rows ``[BM, BC]``, scaled and shifted by ``norm``; zero past the last channel."""
     # [BC]
-    b_weight = tl.load(norm_weight + o_c, mask=m_c, other=0.0)
-    b_bias = tl.load(norm_bias + o_c, mask=m_c, other=0.0)
+    b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
+    b_bias = tl.load(norm[1] + o_c, mask=m_c, other=0.0)
+    b_mean, b_rstd = b_statistics
     return (b_x - b_mean[:, None]) * b_rstd[:, None] * b_weight[None, :] + b_bias[None, :]
 
 
 @triton.jit
-def normalised_backward(b_grad, b_x, b_mean, b_rstd, norm_weight, o_c, m_c, C):
+def load_normalised(p_x, o_x, norm, o_c, m_m, m_c, C, EPS):
+    """Normalised rows ``[BM, BC]`` at ``p_x [BM]`` with offsets ``o_x [BC]`` of their channels, and statistics."""
+    # [BM, BC]
+    b_x = tl.load(p_x[:, None] + o_x[None, :], mask=m_m[:, None] & m_c[None, :], other=0.0).to(tl.float32)
+    b_statistics = row_statistics(b_x, m_c, C, EPS)
+    return normalised(b_x, b_statistics, norm, o_c, m_c), b_statistics
+
+
+@triton.jit
+def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
     """Gradient ``[BM, BC]`` of rows whose normalised ones have gradient ``b_grad``; also that of the scale's rows."""
     # [BC]
-    b_weight = tl.load(norm_weight + o_c, mask=m_c, other=0.0)
+    b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
+    b_mean, b_rstd = b_statistics
     b_hat = tl.where(m_c[None, :], (b_x - b_mean[:, None]) * b_rstd[:, None], 0.0)
     b_scaled = b_grad * b_weight[None, :]
     b_along = tl.sum(b_scaled * b_hat, 1) / C
@@ -99,26 +104,10 @@ def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def rows_product(
-    b_rows,
-    p_x,
-    x_c,
-    b_mean,
-    b_rstd,
-    norm_weight,
-    norm_bias,
-    p_w,
-    w_c,
-    m_m,
-    m_h,
-    C: tl.constexpr,
-    BM: tl.constexpr,
-    BC: tl.constexpr,
-    BH: tl.constexpr,
-    BK: tl.constexpr,
-    NORMALISE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    b_rows, p_x, x_c, b_statistics, norm, p_w, w_c, m_m, m_h,
+    C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    NORMALISE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Products ``[BM, BH]`` of rows ``[BM, C]`` with BH columns of weights, accumulated in float32.
 
     Args:
@@ -126,10 +115,8 @@ def rows_product(
         p_x: ``[BM]``, pointers to the rows, from which they are read again in chunks of BK channels otherwise.
             Products of float32 without tensor cores need that: they hold their operands in registers.
         x_c: Stride of the channels.
-        b_mean: ``[BM]``, statistics of the rows.
-        b_rstd: ``[BM]``.
-        norm_weight: Scale of the normalisation of rows that are read again.
-        norm_bias: Its shift.
+        b_statistics: Mean and reciprocal standard deviation ``[BM]`` of the rows.
+        norm: Pointers to scale and shift of the normalisation of rows that are read again.
         p_w: ``[BH]``, pointers to the columns of the weights.
         w_c: Stride of the channels there.
         m_m: ``[BM]``, rows that exist.
@@ -158,70 +145,23 @@ def rows_product(
             p_chunk = p_x[:, None] + o_k.to(tl.int64)[None, :] * x_c
             b_chunk = tl.load(p_chunk, mask=m_m[:, None] & m_k[None, :], other=0.0).to(tl.float32)
             if NORMALISE:
-                b_chunk = normalised(b_chunk, b_mean, b_rstd, norm_weight, norm_bias, o_k, m_k)
+                b_chunk = normalised(b_chunk, b_statistics, norm, o_k, m_k)
             # [BK, BH]
             b_w = tl.load(p_w[None, :] + o_k[:, None] * w_c, mask=m_k[:, None] & m_h[None, :], other=0.0)
             b_out += split_dot(b_chunk, b_w, SPLIT, PRECISION)
     return b_out
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel whose specimens are to be made.
-
-    Attributes:
-        kernel: The ``triton.jit`` function.
-        constants: ``tl.constexpr`` arguments by channels and dtype, without block sizes and PRECISION.
-        integers: Run-time arguments that are 32-bit integers and multiples of 16.
-        sizes: Run-time arguments that are any 32-bit integers.
-        ones: Strides that are 1.
-        exact: Pointers to float32 whatever the dtype.
-        always_exact: Whether products of float32 are exact even where PyTorch's setting allows tf32.
-    """
-
-    kernel: Any
-    constants: Callable[[int, torch.dtype], dict[str, Any]]
-    integers: Sequence[str]
-    sizes: Sequence[str]
-    ones: Sequence[str]
-    exact: Collection[str]
-    always_exact: bool = False
-
-
-def specimens_of(kernels: Mapping[str, Kernel]) -> list[Specimen]:
-    """The kernels, by their name in the table, in every dtype, number of channels and configuration."""
-    return [
-        specimen(f"{name} {arithmetic} C={c} {chip}", kernel, dtype, precision, c, chip, config)
-        for name, kernel in kernels.items()
-        for (arithmetic, dtype, precision), c in itertools.product(ARITHMETICS, WIDTHS)
-        for chip, config in shipped(name, configuration_key(dtype, c))
-        if precision == "ieee" or not kernel.always_exact
-    ]
-
-
-def specimen(
-    name: str,
-    kernel: Kernel,
-    dtype: torch.dtype,
-    precision: str,
-    c: int,
-    chip: str,
-    config: LaunchConfig,
-) -> Specimen:
-    """A kernel with c channels of a dtype, in a configuration of a class of chips."""
-    config = shrunk(config, c)
-    constants = kernel.constants(c, dtype) | dict.fromkeys(kernel.ones, 1) | config.blocks
-    constants["PRECISION"] = precision
-    signature = {}
-    for argument in kernel.kernel.arg_names:
-        if argument in constants:
-            continue
-        if argument in kernel.integers or argument in kernel.sizes:
-            signature[argument] = "i32"
-        elif argument in ("EPS", "eps"):
-            signature[argument] = "fp32"
-        else:
-            signature[argument] = "*fp32" if argument in kernel.exact else f"*{TRITON_TYPES[dtype]}"
-    return Specimen(
-        name, kernel.kernel, signature, constants, config.num_warps, config.num_stages, kernel.integers, chip
-    )
+@triton.jit
+def projected(
+    b_rows, p_x, x_c, b_statistics, norm, p_weight, p_bias, o_h, m_m, m_h,
+    C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias, of normalised rows; see :func:`rows_product`."""
+    KC: tl.constexpr = BK if BK < BC else BC
+    b_out = rows_product(
+        b_rows, p_x, x_c, b_statistics, norm, p_weight + o_h * C, 1, m_m, m_h,
+        C, BM, BC, BH, KC, True, SPLIT, PRECISION,
+    )  # fmt: skip
+    return b_out + tl.load(p_bias + o_h, mask=m_h, other=0.0).to(tl.float32)[None, :]

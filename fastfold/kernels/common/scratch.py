@@ -60,7 +60,7 @@ class Scratch:
         self._buffers.pop((name, self.dtype, self.device), None)
 
 
-def exact_dtype(x: Tensor) -> torch.dtype:
+def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Dtype of statistics and accumulators for data like ``x``: float32, or float64 for float64."""
     return torch.promote_types(x.dtype, torch.float32)
 
@@ -69,12 +69,12 @@ def without_autocast(function: Callable[..., Any]) -> Any:
     """Run a function in the dtypes of its tensors, whatever autocast says around it."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any) -> Any:
+    def wrapped(*args: Any, **options: Any) -> Any:
         device = next(x.device.type for x in args if isinstance(x, Tensor))
         if device == "meta":  # shapes alone, for which there is no autocast
-            return function(*args)
+            return function(*args, **options)
         with torch.autocast(device, enabled=False):
-            return function(*args)
+            return function(*args, **options)
 
     return wrapped
 
@@ -98,7 +98,7 @@ def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor
 
 
 def block_positions(channels: int) -> int:
-    """Positions per block, for a widest buffer of so many channels.
+    """Positions per block, for a widest buffer of ``channels``.
 
     No more than 1,024: the gradients of a normalisation's parameters are summed one position after the other
     within a block, and rounding errors grow with the length of that sum.

@@ -47,13 +47,23 @@ def precision(x: Tensor) -> str:
 
 
 @triton.jit
-def row_offset(o_row, size_1, size_2, stride_0, stride_1, stride_2, AXES: tl.constexpr):
-    """Offsets of the first channels of rows, in int64: a pair tensor passes 2^31 elements at 4,096 residues."""
+def row_offset(o_row, size_1, size_2, strides, AXES: tl.constexpr):
+    """Offsets of the first channels of rows, in int64: a pair tensor passes 2^31 elements at 4,096 residues.
+
+    Sizes and strides are those of :class:`~fastfold.kernels.common.layout.Rows`. Two sizes rather than a tuple, because
+    ``do_not_specialize`` has no effect on what is in one.
+    """
     o_row = o_row.to(tl.int64)
     if AXES == 1:
-        return o_row * stride_2
+        return o_row * strides[2]
     o_outer = o_row // size_2
     o_inner = o_row % size_2
     if AXES == 2:
-        return o_outer * stride_1 + o_inner * stride_2
-    return (o_outer // size_1) * stride_0 + (o_outer % size_1) * stride_1 + o_inner * stride_2
+        return o_outer * strides[1] + o_inner * strides[2]
+    return (o_outer // size_1) * strides[0] + (o_outer % size_1) * strides[1] + o_inner * strides[2]
+
+
+@triton.jit
+def pair_tile(p_x, strides, o_i, o_j, o_c):
+    """Pointers ``[BM, BC]`` to channels of positions ``o_i``, ``o_j [BM]`` of ``x [I, J, C]``."""
+    return p_x + (o_i * strides[0] + o_j * strides[1])[:, None] + o_c[None, :] * strides[2]

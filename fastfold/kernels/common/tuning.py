@@ -16,11 +16,16 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 import torch
+
+TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Triton's names of the kernels' dtypes."""
 
 FALLBACK = "any"
 """Class of chips that the table knows nothing about."""
@@ -102,21 +107,39 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
         KeyError: The table has no entry for the kernel at all.
     """
     entries = configurations()[kernel]
-    for chip in (chip_class(device), FALLBACK):
+    for chip in (_recording.chip if _recording else chip_class(device), FALLBACK):
         for name in (key, FALLBACK):
             if name in entries.get(chip, {}):
+                if _recording:
+                    _recording.origins[kernel] = chip
                 return entries[chip][name]
     raise KeyError(f"no configuration of {kernel} for {key}")
 
 
-def shipped(kernel: str, key: str) -> list[tuple[str, LaunchConfig]]:
-    """Classes of chips with the configuration that each has of its own for a kernel and key."""
-    found = []
-    for chip, entries in configurations()[kernel].items():
-        config = entries.get(key) or entries.get(FALLBACK)
-        if config is not None:
-            found.append((chip, config))
-    return found
+@dataclass
+class _Recording:
+    """The class of chips that every device passes for, and by kernel the one whose entry was found."""
+
+    chip: str
+    origins: dict[str, str] = field(default_factory=dict)
+
+
+_recording: _Recording | None = None
+
+
+@contextmanager
+def as_chip(chip: str) -> Iterator[dict[str, str]]:
+    """Inside, configurations are those of a class of chips, whatever the device. For the whole process.
+
+    Yields:
+        By kernel, the class whose entry was last found: this one, or ``any``.
+    """
+    global _recording
+    _recording = _Recording(chip)
+    try:
+        yield _recording.origins
+    finally:
+        _recording = None
 
 
 @functools.cache

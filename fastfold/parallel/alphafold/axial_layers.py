@@ -35,7 +35,10 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
         own = self.bias(pair) if bias is None else bias
         if self.regathers(pair):
             return attention_regathered(
-                self.norm, self.attention, msa, own, -1, msa_mask, self.dropout(msa), self.shards
+                *(self.norm, self.attention, msa, own, msa_mask),
+                cut=-1,
+                dropout=self.dropout(msa),
+                shards=self.shards,
             )
         return super().forward(msa, pair, msa_mask, self.shards.gather(own, -1, pair.shape[-3]))
 
@@ -57,13 +60,13 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         if not self.regathers(pair):
             cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
             return super().forward(pair, pair_mask, self.shards.gather(own, cut, length))
-        dropout, turned = self.dropout(pair), self.columns
-        if turned:
+        dropout, transposed = self.dropout(pair), self.columns
+        if transposed:
             pair, own, pair_mask, dropout = pair.transpose(-3, -2), own.mT, pair_mask.mT, columns(dropout)
         updated = attention_regathered(
-            self.norm, self.attention, pair, own, -2, pair_mask, dropout, self.shards
+            *(self.norm, self.attention, pair, own, pair_mask), cut=-2, dropout=dropout, shards=self.shards
         )
-        return updated.transpose(-3, -2) if turned else updated
+        return updated.transpose(-3, -2) if transposed else updated
 
 
 class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
@@ -80,7 +83,7 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         sequences, residues = msa_mask.shape[-2:]
         # Of a deep alignment the projection is much of all that is sent.
         if sequences <= residues and self.regathers(pair):
-            return outer_product_regathered(left, right, pair, *masks, *parameters, self.shards)
+            return outer_product_regathered(left, right, pair, masks, *parameters, self.shards)
         return self.recorded(self.shards.gather(left, -2, residues), right, pair, *masks)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:

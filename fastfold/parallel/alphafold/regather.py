@@ -6,7 +6,7 @@ The operators' own backward passes need nothing of their forward passes but the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.attention import Attention
 from fastfold.evoformer.primitives import LayerNorm
+from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
@@ -51,39 +53,34 @@ class _OuterProduct(Function):
         left: Tensor,
         right: Tensor,
         pair: Tensor,
-        left_mask: Tensor,
-        right_mask: Tensor,
-        weight: Tensor,
-        bias: Tensor,
+        masks: tuple[Tensor, Tensor],
         shards: AxialShards,
+        *parameters: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(left, right, left_mask, right_mask, weight, bias)
-        ctx.shards = shards
-        whole = _whole(left, -2, shards, left_mask.shape[-1])
-        masks = left_mask, right_mask
-        out: Tensor = torch.ops.fastfold.outer_product_mean(
-            whole, right, *masks, weight, bias, EPS, pair, None
-        )
+        ctx.save_for_backward(left, right, *masks, *parameters)
+        ctx.shards, ctx.backend = shards, products_backend(left, pair.shape[-1], None)
+        inputs = [_whole(left, -2, shards, masks[0].shape[-1]), right, *masks, *parameters]
+        out: Tensor = torch.ops.fastfold.outer_product_mean(inputs, pair, EPS, ctx.backend)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, left_mask, right_mask, weight, bias = ctx.saved_tensors
+        left, right, left_mask, *rest = ctx.saved_tensors
         residues = left_mask.shape[-1]
-        whole = _whole(left, -2, ctx.shards, residues)
-        arguments = (grad, whole, right, left_mask, right_mask, weight, bias, EPS, [True] * 4, None)
-        of_left, of_right, *rest = torch.ops.fastfold.outer_product_mean_backward(*arguments)
+        inputs = [_whole(left, -2, ctx.shards, residues), right, left_mask, *rest]
+        of_left, of_right, *of_parameters = torch.ops.fastfold.outer_product_mean_backward(
+            grad, inputs, EPS, [True] * 4, ctx.backend
+        )
         own = _summed(of_left, -2, ctx.shards, residues)
-        return own, of_right, grad, None, None, *rest, None
+        return own, of_right, grad, None, None, *of_parameters
 
 
 def outer_product_regathered(
     left: Tensor,
     right: Tensor,
     pair: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
+    masks: tuple[Tensor, Tensor],
     weight: Tensor,
     bias: Tensor,
     shards: AxialShards,
@@ -94,14 +91,28 @@ def outer_product_regathered(
         left: ``[*, S, n, c]``, this rank's residues.
         right: ``[*, S, n, c]``, the same.
         pair: ``[*, N, n, c_z]``.
-        left_mask: ``[*, S, N]``.
-        right_mask: ``[*, S, n]``.
+        masks: Of all residues, ``[*, S, N]``, and of this rank's, ``[*, S, n]``.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
         shards: The cut of the residues.
     """
-    out: Tensor = _OuterProduct.apply(left, right, pair, left_mask, right_mask, weight, bias, shards)
+    out: Tensor = _OuterProduct.apply(left, right, pair, masks, shards, weight, bias)
     return out
+
+
+class _BiasShards(NamedTuple):
+    """Which dimension of a bias is cut, -2 or -1, and how."""
+
+    cut: int
+    shards: AxialShards
+
+    def whole(self, bias: Tensor, length: int) -> Tensor:
+        """That of all ranks, ``[*, H, N, N]``."""
+        return _whole(bias, self.cut, self.shards, length)
+
+    def summed(self, grad: Tensor, length: int) -> Tensor:
+        """Of the sum over the ranks, this rank's shard."""
+        return _summed(grad, self.cut, self.shards, length)
 
 
 class _Attention(Function):
@@ -112,33 +123,32 @@ class _Attention(Function):
         bias: Tensor,
         mask: Tensor,
         dropout: Tensor | None,
-        cut: int,
-        shards: AxialShards,
         heads: int,
+        shards: _BiasShards,
         *parameters: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, bias, mask, dropout, *parameters)
-        ctx.cut, ctx.shards, ctx.heads = cut, shards, heads
-        assert parameters[2] is not None  # the queries' projection
-        ctx.backend = attention_backend(x, len(parameters[2]) // heads, None)
-        whole = _whole(bias, cut, shards, x.shape[-2])
-        rest = (None, True, dropout, ctx.backend)
-        out: Tensor = torch.ops.fastfold.gated_attention(x, whole, mask, heads, *rest, *parameters)
+        width = len(GatedAttentionParams._make(parameters).query_weight)
+        backend = attention_backend(x, width // heads, None)
+        ctx.shards, ctx.options = shards, {"heads": heads, "add_x": True, "backend": backend}
+        whole = shards.whole(bias, x.shape[-2])
+        out: Tensor = torch.ops.fastfold.gated_attention(
+            x, whole, mask, None, dropout, *parameters, **ctx.options
+        )
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, bias, mask, dropout, *parameters = ctx.saved_tensors
-        whole = _whole(bias, ctx.cut, ctx.shards, x.shape[-2])
-        rest = (True, dropout, ctx.backend, True)
+        tensors = (x, ctx.shards.whole(bias, x.shape[-2]), mask, dropout, *parameters)
         found = iter(
-            torch.ops.fastfold.gated_attention_backward(grad, x, whole, mask, ctx.heads, *rest, *parameters)
+            torch.ops.fastfold.gated_attention_backward(grad, *tensors, **ctx.options, need_bias=True)
         )
         grad_x, of_bias = next(found), next(found)
-        own = _summed(of_bias, ctx.cut, ctx.shards, x.shape[-2]).to(bias.dtype)
+        own = ctx.shards.summed(of_bias, x.shape[-2]).to(bias.dtype)
         of_parameters = (None if p is None else next(found) for p in parameters)
-        return grad_x, own, None, None, None, None, None, *of_parameters
+        return grad_x, own, None, None, None, None, *of_parameters
 
 
 def attention_regathered(
@@ -146,8 +156,9 @@ def attention_regathered(
     attention: Attention,
     x: Tensor,
     bias: Tensor,
-    cut: int,
     mask: Tensor,
+    *,
+    cut: int,
     dropout: Tensor | None,
     shards: AxialShards,
 ) -> Tensor:
@@ -158,29 +169,17 @@ def attention_regathered(
         attention: Its attention.
         x: ``[*, R, N, c]``; attention is along N.
         bias: This rank's shard of ``[*, H, N, N]``.
-        cut: The dimension in which it is one, -2 or -1.
         mask: ``[*, R, N]``, 0 for keys that must not be seen.
+        cut: The dimension in which the bias is a shard, -2 or -1.
         dropout: Factors that broadcast against ``x``, or None.
         shards: The cut.
     """
     gate = attention.gate
     out: Tensor = _Attention.apply(
-        x,
-        bias,
-        mask,
-        dropout,
-        cut,
-        shards,
-        attention.heads,
-        norm.weight,
-        norm.bias,
-        attention.query.weight,
-        attention.key.weight,
-        attention.value.weight,
-        None if gate is None else gate.weight,
-        None if gate is None else gate.bias,
-        attention.output.weight,
-        attention.output.bias,
+        *(x, bias, mask, dropout, attention.heads, _BiasShards(cut, shards), norm.weight, norm.bias),
+        *(attention.query.weight, attention.key.weight, attention.value.weight),
+        *((None, None) if gate is None else (gate.weight, gate.bias)),
+        *(attention.output.weight, attention.output.bias),
     )
     return out
 

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from fastfold.kernels.common.cost import OPERATOR_COSTS, OperatorCost
 from fastfold.parallel.comm.groups import Communication
-from fastfold.parallel.planner.operator_cost import OPERATOR_COSTS, OperatorCost
 
 
 class Operation(NamedTuple):

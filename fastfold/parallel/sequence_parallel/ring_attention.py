@@ -21,7 +21,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fastfold.kernels.common.constants import MASKED_LOGIT
-from fastfold.kernels.common.scratch import exact_dtype, without_autocast
+from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group
@@ -155,7 +155,7 @@ class RingAttention(Function):
     def forward(
         ctx: Any, q: Tensor, kv: Tensor, bias: Tensor | None, masked: Tensor | None, ring: Ring
     ) -> Tensor:
-        exact = exact_dtype(q)
+        exact = accumulation_dtype(q)
         own = _Queries(_heads_first(q, exact) * ring.scale, ring)
         out = torch.zeros_like(own.q)
         total = own.q.new_zeros(*own.q.shape[:-1], 1)
@@ -236,7 +236,7 @@ class _BiasGradient:
 
     def __init__(self, bias: Tensor, ring: Ring) -> None:
         self.ring, self.dtype = ring, bias.dtype
-        self.total = bias.new_zeros(bias.shape, dtype=exact_dtype(bias))
+        self.total = bias.new_zeros(bias.shape, dtype=accumulation_dtype(bias))
         self.part = self.total
         self.pending: tuple[int, AsyncResult] | None = None
 

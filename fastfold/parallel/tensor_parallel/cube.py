@@ -10,7 +10,7 @@ parallelism in distributed training for huge neural networks", 2021.)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd import Function
@@ -19,6 +19,20 @@ from torch.autograd.function import once_differentiable
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group
+
+
+class CubeLines(NamedTuple):
+    """The lines of the cube on which a rank lies.
+
+    Attributes:
+        input: Along it the input is gathered.
+        weight: Along it the weight is gathered.
+        output: Along it the products are summed: it splits the input's features.
+    """
+
+    input: Group
+    weight: Group
+    output: Group
 
 
 def _gather(x: Tensor, group: Group, sizes: Sequence[int]) -> AsyncResult:
@@ -39,37 +53,34 @@ class CubeLinear(Function):
         weight: Tensor,
         rows: Sequence[int],
         cuts: Sequence[int],
-        input_group: Group,
-        weight_group: Group,
-        output_group: Group,
+        lines: CubeLines,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.rows, ctx.cuts = rows, cuts
-        ctx.groups = input_group, weight_group, output_group
-        inputs, weights = _gather(x, input_group, rows), _gather(weight, weight_group, cuts)
-        return _reduce_scatter(inputs.wait() @ weights.wait().T, output_group, rows).wait()
+        ctx.rows, ctx.cuts, ctx.lines = rows, cuts, lines
+        inputs, weights = _gather(x, lines.input, rows), _gather(weight, lines.weight, cuts)
+        return _reduce_scatter(inputs.wait() @ weights.wait().T, lines.output, rows).wait()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        input_group, weight_group, output_group = ctx.groups
+        lines = ctx.lines
         wants_x, wants_weight = ctx.needs_input_grad[:2]
-        gradients = _gather(gradient, output_group, ctx.rows)
-        weights = _gather(weight, weight_group, ctx.cuts) if wants_x else None
-        inputs = _gather(x, input_group, ctx.rows) if wants_weight else None
+        gradients = _gather(gradient, lines.output, ctx.rows)
+        weights = _gather(weight, lines.weight, ctx.cuts) if wants_x else None
+        inputs = _gather(x, lines.input, ctx.rows) if wants_weight else None
         whole = gradients.wait()
         x_terms = weight_terms = None
         if weights is not None:
-            x_terms = _reduce_scatter(whole @ weights.wait(), input_group, ctx.rows)
+            x_terms = _reduce_scatter(whole @ weights.wait(), lines.input, ctx.rows)
         if inputs is not None:
             left = inputs.wait()
             product = whole.reshape(-1, whole.shape[-1]).T @ left.reshape(-1, left.shape[-1])
-            weight_terms = _reduce_scatter(product, weight_group, ctx.cuts)
+            weight_terms = _reduce_scatter(product, lines.weight, ctx.cuts)
         return (
             None if x_terms is None else x_terms.wait(),
             None if weight_terms is None else weight_terms.wait(),
-            *[None] * 5,
+            *[None] * 3,
         )
 
 
@@ -78,23 +89,19 @@ def cube_linear(
     weight: Tensor,
     rows: Sequence[int],
     cuts: Sequence[int],
-    input_group: Group,
-    weight_group: Group,
-    output_group: Group,
+    lines: CubeLines,
 ) -> Tensor:
     """``x @ weight.T`` on a cube of ranks.
 
     Args:
-        x: ``[rows[r], ..., in]`` with r this rank's number in ``input_group``: its part of the slab's batch.
-        weight: ``[cuts[r], in]`` with r its number in ``weight_group``: its part of the block's outputs.
-        rows: How the slab's batch is cut, before (over ``input_group``) and after (over ``output_group``).
+        x: ``[rows[r], ..., in]`` with r this rank's number in ``lines.input``: its part of the slab's batch.
+        weight: ``[cuts[r], in]`` with r its number in ``lines.weight``: its part of the block's outputs.
+        rows: How the slab's batch is cut, before (over ``lines.input``) and after (over ``lines.output``).
         cuts: How the weight's block is cut.
-        input_group: The line along which the input is gathered.
-        weight_group: The line along which the weight is gathered.
-        output_group: The line along which the products are summed: it splits the input's features.
+        lines: The lines of the cube on which the rank lies.
 
     Returns:
-        ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``output_group``.
+        ``[rows[r], ..., sum(cuts)]`` with r this rank's number in ``lines.output``.
     """
-    result: Tensor = CubeLinear.apply(x, weight, rows, cuts, input_group, weight_group, output_group)
+    result: Tensor = CubeLinear.apply(x, weight, rows, cuts, lines)
     return result

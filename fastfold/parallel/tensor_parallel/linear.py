@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
-from fastfold.parallel.tensor_parallel.cube import cube_linear
+from fastfold.parallel.tensor_parallel.cube import CubeLines, cube_linear
 from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
 from fastfold.parallel.tensor_parallel.summa import summa_linear
 
@@ -182,7 +182,8 @@ class Linear3D(ParallelLinear):
     def _product(self, x: Tensor, weight: Tensor, row_sizes: Sequence[int] | None) -> Tensor:
         slab, line = self.before.rows
         rows = [x.shape[0]] * line.size if row_sizes is None else row_sizes
-        return cube_linear(x, weight, rows, self._out_sizes, line, slab, self.before.features)
+        lines = CubeLines(input=line, weight=slab, output=self.before.features)
+        return cube_linear(x, weight, rows, self._out_sizes, lines)
 
 
 _LINEARS: dict[str, type[ParallelLinear]] = {

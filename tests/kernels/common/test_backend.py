@@ -11,11 +11,9 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
+from fastfold.kernels import reference
 from fastfold.kernels.common import backend as backends
 from fastfold.kernels.common.backend import VARIABLE, choose_backend, interpreted
-from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
-from fastfold.kernels.ops.softmax.op import softmax_definition
 from tests.helpers.kernel_checks import DEVICE, far_apart, relative_error
 
 needs_interpreter = pytest.mark.skipif(not interpreted(), reason="a GPU cannot read a file with holes")
@@ -96,7 +94,7 @@ def test_layer_norm_reaches_rows_beyond_two_to_the_31(rows: int, hole: Path) -> 
     x.requires_grad_()
     out = kernels.layer_norm(x, None, None, backend="triton")
     leaf = x.detach().double().requires_grad_()
-    exact = layer_norm_definition(leaf, None, None)
+    exact = reference.layer_norm(leaf, None, None)
     assert relative_error(out, exact) < 5e-3
     grad = torch.randn(rows, 16)
     (found,) = torch.autograd.grad(out, x, grad.bfloat16())
@@ -112,7 +110,7 @@ def test_pair_bias_reaches_rows_beyond_two_to_the_31(rows: int, hole: Path) -> N
     parameters = [torch.randn(*shape).bfloat16() for shape in [(16,), (16,), (2, 16)]]
     out = kernels.pair_bias(z, *parameters, backend="triton")
     leaf = z.detach().double().requires_grad_()
-    exact = pair_bias_definition(leaf, *(p.double() for p in parameters))
+    exact = reference.pair_bias(leaf, *(p.double() for p in parameters))
     assert relative_error(out, exact) < 5e-3
     (found,) = torch.autograd.grad(out.sum(), z)
     (wanted,) = torch.autograd.grad(exact.sum(), leaf)
@@ -134,7 +132,7 @@ def test_softmax_reaches_scores_beyond_two_to_the_31(count: int, view: object, h
     assert callable(view)
     scores = view(far_apart(torch.randn(count, 16), hole))
     out = kernels.softmax(scores, backend="triton")
-    assert relative_error(out, softmax_definition(scores.double())) < 5e-3
+    assert relative_error(out, reference.softmax(scores.double())) < 5e-3
     weights = torch.randn(scores.shape).bfloat16().softmax(-1)
     found = torch.ops.fastfold.softmax_backward(scores, weights, None, True, False, "triton")[0]
     wanted = torch.ops.fastfold.softmax_backward(

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastfold.kernels import reference
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.ops.softmax.op import softmax, softmax_definition
+from fastfold.kernels.ops.softmax.op import softmax
 from tests.helpers.forced_blocks import WHOLE, force_all_blocks
 from tests.helpers.kernel_checks import BACKENDS, check_against_definition
 from tests.kernels.test_operators import NAMES, Case, case_of
@@ -25,7 +26,7 @@ def _case(operator: str, n: int) -> Case:
     inputs: dict[str, Any] = {"scores": torch.randn(2, 2, n, n), "bias": torch.randn(2, n, n)}
     inputs["mask"] = (torch.rand(2, n) > 0.3).double()
     constants = frozenset({"mask"})
-    return Case(softmax, softmax_definition, {k: x.double() for k, x in inputs.items()}, constants)
+    return Case(softmax, reference.softmax, {k: x.double() for k, x in inputs.items()}, constants)
 
 
 def _force(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ class _Recorder:
         keys: Where the keys of its launches go.
 
     Triton compiles by ``tl.constexpr`` arguments, dtypes, and, of all other arguments that are not in
-    ``do_not_specialize``, whether they are 1, multiples of 16, or beyond 32 bits.
+    ``do_not_specialize``, whether they are 1, multiples of 16, or beyond 32 bits; so for the elements of a tuple.
     """
 
     def __init__(self, kernel: Any, keys: set[Any]) -> None:
@@ -77,6 +78,8 @@ class _Recorder:
     def _key(self, name: str, x: Any) -> Any:
         if isinstance(x, Tensor):
             return x.dtype, x.data_ptr() % 16 == 0
+        if isinstance(x, tuple):
+            return tuple(self._key("", element) for element in x)
         if isinstance(x, bool) or not isinstance(x, int) or name.isupper():
             return "float" if isinstance(x, float) else x
         wide = not -(2**31) <= x < 2**31

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels import attention
-from fastfold.kernels.ops.attention.op import attention_definition
+from fastfold.kernels import attention, reference
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -63,7 +62,7 @@ def check(backend: str, inputs: dict[str, Any], dtype: torch.dtype = torch.float
     def run(**arguments: Tensor) -> Tensor:
         return attention(**arguments, backend=backend)
 
-    check_against_definition(run, attention_definition, inputs, dtype, MASK)
+    check_against_definition(run, reference.attention, inputs, dtype, MASK)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -142,7 +141,7 @@ def test_keys_and_values_may_be_one_for_all_heads(backend: str) -> None:
     for name in ("k", "v"):
         inputs[name] = inputs[name][:, :, :1].expand(-1, -1, 3, -1)
     found = attention(**inputs, backend=backend)
-    exact = attention_definition(**{name: x.double() for name, x in inputs.items()})
+    exact = reference.attention(**{name: x.double() for name, x in inputs.items()})
     assert relative_error(found, exact) < TOLERANCES[torch.float32]
 
 
@@ -180,7 +179,7 @@ def test_a_masked_key_neither_gives_nor_receives(backend: str) -> None:
 def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
     inputs = operands(3, 17, 17)
     changed = attention(**on_device({k: x for k, x in inputs.items() if k != name}), backend=backend)
-    assert relative_error(changed, attention_definition(**inputs)) > 0.05
+    assert relative_error(changed, reference.attention(**inputs)) > 0.05
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -236,10 +235,10 @@ def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
 
 
 def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() -> None:
-    """Every kernel, dtype and width of a head has one on every class of chips, and a specimen of it."""
+    """Every kernel, dtype and width of a head has one on every class of chips, and a variant of it."""
     forward = pytest.importorskip("fastfold.kernels.ops.attention.triton_fwd")
     backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
-    names = {x.name for x in forward.specimens() + backward.specimens()}
+    names = {x.name for x in forward.variants() + backward.variants()}
     for kernel in ("forward", "ungate", "grad_q", "grad_kv", "grad_bias"):
         for channels in (8, 16, 32, 64, 128):
             for dtype, triton_type in {
@@ -257,9 +256,10 @@ def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() ->
 def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = on_device(operands(3, 5, 7, batch=(2,)))
     leaves = [x.requires_grad_(name not in MASK) for name, x in inputs.items()]
-    torch.library.opcheck(torch.ops.fastfold.attention.default, (*leaves, 0.3, backend))
+    options = {"scale": 0.3, "backend": backend}
+    torch.library.opcheck(torch.ops.fastfold.attention.default, tuple(leaves), options)
     rest = [None if name in ("bias", "mask", "gate") else x for name, x in inputs.items()]
-    torch.library.opcheck(torch.ops.fastfold.attention.default, (*rest, 0.3, backend))
+    torch.library.opcheck(torch.ops.fastfold.attention.default, tuple(rest), options)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])

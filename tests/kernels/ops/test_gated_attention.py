@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels import gated_attention
-from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
+from fastfold.kernels import gated_attention, reference
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -59,7 +58,7 @@ def check(backend: str, inputs: dict[str, Any], dtype: torch.dtype = torch.float
         return gated_attention(**arguments, heads=2, backend=backend)
 
     def definition(**arguments: Tensor) -> Tensor:
-        return gated_attention_definition(**arguments, heads=2)
+        return reference.gated_attention(**arguments, heads=2)
 
     check_against_definition(run, definition, inputs, dtype, CONSTANTS)
 
@@ -124,7 +123,7 @@ def test_residual_and_dropout(backend: str, own: bool) -> None:
         return gated_attention(**({"residual": arguments["x"]} | arguments), heads=2, backend=backend)
 
     def definition(dropout: Tensor, residual: Tensor | None = None, **arguments: Tensor) -> Tensor:
-        update = gated_attention_definition(**arguments, heads=2)
+        update = reference.gated_attention(**arguments, heads=2)
         return (arguments["x"] if residual is None else residual) + dropout * update
 
     check_against_definition(run, definition, inputs, torch.float32, CONSTANTS)
@@ -134,7 +133,7 @@ def test_residual_and_dropout(backend: str, own: bool) -> None:
 def test_writes_into_its_input(backend: str) -> None:
     inputs = on_device(operands(3, 7))
     x = inputs["x"]
-    exact = x.double() + gated_attention_definition(**operands(3, 7), heads=2).to(DEVICE)
+    exact = x.double() + reference.gated_attention(**operands(3, 7), heads=2).to(DEVICE)
     with torch.no_grad():
         result = gated_attention(**inputs, heads=2, residual=x, out=x, backend=backend)
     assert result.data_ptr() == x.data_ptr()
@@ -151,7 +150,7 @@ def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
     left_out = {name, "gate_bias"} if name == "gate_weight" else {name}
     changed = {k: None if k in left_out else x for k, x in inputs.items()}
     found = gated_attention(**on_device(changed), heads=2, backend=backend)
-    exact = gated_attention_definition(**inputs, heads=2)
+    exact = reference.gated_attention(**inputs, heads=2)
     assert relative_error(found - inputs["output_bias"].to(found), exact - inputs["output_bias"]) > 0.05
 
 
@@ -162,7 +161,8 @@ def test_operator_check_of_pytorch(backend: str) -> None:
     x, bias, mask, *parameters = leaves.values()
     torch.library.opcheck(
         torch.ops.fastfold.gated_attention.default,
-        (x, bias, mask, 2, None, True, None, backend, *parameters),
+        (x, bias, mask, None, None, *parameters),
+        {"heads": 2, "add_x": True, "backend": backend},
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels import reference
 from tests.helpers.kernel_checks import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
 
 
@@ -30,7 +30,7 @@ def test_output_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, backen
     inputs = _inputs(*shape) | {"backend": backend}
 
     def definition(x: Tensor, weight: Tensor, bias: Tensor, backend: str) -> Tensor:
-        return layer_norm_definition(x, weight, bias)
+        return reference.layer_norm(x, weight, bias)
 
     check_against_definition(kernels.layer_norm, definition, inputs, dtype)
 
@@ -38,14 +38,14 @@ def test_output_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, backen
 @pytest.mark.parametrize("c", [1000, 4096, 4097])
 def test_long_rows(c: int) -> None:
     inputs = _inputs(3, c)
-    check_against_definition(_triton, layer_norm_definition, inputs, torch.float32)
+    check_against_definition(_triton, reference.layer_norm, inputs, torch.float32)
 
 
 @pytest.mark.parametrize("weight", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_scale_and_shift_are_optional(weight: bool, bias: bool) -> None:
     inputs = _inputs(9, 12, weight=weight, bias=bias)
-    check_against_definition(_triton, layer_norm_definition, inputs, torch.float32)
+    check_against_definition(_triton, reference.layer_norm, inputs, torch.float32)
 
 
 def _transposed(x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ def test_any_strides(change: Any) -> None:
     c = x.shape[-1]
     weight, bias = (inputs[k][:c].float().to(DEVICE).requires_grad_() for k in ("weight", "bias"))
     out = kernels.layer_norm(x, weight, bias, backend="triton")
-    exact = layer_norm_definition(x.double(), weight.double(), bias.double())
+    exact = reference.layer_norm(x.double(), weight.double(), bias.double())
     assert out.is_contiguous()
     assert out.shape == exact.shape
     grad = change(torch.randn_like(inputs["x"]).float()).to(DEVICE)
@@ -96,14 +96,14 @@ def test_one_gradient_alone(wanted: str, backend: str) -> None:
     kernels.layer_norm(**inputs, backend=backend).square().sum().backward()
     exact = {k: x.detach().double() for k, x in inputs.items()}
     exact[wanted].requires_grad_()
-    layer_norm_definition(**exact).square().sum().backward()
+    reference.layer_norm(**exact).square().sum().backward()
     assert relative_error(inputs[wanted].grad, exact[wanted].grad) < 2e-6
 
 
 def test_gradients_of_parameters_are_summed_over_many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each program walks over several blocks, and the last block is not full."""
     monkeypatch.setattr("fastfold.kernels.ops.layer_norm.triton_bwd.PROGRAMS", 3)
-    check_against_definition(_triton, layer_norm_definition, _inputs(129, 130), torch.float32)
+    check_against_definition(_triton, reference.layer_norm, _inputs(129, 130), torch.float32)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.kernels import reference
 from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean_torch
-from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
 from tests.helpers.forced_blocks import force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -58,7 +58,7 @@ def test_output_and_gradients(
     shape: tuple[int, int, int], dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8, BS=16, BK=16)
-    check_against_definition(_on(backend), outer_product_mean_definition, _inputs(*shape), dtype, MASKS)
+    check_against_definition(_on(backend), reference.outer_product_mean, _inputs(*shape), dtype, MASKS)
 
 
 @pytest.mark.parametrize("channels", [3, 8])
@@ -66,14 +66,14 @@ def test_tiles_of_channels_do_not_matter(channels: int, monkeypatch: pytest.Monk
     """Neither if they divide the channels, nor if the last one is not full."""
     force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)
     inputs = _inputs(6, 5, 9, c=channels, c_z=20)
-    check_against_definition(_on("triton"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+    check_against_definition(_on("triton"), reference.outer_product_mean, inputs, torch.float32, MASKS)
 
 
 def test_what_lies_beside_the_inputs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products with channels, columns or sequences past the end would be dropped later; NaN would not."""
     force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 4, c=3).items()}
-    expected = outer_product_mean_definition(**inputs)
+    expected = reference.outer_product_mean(**inputs)
     for key in ("left", "right"):
         wide = torch.full((5, 16, 8), torch.nan, device=DEVICE)
         part = tuple(slice(size) for size in inputs[key].shape)
@@ -89,7 +89,7 @@ def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=4, BJ=4, BA=4, BE=4, BS=16, BK=16)
     monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
     inputs = _inputs(3, 9, 9)
-    check_against_definition(_on("triton"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+    check_against_definition(_on("triton"), reference.outer_product_mean, inputs, torch.float32, MASKS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -101,7 +101,7 @@ def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPa
     inputs["residual"] = torch.randn(2, 1, 4, 5, 12, dtype=torch.float64).transpose(2, 3)
 
     def definition(residual: Tensor, **rest: Tensor) -> Tensor:
-        return residual + outer_product_mean_definition(**rest)
+        return residual + reference.outer_product_mean(**rest)
 
     check_against_definition(_on(backend), definition, inputs, torch.float32, MASKS)
 
@@ -110,7 +110,7 @@ def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPa
 def test_deep_alignments(sequences: int) -> None:
     """Many tiles, the last ones smaller, with the products of each column alone and of many at once."""
     inputs = _inputs(sequences, 70, 37, c=32, c_z=4)
-    check_against_definition(_on("torch"), outer_product_mean_definition, inputs, torch.float32, MASKS)
+    check_against_definition(_on("torch"), reference.outer_product_mean, inputs, torch.float32, MASKS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -118,7 +118,7 @@ def test_in_place(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=4, BJ=8)
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 9).items()}
     pair = torch.randn(5, 9, 12, device=DEVICE)
-    expected = pair + outer_product_mean_definition(**inputs)
+    expected = pair + reference.outer_product_mean(**inputs)
     result = kernels.outer_product_mean(**inputs, residual=pair, out=pair, backend=backend)
     assert result is pair
     assert relative_error(pair, expected) < 1e-6
@@ -130,7 +130,7 @@ def test_rows_in_blocks(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=4, BJ=8)
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 5, 9, batch=(2,)).items()}
     pair = torch.randn(2, 5, 9, 12, device=DEVICE)
-    expected = pair + outer_product_mean_definition(**inputs)
+    expected = pair + reference.outer_product_mean(**inputs)
     fixed = (inputs["right_mask"], inputs["weight"], inputs["bias"])
     updates = kernels.OuterProductRows(iter(inputs["right"].split(2, 1)), *fixed, backend=backend)
     for block in (slice(0, 2), slice(2, 5)):
@@ -155,7 +155,7 @@ def test_one_gradient_alone(wanted: str, backend: str, monkeypatch: pytest.Monke
     force_blocks(monkeypatch, BI=8, BJ=8)
     inputs = _inputs(3, 5, 4)
     constants = set(inputs) - {wanted}
-    check_against_definition(_on(backend), outer_product_mean_definition, inputs, torch.float32, constants)
+    check_against_definition(_on(backend), reference.outer_product_mean, inputs, torch.float32, constants)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -177,7 +177,7 @@ def test_alignments_beyond_two_to_the_31_elements(
 ) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8)
     inputs = {k: x.to(torch.bfloat16) for k, x in _inputs(3, 3, 2).items()}
-    expected = outer_product_mean_definition(**{k: x.double() for k, x in inputs.items()})
+    expected = reference.outer_product_mean(**{k: x.double() for k, x in inputs.items()})
     near = dict(inputs)
     for name in ("left", "right"):
         x = inputs[name].transpose(0, axis)
@@ -188,8 +188,8 @@ def test_alignments_beyond_two_to_the_31_elements(
     grad = far_apart(pairs.flatten(1), tmp_path / "grad").unflatten(1, pairs.shape[1:]).transpose(0, axis)
     rest = (1e-3, [True] * 4, "triton")
     backward = torch.ops.fastfold.outer_product_mean_backward
-    close = backward(grad.contiguous(), *near.values(), *rest)
-    for found, value in zip(backward(grad, *inputs.values(), *rest), close, strict=True):
+    close = backward(grad.contiguous(), list(near.values()), *rest)
+    for found, value in zip(backward(grad, list(inputs.values()), *rest), close, strict=True):
         assert torch.equal(found, value)
     for name in ("left", "right", "grad"):
         (tmp_path / name).unlink()
@@ -201,12 +201,12 @@ def test_operators_are_registered_properly(backend: str, monkeypatch: pytest.Mon
     plain = [x.float().to(DEVICE) for x in _inputs(2, 3, 4).values()]
     left, right, left_mask, right_mask, weight, bias = plain
     leaves = [x.clone().requires_grad_() for x in (left, right, weight, bias)]
-    arguments = (*leaves[:2], left_mask, right_mask, *leaves[2:], 1e-3)
+    inputs = [*leaves[:2], left_mask, right_mask, *leaves[2:]]
     residual = torch.randn(3, 4, 12, device=DEVICE)
-    torch.library.opcheck(torch.ops.fastfold.outer_product_mean.default, (*arguments, residual, backend))
+    torch.library.opcheck(torch.ops.fastfold.outer_product_mean.default, (inputs, residual, 1e-3, backend))
     needs = [True, False, True, True]
     backward = torch.ops.fastfold.outer_product_mean_backward.default
-    torch.library.opcheck(backward, (residual, *plain, 1e-3, needs, backend))
+    torch.library.opcheck(backward, (residual, plain, 1e-3, needs, backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels import residual_update
+from fastfold.kernels import reference, residual_update
 from fastfold.kernels.common.backend import interpreted
-from fastfold.kernels.ops.residual_update.op import residual_update_definition
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -44,7 +43,7 @@ def check(backend: str, inputs: dict[str, Any], dtype: torch.dtype = torch.float
     def run(**arguments: Tensor) -> Tensor:
         return residual_update(**arguments, backend=backend)
 
-    check_against_definition(run, residual_update_definition, inputs, dtype, CONSTANTS)
+    check_against_definition(run, reference.residual_update, inputs, dtype, CONSTANTS)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -77,7 +76,7 @@ def test_dropout_is_shared_by_columns_too(backend: str) -> None:
 def test_it_writes_into_what_it_reads(backend: str, target: str) -> None:
     """Transposed views, as around the ending node of triangle attention."""
     inputs = operands(6, 7)
-    exact = residual_update_definition(**inputs).transpose(0, 1)
+    exact = reference.residual_update(**inputs).transpose(0, 1)
     views = {
         k: x.to(DEVICE, torch.float32) if k == "bias" else x.to(DEVICE, torch.float32).transpose(0, 1)
         for k, x in inputs.items()
@@ -108,7 +107,7 @@ def test_it_reaches_rows_beyond_two_to_the_31(rows: int, tmp_path: Path) -> None
     x = far_apart(values, path)
     try:
         bias = torch.randn(16).bfloat16()
-        exact = residual_update_definition(values.double(), values.double(), bias.double())
+        exact = reference.residual_update(values.double(), values.double(), bias.double())
         gate = torch.zeros(rows, 16).bfloat16()
         assert relative_error(residual_update(x, x, bias=bias, backend="triton"), exact) < 5e-3
         found = torch.ops.fastfold.residual_update_backward(x, x, bias, gate, None, True, "triton")
@@ -126,8 +125,9 @@ def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = {k: x.to(DEVICE, torch.float32) for k, x in operands(3, 5).items()}
     x, residual, gate, bias = (inputs[k].requires_grad_() for k in ("x", "residual", "gate", "bias"))
     operator = torch.ops.fastfold.residual_update.default
-    torch.library.opcheck(operator, (x, residual, bias, gate, inputs["dropout"].expand_as(x), backend))
-    torch.library.opcheck(operator, (x, None, None, None, None, backend))
+    how = {"backend": backend}
+    torch.library.opcheck(operator, (x, residual, bias, gate, inputs["dropout"].expand_as(x)), how)
+    torch.library.opcheck(operator, (x, None, None, None, None), how)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

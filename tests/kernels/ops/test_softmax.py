@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.ops.softmax.op import softmax_definition
+from fastfold.kernels import reference
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -40,7 +40,7 @@ def _on(backend: str) -> Any:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 2, 17, 17), (2, 1, 3, 129), (2, 2, 9, 2, 5, 33)])
 def test_output_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, backend: str) -> None:
-    check_against_definition(_on(backend), softmax_definition, _inputs(*shape), dtype, {"mask"})
+    check_against_definition(_on(backend), reference.softmax, _inputs(*shape), dtype, {"mask"})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -48,13 +48,13 @@ def test_output_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, backen
 @pytest.mark.parametrize("mask", [False, True])
 def test_bias_and_mask_are_optional(bias: bool, mask: bool, backend: str) -> None:
     inputs = _inputs(3, 2, 5, 7, bias=bias, mask=mask)
-    check_against_definition(_on(backend), softmax_definition, inputs, torch.float32, {"mask"})
+    check_against_definition(_on(backend), reference.softmax, inputs, torch.float32, {"mask"})
 
 
 @pytest.mark.parametrize("keys", [1000, 4096, 4097])
 def test_long_rows(keys: int) -> None:
     inputs = _inputs(2, 1, 2, keys)
-    check_against_definition(_on("triton"), softmax_definition, inputs, torch.float32, {"mask"})
+    check_against_definition(_on("triton"), reference.softmax, inputs, torch.float32, {"mask"})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -63,7 +63,7 @@ def test_gradients_where_one_key_has_nearly_all_weight(dtype: torch.dtype, backe
     """They are differences of nearly equal numbers, which only cancel if the rounded weights add up to 1."""
     inputs = _inputs(2, 1, 3, 17, bias=False, mask=False)
     inputs["scores"][..., 3] = 9.0
-    check_against_definition(_on(backend), softmax_definition, inputs, dtype)
+    check_against_definition(_on(backend), reference.softmax, inputs, dtype)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -80,21 +80,21 @@ def test_a_row_without_keys_has_equal_weights_and_no_gradient(backend: str) -> N
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
 def test_masks_of_any_dtype(dtype: torch.dtype, backend: str) -> None:
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(3, 2, 5, 7).items()}
-    exact = softmax_definition(**inputs)
+    exact = reference.softmax(**inputs)
     out = kernels.softmax(**(inputs | {"mask": inputs["mask"].to(dtype)}), backend=backend)
     assert relative_error(out, exact) < 1e-6
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_strides(backend: str) -> None:
-    def turned(x: Tensor) -> Tensor:
+    def transposed(x: Tensor) -> Tensor:
         return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
     inputs = _inputs(2, 3, 2, 6, 6)
     inputs["scores"] = inputs["scores"].transpose(-1, -2)
     inputs["bias"] = inputs["bias"][:1].expand(2, -1, -1, -1)
-    inputs["mask"] = turned(inputs["mask"])
-    check_against_definition(_on(backend), softmax_definition, inputs, torch.float32, {"mask"})
+    inputs["mask"] = transposed(inputs["mask"])
+    check_against_definition(_on(backend), reference.softmax, inputs, torch.float32, {"mask"})
     wide = torch.randn(2, 6, 2, 12, 13).to(DEVICE)
     out = kernels.softmax(wide[:, ::2, :, ::2, 3:9], backend=backend)
     assert relative_error(out, wide[:, ::2, :, ::2, 3:9].double().softmax(-1)) < 1e-6
@@ -104,7 +104,7 @@ def test_gradient_of_the_bias_is_summed_over_chunks_of_rows(monkeypatch: pytest.
     """With 6 programs for 7 rows there are chunks of 2, the last one of which is not full."""
     monkeypatch.setattr("fastfold.kernels.ops.softmax.triton_bwd.PROGRAMS", 8)
     inputs = _inputs(7, 2, 5, 40)
-    check_against_definition(_on("triton"), softmax_definition, inputs, torch.float32, {"mask"})
+    check_against_definition(_on("triton"), reference.softmax, inputs, torch.float32, {"mask"})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -124,7 +124,7 @@ def test_empty_inputs_give_empty_results(shape: tuple[int, ...], backend: str) -
 def test_one_gradient_alone(wanted: str, backend: str) -> None:
     inputs = _inputs(3, 2, 5, 7)
     constants = {"scores", "bias", "mask"} - {wanted}
-    check_against_definition(_on(backend), softmax_definition, inputs, torch.float32, constants)
+    check_against_definition(_on(backend), reference.softmax, inputs, torch.float32, constants)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.ops.transition.op import transition_definition
+from fastfold.kernels import reference
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -53,7 +53,7 @@ def test_output_and_gradients(
     rows: int, dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force_blocks(monkeypatch, BM=64, BH=32, BK=WHOLE if dtype != torch.float32 else CHUNKS)
-    check_against_definition(_on(backend), transition_definition, _inputs(rows, 20), dtype)
+    check_against_definition(_on(backend), reference.transition, _inputs(rows, 20), dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -64,7 +64,7 @@ def test_chunks_of_channels_do_not_matter(
 ) -> None:
     force_blocks(monkeypatch, BM=32, BH=64, BK=chunk)
     inputs = _inputs(17, channels, hidden=4 * channels)
-    check_against_definition(_on("triton"), transition_definition, inputs, dtype)
+    check_against_definition(_on("triton"), reference.transition, inputs, dtype)
 
 
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64, BK=WHOLE)
     monkeypatch.setattr("fastfold.kernels.ops.transition.triton_bwd.PROGRAMS", 3)
     monkeypatch.setattr("fastfold.kernels.common.normalised_rows.WEIGHT_PROGRAMS", 2)
-    check_against_definition(_on("triton"), transition_definition, _inputs(120, 12), torch.float32)
+    check_against_definition(_on("triton"), reference.transition, _inputs(120, 12), torch.float32)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -83,7 +83,7 @@ def test_leading_dimensions_strides_and_residual(backend: str, monkeypatch: pyte
     inputs["residual"] = torch.randn(2, 5, 3, 12, dtype=torch.float64)
 
     def definition(residual: Tensor, **rest: Tensor) -> Tensor:
-        return residual + transition_definition(**rest)
+        return residual + reference.transition(**rest)
 
     check_against_definition(_on(backend), definition, inputs, torch.float32)
 
@@ -97,7 +97,7 @@ def test_its_own_input_as_residual(dtype: torch.dtype, backend: str, monkeypatch
         return kernels.transition(x, **rest, residual=x, backend=backend)
 
     def definition(x: Tensor, **rest: Tensor) -> Tensor:
-        return x + transition_definition(x, **rest)
+        return x + reference.transition(x, **rest)
 
     check_against_definition(function, definition, _inputs(33, 12), dtype)
 
@@ -106,7 +106,7 @@ def test_its_own_input_as_residual(dtype: torch.dtype, backend: str, monkeypatch
 def test_in_place(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BM=16, BH=64)
     inputs = {k: x.float().to(DEVICE) for k, x in _inputs(5, 7, 12).items()}
-    expected = inputs["x"] + transition_definition(**inputs)
+    expected = inputs["x"] + reference.transition(**inputs)
     strided = torch.empty(7, 5, 12, device=DEVICE).transpose(0, 1).copy_(inputs["x"])
     for x in (inputs["x"], strided):
         result = kernels.transition(**(inputs | {"x": x}), residual=x, out=x, backend=backend)
@@ -120,7 +120,7 @@ def test_one_gradient_alone(wanted: str, backend: str, monkeypatch: pytest.Monke
     force_blocks(monkeypatch, BM=32, BH=64)
     inputs = _inputs(9, 12)
     check_against_definition(
-        _on(backend), transition_definition, inputs, torch.float32, set(inputs) - {wanted}
+        _on(backend), reference.transition, inputs, torch.float32, set(inputs) - {wanted}
     )
 
 
@@ -146,7 +146,7 @@ def test_rows_beyond_two_to_the_31_elements(tmp_path: Path, monkeypatch: pytest.
     x = far_apart(inputs["x"], tmp_path / "rows")
     out = torch.empty(3, 12, dtype=torch.bfloat16)
     kernels.transition(**(inputs | {"x": x}), out=out, backend="triton")
-    assert relative_error(out, transition_definition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
+    assert relative_error(out, reference.transition(**{k: v.double() for k, v in inputs.items()})) < 5e-3
     grad = far_apart(torch.randn(x.shape), tmp_path / "gradient")
     rest = ([inputs[name] for name in PARAMETERS], True, [True] * 7, "triton")
     backward = torch.ops.fastfold.transition_backward

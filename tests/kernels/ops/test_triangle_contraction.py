@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
     ContractionPlan,
@@ -17,7 +18,6 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
     contraction_bytes,
     multiply,
 )
-from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from fastfold.memory import DeviceFull, SimulatedDevice
 from fastfold.memory.offload import HostBuffers
 from tests.helpers.forced_blocks import force_blocks
@@ -67,7 +67,7 @@ def test_every_plan_gives_the_definition(
     inputs = _inputs(7, batch=(2,))
     dropout = (torch.rand(2, 1, 7, 12) > 0.25).float() / 0.75
     exact = {k: x.double() for k, x in inputs.items()}
-    expected = exact["z"] + dropout * triangle_multiplication_definition(**exact, outgoing=outgoing)
+    expected = exact["z"] + dropout * reference.triangle_multiplication(**exact, outgoing=outgoing)
     on_device: dict[str, Any] = {k: x.to(DEVICE) for k, x in inputs.items()}
     host = HostBuffers() if streamed else None
     z = on_device["z"]
@@ -98,12 +98,14 @@ class _Shapes:
         assert product.shape[1:] == z.shape[:2] == out.shape[:2]
 
 
-def _arguments(simulated: SimulatedDevice, n: int, plan: ContractionPlan, **kind: Any) -> tuple[Any, ...]:
+def _arguments(simulated: SimulatedDevice, n: int, plan: ContractionPlan, **kind: Any) -> dict[str, Any]:
     z = torch.empty(n, n, 128, **kind)
     mask = torch.empty(n, n, **kind)
     simulated.hold(z)
     simulated.hold(mask)
-    return z, z, mask, True, 128, plan.channels, _Shapes(), z, None, Scratch(**kind), plan.host
+    tensors = {"out": z, "z": z, "mask": mask, "residual": z, "dropout": None}
+    how = {"outgoing": True, "c": 128, "channels": plan.channels, "host": plan.host}
+    return tensors | how | {"backend": _Shapes(), "scratch": Scratch(**kind)}
 
 
 @pytest.mark.parametrize(("n", "kind"), [(24, "cpu"), (10_000, "meta")])
@@ -125,11 +127,11 @@ def test_the_exact_peak_beside_the_pair_on_a_device_with_a_hard_budget(
         arguments = _arguments(device, n, plan, device=torch.device(kind), dtype=torch.bfloat16)
         with device.running():
             if fits:
-                multiply(*arguments)
+                multiply(**arguments)
                 assert device.peak == exact
             else:
                 with pytest.raises(DeviceFull):
-                    multiply(*arguments)
+                    multiply(**arguments)
     if n == 10_000:
         assert exact < (40 if streamed else 60) * 10**9
 

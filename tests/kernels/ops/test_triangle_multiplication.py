@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
+from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -55,7 +56,7 @@ def _on(backend: str, **rest: Any) -> Callable[..., Tensor]:
 
 
 def _definition(outgoing: bool) -> Callable[..., Tensor]:
-    return lambda **inputs: triangle_multiplication_definition(**inputs, outgoing=outgoing)
+    return lambda **inputs: reference.triangle_multiplication(**inputs, outgoing=outgoing)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -194,8 +195,9 @@ def test_pairs_beyond_two_to_the_31_elements(
     z, mask, *parameters = inputs.values()
     far = far_apart(torch.randn(rows.shape), tmp_path / "gradient")
     grad = far.unflatten(1, (3, 12)).transpose(0, axis)
-    rest = (None, parameters, True, True, [True] * 13, "triton")
-    backward = torch.ops.fastfold.triangle_multiplication_backward
+    options = {"outgoing": True, "add_z": True, "needs": [True] * 13, "backend": "triton"}
+    rest = (None, parameters)
+    backward = functools.partial(torch.ops.fastfold.triangle_multiplication_backward, **options)
     near = backward(grad.contiguous(), z.contiguous(), mask, *rest)
     for found, value in zip(backward(grad, z, mask, *rest), near, strict=True):
         assert torch.equal(found, value)
@@ -210,11 +212,12 @@ def test_operators_are_registered_properly(backend: str, monkeypatch: pytest.Mon
     z, mask, *parameters = inputs.values()
     leaves = [x.clone().requires_grad_() for x in (z, *parameters)]
     dropout = torch.ones(3, 1, 12, device=DEVICE)
-    arguments = (leaves[0], mask, True, torch.randn_like(z), False, dropout, leaves[1:], backend)
-    torch.library.opcheck(torch.ops.fastfold.triangle_multiplication.default, arguments)
-    needs = [True, False] + [True] * 11
-    arguments = (torch.randn_like(z), z, mask, None, parameters, False, True, needs, backend)
-    torch.library.opcheck(torch.ops.fastfold.triangle_multiplication_backward.default, arguments)
+    arguments = (leaves[0], mask, torch.randn_like(z), dropout, leaves[1:])
+    options = {"outgoing": True, "add_z": False, "backend": backend}
+    torch.library.opcheck(torch.ops.fastfold.triangle_multiplication.default, arguments, options)
+    options = {"outgoing": False, "add_z": True, "needs": [True, False] + [True] * 11, "backend": backend}
+    arguments = (torch.randn_like(z), z, mask, None, parameters)
+    torch.library.opcheck(torch.ops.fastfold.triangle_multiplication_backward.default, arguments, options)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

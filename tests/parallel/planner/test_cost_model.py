@@ -14,12 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
-from fastfold.kernels.ops.attention.op import attention_definition
-from fastfold.kernels.ops.gated_attention.op import gated_attention_definition
-from fastfold.kernels.ops.outer_product_mean.op import outer_product_mean_definition
-from fastfold.kernels.ops.pair_bias.op import pair_bias_definition
-from fastfold.kernels.ops.transition.op import transition_definition
-from fastfold.kernels.ops.triangle_multiplication.op import triangle_multiplication_definition
+from fastfold.kernels import reference
+from fastfold.kernels.common.cost import OPERATOR_COSTS
 from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.mesh import ParallelMesh
@@ -28,7 +24,6 @@ from fastfold.parallel.planner.communication_cost import exchange_seconds
 from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
 from fastfold.parallel.planner.fake_run import fake_mesh, trace
 from fastfold.parallel.planner.hardware import Assumptions, Rates, accelerator, rates
-from fastfold.parallel.planner.operator_cost import OPERATOR_COSTS
 from fastfold.parallel.planner.trace import Operation, Part
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
@@ -129,7 +124,7 @@ def _operators() -> Iterator[tuple[str, Any, Any, tuple[Tensor, ...], dict[str, 
     triangle = {name: _random(*shape) for name, shape in names}
     for outgoing in (True, False):
         named = triangle | {"outgoing": outgoing}
-        plain, fused = triangle_multiplication_definition, kernels.triangle_multiplication
+        plain, fused = reference.triangle_multiplication, kernels.triangle_multiplication
         yield f"triangle multiplication, outgoing {outgoing}", plain, fused, (z, mask), named
     attention = {
         "norm_weight": _random(c),
@@ -144,18 +139,18 @@ def _operators() -> Iterator[tuple[str, Any, Any, tuple[Tensor, ...], dict[str, 
         "heads": h,
     }
     inputs = (msa, _random(h, n, n), torch.ones(s, n))
-    yield "gated attention", gated_attention_definition, kernels.gated_attention, inputs, attention
+    yield "gated attention", reference.gated_attention, kernels.gated_attention, inputs, attention
     without = attention | {"gate_weight": None, "gate_bias": None}
-    yield "gated attention, no gate", gated_attention_definition, kernels.gated_attention, inputs, without
+    yield "gated attention, no gate", reference.gated_attention, kernels.gated_attention, inputs, without
     q, k, v = _random(s, n, h, 4), _random(s, 7, h, 4), _random(s, 7, h, 4)
-    yield "attention", attention_definition, kernels.attention, (q, k, v, None, None), {}
+    yield "attention", reference.attention, kernels.attention, (q, k, v, None, None), {}
     layers = (_random(c), _random(c), _random(20, c), _random(20), _random(c, 20), _random(c))
-    yield "transition", transition_definition, kernels.transition, (z, *layers), {}
+    yield "transition", reference.transition, kernels.transition, (z, *layers), {}
     left, right = _random(s, n, 3), _random(s, 9, 3)
     outer = (left, right, torch.ones(s, n), torch.ones(s, 9), _random(c, 9), _random(c))
-    yield "outer product mean", outer_product_mean_definition, kernels.outer_product_mean, outer, {}
+    yield "outer product mean", reference.outer_product_mean, kernels.outer_product_mean, outer, {}
     bias = (z, _random(c), _random(c), _random(h, c))
-    yield "pair bias", pair_bias_definition, kernels.pair_bias, bias, {}
+    yield "pair bias", reference.pair_bias, kernels.pair_bias, bias, {}
 
 
 OPERATORS = list(_operators())
@@ -170,7 +165,7 @@ def test_formula_of_a_fused_operator_counts_what_its_definition_multiplies(
     counted = _counted(plain, *tensors, **named)
     forward, backward = _formula(fused, *tensors, **named)
     # The mask's share of the outer product mean is small, and no formula has it.
-    assert forward == pytest.approx(counted, rel=0.07 if plain is outer_product_mean_definition else 1e-12)
+    assert forward == pytest.approx(counted, rel=0.07 if plain is reference.outer_product_mean else 1e-12)
     # Twice the forward pass for the gradients, and most of it again to recompute what was not kept.
     assert 2 * counted * 0.93 <= backward <= 3.2 * counted
 

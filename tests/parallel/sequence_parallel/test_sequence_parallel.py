@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.errors import ConfigError, InputError
-from fastfold.kernels.ops.attention.op import attention_definition
+from fastfold.kernels import reference
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.collectives import all_reduce
@@ -57,7 +57,7 @@ class _Whole:
         q, k, v, *rest = self.leaves
         future = torch.zeros(n, n, dtype=dtype).masked_fill(torch.ones(n, n).triu(1) > 0, -torch.inf)
         added = rest[0] if rest else torch.zeros(batch, heads, n, n, dtype=dtype)
-        self.out = attention_definition(q, k, v, added + future if causal else added, self.mask)
+        self.out = reference.attention(q, k, v, added + future if causal else added, self.mask)
         self.gradients = torch.autograd.grad((self.out * self.weights).sum(), self.leaves)
 
 
@@ -157,7 +157,7 @@ def _half_precision(group: Group, sizes: list[int], own: slice) -> None:
     whole = _Whole(bias=True, mask=True, causal=False, dtype=torch.bfloat16)
     q, k, v, bias = (x.detach()[:, :, own] for x in whole.leaves)
     wide_q, wide_k, wide_v, wide_bias = (x.detach().double() for x in whole.leaves)
-    exact = attention_definition(wide_q, wide_k, wide_v, wide_bias, whole.mask)
+    exact = reference.attention(wide_q, wide_k, wide_v, wide_bias, whole.mask)
     for enabled in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             found = ring_attention(q, k, v, bias, whole.mask[..., own], group=group, sizes=sizes)  # type: ignore[index]

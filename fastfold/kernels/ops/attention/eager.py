@@ -15,7 +15,7 @@ from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
 
 
 class Operands(NamedTuple):
-    """What attention reads: the arguments of :func:`fastfold.kernels.attention`, with the mask turned round.
+    """What attention reads: the arguments of :func:`fastfold.kernels.attention`, with the mask inverted.
 
     Shapes as there, with or without leading axes; ``masked [*, R, Nk]`` is true for keys to leave out, and None
     where there are none.

@@ -12,8 +12,10 @@ from torch import Tensor
 from fastfold.errors import InputError
 from fastfold.kernels.common.backend import choose_backend
 from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
 from fastfold.kernels.common.layout import batched, innermost
-from fastfold.kernels.common.scratch import Scratch, exact_dtype, without_autocast
+from fastfold.kernels.common.parameters import grads_or_none
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward, prepare
 
 
@@ -27,7 +29,7 @@ def attention_definition(
     scale: float | None = None,
 ) -> Tensor:
     """Specification of :func:`attention`: materialises all scores."""
-    exact = torch.promote_types(q.dtype, torch.float32)
+    exact = accumulation_dtype(q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     logits = torch.einsum("...qhd,...khd->...hqk", q.to(exact) * scale, k.to(exact))
     if bias is not None:
@@ -41,7 +43,7 @@ def attention_definition(
 
 
 # Triton programs hold whole heads in their registers.
-_MOST_CHANNELS = 128
+_MAX_CHANNELS = 128
 
 _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? gate"
 
@@ -49,22 +51,16 @@ _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? g
 @torch.library.custom_op(
     "fastfold::attention",
     mutates_args=(),
-    schema=f"({_OPERANDS}, float scale, str backend) -> (Tensor, Tensor)",
+    schema=f"({_OPERANDS}, *, float scale, str backend) -> (Tensor, Tensor)",
 )
 @without_autocast
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    scale: float,
-    backend: str,
+    q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, scale: float, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Output ``[*, R, Nq, H, D]``, and what the Triton backend keeps for the backward pass (else an empty tensor)."""
-    if _is_nothing(q, k):
-        return q.new_zeros(q.shape), _sums(q, backend).zero_()
+    bias, mask, gate = others
+    if _is_empty(q, k):
+        return q.new_zeros(q.shape), _empty_lse(q, backend).zero_()
     out = q.new_empty(q.shape)
     if backend == "triton":
         from fastfold.kernels.ops.attention.triton_fwd import attend_triton, triton_operands
@@ -74,32 +70,23 @@ def _attention(
     scratch = Scratch().of(q)
     for i in itertools.product(*map(range, q.shape[:-4])):
         attend(out[i], operands.batch(i), scale, scratch)
-    return out, _nothing(q)
+    return out, _empty(q)
 
 
 @_attention.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    scale: float,
-    backend: str,
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), _sums(q, backend)
+def _fake(q: Tensor, *others: Tensor | None, backend: str, **options: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), _empty_lse(q, backend)
 
 
-def _sums(q: Tensor, backend: str) -> Tensor:
+def _empty_lse(q: Tensor, backend: str) -> Tensor:
     """Room for what the Triton backend keeps; an empty tensor for PyTorch."""
     if backend != "triton":
-        return _nothing(q)
+        return _empty(q)
     *lead, rows, queries, heads, _ = q.shape
     return q.new_empty(math.prod(lead), heads, rows, queries, dtype=torch.float32)
 
 
-def _is_nothing(q: Tensor, k: Tensor) -> bool:
+def _is_empty(q: Tensor, k: Tensor) -> bool:
     """Whether there is no query, or nothing for it to attend to; without keys the sum over them is zero."""
     return q.numel() == 0 or k.numel() == 0
 
@@ -107,7 +94,7 @@ def _is_nothing(q: Tensor, k: Tensor) -> bool:
 @torch.library.custom_op(
     "fastfold::attention_backward",
     mutates_args=(),
-    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, float scale, str backend, bool need_bias)"
+    schema=f"(Tensor grad, {_OPERANDS}, Tensor? out, Tensor lse, *, float scale, str backend, bool need_bias)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 @without_autocast
@@ -116,100 +103,91 @@ def _attention_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor,
-    scale: float,
-    backend: str,
-    need_bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, bias and gate without gaps; empty tensors for those that there are none of."""
-    if _is_nothing(q, k):
-        wanted = (q, k, v, bias if need_bias else None, gate)
-        zero_q, zero_k, zero_v, zero_bias, zero_gate = (
-            _nothing(q) if x is None else x.new_zeros(x.shape) for x in wanted
-        )
-        return zero_q, zero_k, zero_v, zero_bias, zero_gate
-    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
-    grad_gate = None if gate is None else gate.new_empty(gate.shape)
-    grad_bias = None
-    if backend == "triton" and out is not None:
-        from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
-        from fastfold.kernels.ops.attention.triton_fwd import triton_operands
-
-        gate_target = None if grad_gate is None else batched(grad_gate)
-        grad_bias = attend_backward_triton(
-            batched(innermost(grad)),
-            triton_operands(q, k, v, bias, mask, gate),
-            batched(out),
-            lse,
-            Gradients(batched(grad_q), batched(grad_k), batched(grad_v), gate_target),
-            scale,
-            need_bias,
-        )
-    else:
-        operands = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
-        scratch = Scratch().of(q, exact_dtype(q))
-        if bias is not None and need_bias:
-            grad_bias = bias.new_zeros(bias.shape, dtype=scratch.dtype)
-        targets = Operands(grad_q, grad_k, grad_v, grad_bias, None, grad_gate)
-        for i in itertools.product(*map(range, q.shape[:-4])):
-            attend_backward(grad[i], operands.batch(i), targets.batch(i), scale, scratch)
-    if grad_bias is not None and bias is not None:
-        grad_bias = grad_bias.view(bias.shape).to(bias.dtype)
-    bias, gate = (_nothing(q) if x is None else x for x in (grad_bias, grad_gate))
-    return grad_q, grad_k, grad_v, bias, gate
-
-
-@_attention_backward.register_fake
-def _(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    gate: Tensor | None,
-    out: Tensor | None,
-    lse: Tensor,
+    *others: Tensor | None,
     scale: float,
     backend: str,
     need_bias: bool,
 ) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, bias and gate without gaps; empty tensors for those that there are none of."""
+    bias, mask, gate, out, lse = others
+    if _is_empty(q, k):
+        wanted = (q, k, v, bias if need_bias else None, gate)
+        return tuple(_empty(q) if x is None else x.new_zeros(x.shape) for x in wanted)
+    grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))
+    grad_gate = None if gate is None else gate.new_empty(gate.shape)
+    grad_bias = None
+    if backend == "triton" and out is not None and lse is not None:
+        from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
+        from fastfold.kernels.ops.attention.triton_fwd import triton_operands
+
+        gate_target = None if grad_gate is None else batched(grad_gate)
+        targets = Gradients(batched(grad_q), batched(grad_k), batched(grad_v), gate_target)
+        operands = triton_operands(q, k, v, bias, mask, gate)
+        grad = batched(innermost(grad))
+        grad_bias = attend_backward_triton(grad, operands, batched(out), lse, targets, scale, need_bias)
+    else:
+        given = Operands(q, k, v, bias, None if mask is None else mask == 0, gate)
+        scratch = Scratch().of(q, accumulation_dtype(q))
+        if bias is not None and need_bias:
+            grad_bias = bias.new_zeros(bias.shape, dtype=scratch.dtype)
+        grads = Operands(grad_q, grad_k, grad_v, grad_bias, None, grad_gate)
+        for i in itertools.product(*map(range, q.shape[:-4])):
+            attend_backward(grad[i], given.batch(i), grads.batch(i), scale, scratch)
+    if grad_bias is not None and bias is not None:
+        grad_bias = grad_bias.view(bias.shape).to(bias.dtype)
+    return tuple(_empty(q) if x is None else x for x in (grad_q, grad_k, grad_v, grad_bias, grad_gate))
+
+
+@_attention_backward.register_fake
+def _backward_fake(
+    grad: Tensor, q: Tensor, *others: Tensor | None, need_bias: bool, **options: Any
+) -> tuple[Tensor, ...]:
+    k, v, bias, _, gate, *_ = others
     wanted = (q, k, v, bias if need_bias else None, gate)
-    return tuple(_nothing(q) if x is None else x.new_empty(x.shape) for x in wanted)
+    return tuple(_empty(q) if x is None else x.new_empty(x.shape) for x in wanted)
 
 
-def _nothing(x: Tensor) -> Tensor:
+def _empty(x: Tensor) -> Tensor:
     return x.new_empty(0, dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Tensor, Tensor]
+) -> None:
     """Keep inputs and, for the Triton backend, output and sums of exponentials; weights are recomputed."""
-    *operands, ctx.scale, ctx.backend = inputs
+    ctx.options = keyword_only_inputs
     out, lse = output
-    ctx.save_for_backward(*operands, out if ctx.backend == "triton" else None, lse)
+    ctx.save_for_backward(*inputs, out if ctx.options["backend"] == "triton" else None, lse)
 
 
-def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
     # Read once: activation checkpointing hands saved tensors out a single time.
     saved = ctx.saved_tensors
-    need_q, need_k, need_v, need_bias, _, need_gate, *_ = ctx.needs_input_grad
-    grads = _attention_backward(grad, *saved, ctx.scale, ctx.backend, need_bias)
-    needs = (need_q, need_k, need_v, need_bias, need_gate)
-    q, k, v, bias, gate = (x if need else None for x, need in zip(grads, needs, strict=True))
-    return q, k, v, bias, None, gate, None, None
+    need_q, need_k, need_v, need_bias, _, need_gate = ctx.needs_input_grad
+    grads = _attention_backward(grad, *saved, **ctx.options, need_bias=need_bias)
+    q, k, v, bias, gate = grads_or_none(grads, (need_q, need_k, need_v, need_bias, need_gate))
+    return q, k, v, bias, None, gate
 
 
-_attention.register_autograd(_differentiate, setup_context=_keep)
+_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+@declares_cost("attention")
+def _cost(call: Arguments) -> OperatorCost:
+    # q [*, R, Nq, H, D], k [*, R, Nk, H, D]
+    return OperatorCost(4.0 * call["q"].numel() * call["k"].shape[-3])
+
+
+@declares_cost("attention_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    # Five products where the forward pass has two: the scores are computed again.
+    return OperatorCost(2.5 * _cost(call).flops, launches=3)
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
-    """The backend for a tensor of any shape like ``x``; more than 128 channels per head are left to PyTorch."""
+    """The backend for data like ``x [*]``, any shape, with ``channels`` per head; more than 128 are left to PyTorch."""
     chosen = choose_backend(x, backend)
-    return "torch" if channels > _MOST_CHANNELS else chosen
+    return "torch" if channels > _MAX_CHANNELS else chosen
 
 
 def _check(
@@ -242,6 +220,7 @@ def attention(
     bias: Tensor | None = None,
     mask: Tensor | None = None,
     gate: Tensor | None = None,
+    *,
     scale: float | None = None,
     backend: str | None = None,
 ) -> Tensor:
@@ -276,4 +255,5 @@ def attention(
     """
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _attention(q, k, v, bias, mask, gate, scale, attention_backend(q, q.shape[-1], backend))[0]
+    chosen = attention_backend(q, q.shape[-1], backend)
+    return _attention(q, k, v, bias, mask, gate, scale=scale, backend=chosen)[0]

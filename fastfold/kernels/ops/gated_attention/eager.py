@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fastfold.kernels.common.scratch import Scratch, exact_dtype, finish, normalise, normalise_backward
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, normalise, normalise_backward
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # of the interface of this module
 
@@ -18,8 +17,22 @@ EPS = 1e-5
 # Positions whose projections are made at once: enough for the full rate of the matrix product.
 _POSITIONS = 1024
 
-backward_dtype = exact_dtype
+backward_dtype = accumulation_dtype
 """Dtype that the backward pass makes products in."""
+
+
+class GatedAttentionParams(NamedTuple):
+    """Parameters of :func:`fastfold.kernels.gated_attention`, in the order of its arguments, or their gradients."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    query_weight: Tensor
+    key_weight: Tensor
+    value_weight: Tensor
+    gate_weight: Tensor | None
+    gate_bias: Tensor | None
+    output_weight: Tensor
+    output_bias: Tensor
 
 
 class Weights(NamedTuple):
@@ -40,17 +53,24 @@ class Weights(NamedTuple):
         return self.merged.flatten(0, 1)
 
 
-def arrange(parameters: Sequence[Any], dtype: torch.dtype) -> Weights:
-    """Parameters in the order of the public function; those of the norm in an exact dtype."""
-    norm_weight, norm_bias, query, key, value, gate, gate_bias, output, output_bias = parameters
-    exact = torch.promote_types(dtype, torch.float32)
+def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
+    """Weights in ``dtype``, and the norm in the dtype of accumulation."""
+    p, exact = parameters, torch.promote_types(dtype, torch.float32)
+    projections = (p.query_weight, p.key_weight, p.value_weight, p.gate_weight)
     return Weights(
-        (norm_weight.to(exact), norm_bias.to(exact)),
-        torch.stack([x.to(dtype) for x in (query, key, value, gate) if x is not None]),
-        None if gate_bias is None else gate_bias.to(dtype),
-        output.to(dtype),
-        output_bias.to(dtype),
+        (p.norm_weight.to(exact), p.norm_bias.to(exact)),
+        torch.stack([x.to(dtype) for x in projections if x is not None]),
+        None if p.gate_bias is None else p.gate_bias.to(dtype),
+        p.output_weight.to(dtype),
+        p.output_bias.to(dtype),
     )
+
+
+def gradients_of(totals: Weights) -> GatedAttentionParams:
+    """Inverse of :func:`arrange`, as views."""
+    query, key, value, *gate = totals.merged.unbind(0)
+    gates = (gate[0] if gate else None, totals.gate_bias)
+    return GatedAttentionParams(*totals.norm, query, key, value, *gates, totals.output, totals.output_bias)
 
 
 def row_step(x: Tensor) -> int:
@@ -71,17 +91,27 @@ def project(normed: Tensor, weights: Weights, heads: int, scratch: Scratch) -> t
     return out.unflatten(-1, (-1, heads, width // heads)).unbind(2)
 
 
-def forward_block(
-    out: Tensor,
-    operands: tuple[Tensor, Tensor | None, Tensor | None],
-    weights: Weights,
-    heads: int,
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    scratch: Scratch,
-) -> None:
+class RowBlock(NamedTuple):
+    """A block of rows, or their gradients.
+
+    Attributes:
+        x: ``[r, N, c]``.
+        bias: Of their batch element, ``[H, N, N]``, or None.
+        mask: What ``prepare`` makes of it, ``[r, N]``, or None.
+        residual: ``[r, N, c]`` or None.
+        dropout: ``[r, N, c]`` or None.
+    """
+
+    x: Tensor
+    bias: Tensor | None
+    mask: Tensor | None
+    residual: Tensor | None = None
+    dropout: Tensor | None = None
+
+
+def forward_block(out: Tensor, rows: RowBlock, weights: Weights, heads: int, scratch: Scratch) -> None:
     """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
-    x, bias, masked = operands
+    x, bias, masked, residual, dropout = rows
     normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
     q, k, v, *gate = project(normed, weights, heads, scratch)
     attended = scratch("attended", *q.shape)
@@ -99,7 +129,7 @@ def forward_block(
 
 def backward_block(
     grad: Tensor,
-    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    rows: RowBlock,
     grad_bias: Tensor | None,
     weights: Weights,
     totals: Weights,
@@ -107,7 +137,7 @@ def backward_block(
     scratch: Scratch,
 ) -> Tensor:
     """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals."""
-    x, bias, masked = operands
+    x, bias, masked, *_ = rows
     x = scratch.copy("x", x)
     normed, *statistics = normalise(x, *weights.norm, EPS)
     q, k, v, *gate = project(normed, weights, heads, scratch)

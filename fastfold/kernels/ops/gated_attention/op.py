@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import torch
@@ -11,41 +11,36 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.errors import InputError
-from fastfold.kernels.common.scratch import Scratch, exact_dtype, finish, refuse_gradients, without_autocast
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.parameters import grads_or_none, like_first
+from fastfold.kernels.common.scratch import (
+    Scratch,
+    accumulation_dtype,
+    finish,
+    refuse_gradients,
+    without_autocast,
+)
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
-from fastfold.kernels.ops.gated_attention.eager import arrange
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, gradients_of
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
 
 def gated_attention_definition(
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    query_weight: Tensor,
-    key_weight: Tensor,
-    value_weight: Tensor,
-    gate_weight: Tensor | None,
-    gate_bias: Tensor | None,
-    output_weight: Tensor,
-    output_bias: Tensor,
-    heads: int,
+    x: Tensor, bias: Tensor | None, mask: Tensor | None, *, heads: int, **parameters: Tensor | None
 ) -> Tensor:
-    """Specification of :func:`gated_attention`."""
-    exact = exact_dtype(x)
-    normed = layer_norm_definition(x.to(exact), norm_weight, norm_bias)
+    """Specification of :func:`gated_attention`, with its :class:`~.eager.GatedAttentionParams`."""
+    exact = accumulation_dtype(x)
+    given: dict[str, Any] = {k: None if p is None else p.to(exact) for k, p in parameters.items()}
+    w = GatedAttentionParams(**given)
+    normed = layer_norm_definition(x.to(exact), w.norm_weight, w.norm_bias)
 
     def project(weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(normed, weight.to(exact), None if bias is None else bias.to(exact)).unflatten(
-            -1, (heads, -1)
-        )
+        return linear(normed, weight, bias).unflatten(-1, (heads, -1))
 
-    q, k, v = project(query_weight), project(key_weight), project(value_weight)
-    gate = None if gate_weight is None else project(gate_weight, gate_bias)
+    q, k, v = project(w.query_weight), project(w.key_weight), project(w.value_weight)
+    gate = None if w.gate_weight is None else project(w.gate_weight, w.gate_bias)
     out = attention_definition(q, k, v, bias, mask, gate).flatten(-2)
-    return linear(out, output_weight.to(exact), output_bias.to(exact)).to(x.dtype)
+    return linear(out, w.output_weight, w.output_bias).to(x.dtype)
 
 
 def _blocks(backend: str) -> Any:
@@ -73,13 +68,14 @@ def _fill(
     x: Tensor,
     bias: Tensor | None,
     mask: Tensor | None,
+    parameters: GatedAttentionParams,
+    *,
     heads: int,
     residual: Tensor | None,
     dropout: Tensor | None,
-    parameters: Sequence[Tensor | None],
     backend: str,
     scratch: Scratch,
-) -> None:
+) -> Tensor:
     """Fill ``out``; projections, scores and output exist for one block of rows at a time."""
     blocks = _blocks(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
@@ -88,15 +84,9 @@ def _fill(
     scratch = scratch.of(x)
     for i in itertools.product(*map(range, x.shape[:-3])):
         for row in _rows(x[i], blocks.row_step(x[i])):
-            blocks.forward_block(
-                out[i][row],
-                (x[i][row], _at(bias, i), _at(mask, (*i, row))),
-                weights,
-                heads,
-                _at(residual, (*i, row)),
-                _at(dropout, (*i, row)),
-                scratch,
-            )
+            own = RowBlock(x[i][row], _at(bias, i), *(_at(t, (*i, row)) for t in (mask, residual, dropout)))
+            blocks.forward_block(out[i][row], own, weights, heads, scratch)
+    return out
 
 
 _PARAMETERS = (
@@ -108,56 +98,44 @@ _PARAMETERS = (
 @torch.library.custom_op(
     "fastfold::gated_attention",
     mutates_args=(),
-    schema="(Tensor x, Tensor? bias, Tensor? mask, int heads, Tensor? residual, bool add_x, Tensor? dropout, "
-    f"str backend, {_PARAMETERS}) -> Tensor",
+    schema="(Tensor x, Tensor? bias, Tensor? mask, Tensor? residual, Tensor? dropout, "
+    f"{_PARAMETERS}, *, int heads, bool add_x, str backend) -> Tensor",
 )
-def _gated_attention(
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    heads: int,
-    residual: Tensor | None,
-    add_x: bool,
-    dropout: Tensor | None,
-    backend: str,
-    *parameters: Tensor | None,
-) -> Tensor:
-    out = torch.empty_like(x)
-    _fill(out, x, bias, mask, heads, x if add_x else residual, dropout, parameters, backend, Scratch())
-    return out
+def _gated_attention(x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str) -> Tensor:
+    bias, mask, residual, dropout, *parameters = others
+    return _fill(
+        torch.empty_like(x),
+        *(x, bias, mask, GatedAttentionParams._make(parameters)),
+        heads=heads,
+        residual=x if add_x else residual,
+        dropout=dropout,
+        backend=backend,
+        scratch=Scratch(),
+    )
 
 
-@_gated_attention.register_fake
-def _(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
+_gated_attention.register_fake(like_first)
 
 
 @torch.library.custom_op(
     "fastfold::gated_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor? bias, Tensor? mask, int heads, bool add_x, Tensor? dropout, "
-    f"str backend, bool need_bias, {_PARAMETERS}) -> Tensor[]",
+    schema="(Tensor grad, Tensor x, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    f"{_PARAMETERS}, *, int heads, bool add_x, str backend, bool need_bias) -> Tensor[]",
 )
 @without_autocast
 def _gated_attention_backward(
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    heads: int,
-    add_x: bool,
-    dropout: Tensor | None,
-    backend: str,
-    need_bias: bool,
-    *parameters: Tensor | None,
+    grad: Tensor, x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str, need_bias: bool
 ) -> list[Tensor]:
     """Gradients of x, bias and the parameters; those of the last two where they are given and needed."""
-    blocks, exact = _blocks(backend), exact_dtype(x)
+    bias, mask, dropout, *parameters = others
+    blocks, exact = _blocks(backend), accumulation_dtype(x)
     grad_bias = bias.new_zeros(bias.shape, dtype=exact) if bias is not None and need_bias else None
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(parameters, blocks.backward_dtype(x))
-    totals = arrange([p if p is None else torch.zeros_like(p, dtype=exact) for p in parameters], exact)
+    weights = arrange(GatedAttentionParams._make(parameters), blocks.backward_dtype(x))
+    zeros = (p if p is None else torch.zeros_like(p, dtype=exact) for p in parameters)
+    totals = arrange(GatedAttentionParams._make(zeros), exact)
     scratch = Scratch().of(x, blocks.backward_dtype(x))
     grad_x = torch.empty_like(x)
     for i in itertools.product(*map(range, x.shape[:-3])):
@@ -165,63 +143,87 @@ def _gated_attention_backward(
             b_grad = scratch.copy("grad_update", grad[i][row])
             if dropout is not None:
                 b_grad.mul_(dropout[i][row])
-            operands = (x[i][row], _at(bias, i), _at(mask, (*i, row)))
-            b_grad_x = blocks.backward_block(
-                b_grad, operands, _at(grad_bias, i), weights, totals, heads, scratch
-            )
+            own = RowBlock(x[i][row], _at(bias, i), _at(mask, (*i, row)))
+            b_grad_x = blocks.backward_block(b_grad, own, _at(grad_bias, i), weights, totals, heads, scratch)
             finish(grad_x[i][row], b_grad_x, grad[i][row] if add_x else None, None)
-    query, key, value, *gate = totals.merged.unbind(0)
-    gates = (gate[0] if gate else None, totals.gate_bias)
-    grads = (*totals.norm, query, key, value, *gates, totals.output, totals.output_bias)
     # Copies, because an operator returns no views of one tensor.
     found = [
         g.to(p.dtype, copy=True)
-        for g, p in zip(grads, parameters, strict=True)
+        for g, p in zip(gradients_of(totals), parameters, strict=True)
         if g is not None and p is not None
     ]
     return [grad_x, *([] if grad_bias is None else [grad_bias]), *found]
 
 
 @_gated_attention_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    heads: int,
-    add_x: bool,
-    dropout: Tensor | None,
-    backend: str,
-    need_bias: bool,
-    *parameters: Tensor | None,
+def _backward_fake(
+    grad: Tensor, x: Tensor, *others: Tensor | None, need_bias: bool, **options: Any
 ) -> list[Tensor]:
-    biases = [] if bias is None or not need_bias else [bias.new_empty(bias.shape, dtype=exact_dtype(x))]
+    bias, _, _, *parameters = others
+    biases = []
+    if bias is not None and need_bias:
+        biases.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
     return [torch.empty_like(x), *biases, *(p.new_empty(p.shape) for p in parameters if p is not None)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
+) -> None:
     """Keep inputs alone: projections and weights are recomputed."""
-    x, bias, mask, ctx.heads, _, ctx.add_x, dropout, ctx.backend, *parameters = inputs
+    x, bias, mask, _, dropout, *parameters = inputs
+    ctx.options = keyword_only_inputs
     ctx.save_for_backward(x, bias, mask, dropout, *parameters)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Read once: activation checkpointing hands saved tensors out a single time.
     x, bias, mask, dropout, *parameters = ctx.saved_tensors
-    needs = ctx.needs_input_grad
-    need_bias = bias is not None and needs[1]
-    found = iter(
-        _gated_attention_backward(
-            grad, x, bias, mask, ctx.heads, ctx.add_x, dropout, ctx.backend, need_bias, *parameters
-        )
-    )
+    need_bias = bias is not None and ctx.needs_input_grad[1]
+    tensors = (x, bias, mask, dropout, *parameters)
+    found = iter(_gated_attention_backward(grad, *tensors, **ctx.options, need_bias=need_bias))
     grad_x, grad_bias = next(found), next(found) if need_bias else None
     of_parameters = (None if p is None else next(found) for p in parameters)
-    grads = (grad_x, grad_bias, None, None, grad, None, None, None, *of_parameters)
-    return tuple(g if need else None for g, need in zip(grads, needs, strict=True))
+    grads = (grad_x, grad_bias, None, grad, None, *of_parameters)
+    return tuple(grads_or_none(grads, ctx.needs_input_grad))
 
 
-_gated_attention.register_autograd(_differentiate, setup_context=_keep)
+_gated_attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+def gated_attention_flops(
+    rows: int, length: int, channels: int, width: int | None = None, *, gated: bool = True
+) -> tuple[float, float, float]:
+    """Operations of :func:`gated_attention`: of the projections of ``x``, of the attention, of the output.
+
+    Args:
+        rows: Rows, of all batch elements.
+        length: Positions of a row.
+        channels: Channels of ``x``.
+        width: Channels of all heads; by default those of ``x``.
+        gated: Whether there is a gate.
+    """
+    width = channels if width is None else width
+    one = 2.0 * rows * length * channels * width
+    return (3 + gated) * one, 4.0 * rows * length**2 * width, one
+
+
+def _flops(call: Arguments) -> tuple[float, float, float]:
+    *rows, length, channels = call["x"].shape
+    width, gated = call["query_weight"].shape[0], call["gate_weight"] is not None
+    return gated_attention_flops(math.prod(rows), length, channels, width, gated=gated)
+
+
+@declares_cost("gated_attention")
+def _cost(call: Arguments) -> OperatorCost:
+    # Queries, keys, values, gate and attended values of a block of rows go through memory.
+    return OperatorCost(sum(_flops(call)), 10 * size_in_bytes(call["x"]), launches=6)
+
+
+@declares_cost("gated_attention_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    projections, attention, output = _flops(call)
+    flops = 3 * projections + 3.5 * attention + 2 * output
+    return OperatorCost(flops, 25 * size_in_bytes(call["x"]), launches=14)
 
 
 def gated_attention(
@@ -288,11 +290,19 @@ def gated_attention(
                 f"gated_attention: {name} is {list(tensor.shape)}; give {list(shape)} for x {list(x.shape)}"
             )
     backend = attention_backend(x, len(query_weight) // heads, backend)
-    projections = (query_weight, key_weight, value_weight, gate_weight, gate_bias)
-    parameters = (norm_weight, norm_bias, *projections, output_weight, output_bias)
+    parameters = GatedAttentionParams(
+        *(norm_weight, norm_bias, query_weight, key_weight, value_weight),
+        *(gate_weight, gate_bias, output_weight, output_bias),
+    )
     if out is None:
-        rest = (None if residual is x else residual, residual is x, dropout, backend)
-        return _gated_attention(x, bias, mask, heads, *rest, *parameters)
+        tensors = (x, bias, mask, None if residual is x else residual, dropout, *parameters)
+        return _gated_attention(*tensors, heads=heads, add_x=residual is x, backend=backend)
     refuse_gradients(x, bias, residual, *parameters)
-    _fill(out, x, bias, mask, heads, residual, dropout, parameters, backend, scratch or Scratch())
-    return out
+    return _fill(
+        *(out, x, bias, mask, parameters),
+        heads=heads,
+        residual=residual,
+        dropout=dropout,
+        backend=backend,
+        scratch=scratch or Scratch(),
+    )

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, attend_triton
-from fastfold.kernels.ops.gated_attention.eager import EPS, Weights, project
+from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 # Positions of a block: enough for a whole GPU, and of a large tensor a small part. A quarter of a tensor between.
-_FEWEST, _MOST = 2**14, 2**17
+_MIN_POSITIONS, _MAX_POSITIONS = 2**14, 2**17
 
 
 def prepare(
@@ -32,29 +32,21 @@ def backward_dtype(x: Tensor) -> torch.dtype:
 def row_step(x: Tensor) -> int:
     """Rows of a block of ``x [R, N, c]``."""
     rows, length, _ = x.shape
-    return max(1, min(_MOST, max(_FEWEST, rows * length // 4)) // max(1, length))
+    return max(1, min(_MAX_POSITIONS, max(_MIN_POSITIONS, rows * length // 4)) // max(1, length))
 
 
-def forward_block(
-    out: Tensor,
-    operands: tuple[Tensor, Tensor | None, Tensor | None],
-    weights: Weights,
-    heads: int,
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    scratch: Scratch,
-) -> None:
+def forward_block(out: Tensor, rows: RowBlock, weights: Weights, heads: int, scratch: Scratch) -> None:
     """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual.
 
     Behind the last product bias, dropout and residual are one pass: the update is read and the result written once.
     """
-    x, bias, keep = operands
+    x, bias, keep, residual, dropout = rows
     normed = layer_norm(x, *weights.norm, EPS, backend="triton")
     attended, *_ = _attend(normed, bias, keep, weights, heads, scratch)
     update = scratch("update", *x.shape[:2], len(weights.output))
     flat = attended.view(-1, weights.output.shape[1])
     torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
-    fill_update(out, update, residual, weights.output_bias, None, dropout, "triton")
+    fill_update(out, UpdateOperands(update, residual, weights.output_bias, None, dropout), "triton")
 
 
 def _attend(
@@ -75,7 +67,7 @@ def _attend(
 
 def backward_block(
     grad: Tensor,
-    operands: tuple[Tensor, Tensor | None, Tensor | None],
+    rows: RowBlock,
     grad_bias: Tensor | None,
     weights: Weights,
     totals: Weights,
@@ -83,7 +75,7 @@ def backward_block(
     scratch: Scratch,
 ) -> Tensor:
     """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals in float32."""
-    x, bias, keep = operands
+    x, bias, keep, *_ = rows
     normed = _normalise_exactly(x, weights)
     if normed.shape[-1] > x.shape[-1]:
         twice = weights._replace(merged=weights.merged.repeat(1, 1, 2))
@@ -143,8 +135,3 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.float32 or not a.is_cuda:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)
-
-
-def specimens() -> list[Specimen]:
-    """None: the kernels are those of attention and layer norm."""
-    return []

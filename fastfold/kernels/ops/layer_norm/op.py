@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.backend import rows_run_on_triton
+from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.cost import declares_cost, no_products
 from fastfold.kernels.common.scratch import (
+    accumulation_dtype,
     block_positions,
-    exact_dtype,
     normalise,
     normalise_backward,
     position_blocks,
@@ -32,15 +33,13 @@ def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None,
 
 @torch.library.custom_op("fastfold::layer_norm", mutates_args=())
 @without_autocast
-def _layer_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
-) -> Tensor:
-    if rows_run_on_triton(x, backend):
+def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
+    if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
 
         with torch.cuda.device_of(x):
             return layer_norm_forward(x, weight, bias, eps)
-    exact = exact_dtype(x)
+    exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     bias = None if bias is None else bias.to(exact)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -50,28 +49,31 @@ def _layer_norm(
 
 
 @_layer_norm.register_fake
-def _layer_norm_fake(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str | None
-) -> Tensor:
+def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, backend: str) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("fastfold::layer_norm_backward", mutates_args=())
 @without_autocast
 def _layer_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: list[bool], backend: str | None
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients for x, weight and bias in this order, those that ``need`` asks for."""
-    exact = exact_dtype(x)
-    if rows_run_on_triton(x, backend):
+    """Gradients for x, weight and bias in this order, those that ``needs`` asks for."""
+    need_x, need_weight, need_bias = needs
+    if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 
         with torch.cuda.device_of(x):
-            grads = layer_norm_backward(grad, x, weight, eps, (need[0], need[1], need[2]))
+            grads = layer_norm_backward(
+                grad, x, weight, eps, need_x=need_x, need_weight=need_weight, need_bias=need_bias
+            )
         return [g for g in grads if g is not None]
+    exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
-    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need[0] else None
-    grad_weight, grad_bias = (x.new_zeros(x.shape[-1], dtype=exact) if n else None for n in need[1:])
+    grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if need_x else None
+    grad_weight, grad_bias = (
+        x.new_zeros(x.shape[-1], dtype=exact) if need else None for need in (need_weight, need_bias)
+    )
     wanted = [x, grad] if grad_x is None else [x, grad, grad_x]
     for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
         b_x = b_x.to(exact)
@@ -86,11 +88,12 @@ def _layer_norm_backward(
 
 
 @_layer_norm_backward.register_fake
-def _layer_norm_backward_fake(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: list[bool], backend: str | None
+def _backward_fake(
+    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
-    grad_x = [torch.empty_like(x, memory_format=torch.contiguous_format)] if need[0] else []
-    return grad_x + [x.new_empty(x.shape[-1], dtype=exact_dtype(x)) for n in need[1:] if n]
+    need_x, *need_each = needs
+    grad_x = [torch.empty_like(x, memory_format=torch.contiguous_format)] if need_x else []
+    return grad_x + [x.new_empty(x.shape[-1], dtype=accumulation_dtype(x)) for need in need_each if need]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -100,14 +103,19 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, *parameters = ctx.saved_tensors
-    need = list(ctx.needs_input_grad[:3])
-    grads = iter(_layer_norm_backward(grad, x, parameters[0], ctx.eps, need, ctx.backend))
-    found = [next(grads).to(t.dtype) if n else None for n, t in zip(need, (x, *parameters), strict=True)]
+    x, weight, bias = ctx.saved_tensors
+    needs = list(ctx.needs_input_grad[:3])
+    grads = iter(_layer_norm_backward(grad, x, weight, ctx.eps, needs, ctx.backend))
+    found = [
+        next(grads).to(t.dtype) if need else None for need, t in zip(needs, (x, weight, bias), strict=True)
+    ]
     return (*found, None, None)
 
 
 _layer_norm.register_autograd(_backward, setup_context=_setup_context)
+
+
+declares_cost("layer_norm", "layer_norm_backward")(no_products)
 
 
 def layer_norm(
@@ -135,4 +143,4 @@ def layer_norm(
     Raises:
         ConfigError: The backend cannot run here.
     """
-    return _layer_norm(x, weight, bias, eps, backend)
+    return _layer_norm(x, weight, bias, eps, rows_backend(x, backend))

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
-from fastfold.kernels.common.layout import padded, rows_of
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
-from fastfold.kernels.ops.layer_norm.triton_fwd import SIZES, specimens_of, statistics
+from fastfold.kernels.ops.layer_norm.triton_fwd import SIZES, statistics, statistics_backward
 
 PROGRAMS = 1024
 """Most programs of the backward pass, and so rows of the partial sums; the same on every GPU, as the results are."""
@@ -26,31 +26,12 @@ PROGRAMS = 1024
 
 @triton.jit(do_not_specialize=SIZES)
 def layer_norm_backward_kernel(
-    p_grad,
-    p_x,
-    p_weight,
-    p_grad_x,
-    p_grad_weight,
-    p_grad_bias,
-    count,
-    channels,
-    size_1,
-    size_2,
-    stride_g0,
-    stride_g1,
-    stride_g2,
-    stride_x0,
-    stride_x1,
-    stride_x2,
-    eps,
-    AXES: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    NEED_X: tl.constexpr,
-    NEED_WEIGHT: tl.constexpr,
-    NEED_BIAS: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-):
+    p_grad, p_x, p_weight, p_grad_x, p_grad_weight, p_grad_bias,
+    count, channels, size_1, size_2, grad_strides, x_strides, eps,
+    AXES: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr, NEED_BIAS: tl.constexpr,
+    BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     i_program = tl.program_id(0)
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
@@ -62,8 +43,8 @@ def layer_norm_backward_kernel(
     for i_block in range(i_program, tl.cdiv(count, BT), tl.num_programs(0)):
         o_row = i_block * BT + tl.arange(0, BT)
         m_x = (o_row < count)[:, None] & m_channel[None, :]
-        o_x = row_offset(o_row, size_1, size_2, stride_x0, stride_x1, stride_x2, AXES)
-        o_grad = row_offset(o_row, size_1, size_2, stride_g0, stride_g1, stride_g2, AXES)
+        o_x = row_offset(o_row, size_1, size_2, x_strides, AXES)
+        o_grad = row_offset(o_row, size_1, size_2, grad_strides, AXES)
         # [BT, BC]
         b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_x, other=0.0).to(tl.float32)
         # [BT, BC]
@@ -76,9 +57,7 @@ def layer_norm_backward_kernel(
         if NEED_X:
             if HAS_WEIGHT:
                 b_grad *= b_weight[None, :]
-            b_mean = tl.sum(b_grad, 1) / channels
-            b_slope = tl.sum(b_grad * b_normed, 1) / channels
-            b_grad_x = (b_grad - b_mean[:, None] - b_normed * b_slope[:, None]) * b_rstd[:, None]
+            b_grad_x = statistics_backward(b_grad, b_normed, b_rstd, channels)
             p_row = p_grad_x + o_row.to(tl.int64)[:, None] * channels + o_channel[None, :]
             tl.store(p_row, cast(b_grad_x, p_grad_x.dtype.element_ty), mask=m_x)
     o_partial = i_program * channels + o_channel
@@ -89,41 +68,48 @@ def layer_norm_backward_kernel(
 
 
 def layer_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, need: tuple[bool, bool, bool]
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    *,
+    need_x: bool = True,
+    need_weight: bool = True,
+    need_bias: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients for ``x``, the weight and the bias (both float32) where ``need`` asks for them."""
+    """Gradients for ``x [*, c]``, and in float32 for weight and bias ``[c]``; None for those not needed."""
     channels = x.shape[-1]
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need[0] else None
+    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_x else None
     if x.numel() == 0:
-        totals = [x.new_zeros(channels, dtype=torch.float32) if n else None for n in need[1:]]
+        totals = [x.new_zeros(channels, dtype=torch.float32) if n else None for n in (need_weight, need_bias)]
         return grad_x, totals[0], totals[1]
     rows = rows_of(grad, x)
     config = launch_config("layer_norm_backward", str(padded(channels)), x.device)
     programs = min(PROGRAMS, triton.cdiv(rows.count, config.blocks["BT"]))
-    partial = [x.new_empty(programs, channels, dtype=torch.float32) if n else None for n in need[1:]]
+    partial_weight, partial_bias = (
+        x.new_empty(programs, channels, dtype=torch.float32) if need else None
+        for need in (need_weight, need_bias)
+    )
     layer_norm_backward_kernel[(programs,)](
-        *rows.tensors,
-        None if weight is None else weight.contiguous(),
-        grad_x,
-        *partial,
-        rows.count,
-        channels,
-        *rows.sizes,
-        *rows.strides[0],
-        *rows.strides[1],
-        eps,
+        *(*rows.tensors, contiguous(weight), grad_x, partial_weight, partial_bias),
+        *(rows.count, channels, *rows.sizes, *rows.strides, eps),
         AXES=rows.axes,
         HAS_WEIGHT=weight is not None,
-        NEED_X=need[0],
-        NEED_WEIGHT=need[1],
-        NEED_BIAS=need[2],
+        NEED_X=need_x,
+        NEED_WEIGHT=need_weight,
+        NEED_BIAS=need_bias,
         BC=padded(channels),
         **config.launch,
     )
-    grad_weight, grad_bias = (None if p is None else p.sum(0) for p in partial)
+    grad_weight, grad_bias = (None if p is None else p.sum(0) for p in (partial_weight, partial_bias))
     return grad_x, grad_weight, grad_bias
 
 
-def specimens() -> list[Specimen]:
-    """The kernel as it ships."""
-    return specimens_of("backward", layer_norm_backward_kernel)
+def variants() -> list[KernelVariant]:
+    """The kernel as it ships: for rows along two axes that do not merge."""
+
+    def launch(new: NewTensor, c: int) -> None:
+        x = new(16, 32, c)[:, :16]
+        layer_norm_backward(x, x, new(c, dtype=torch.float32), 1e-5)
+
+    return recorded_variants(launch, "c", ROW_WIDTHS)

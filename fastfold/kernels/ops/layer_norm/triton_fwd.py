@@ -8,20 +8,18 @@ A program holds whole rows, so that the mean, the variance and the result cost o
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import TRITON_TYPES, Specimen
-from fastfold.kernels.common.layout import ROW_WIDTHS, padded, rows_of
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
-from fastfold.kernels.common.tuning import launch_config, shipped
+from fastfold.kernels.common.tuning import launch_config
 
 SIZES = ["count", "size_1", "size_2"]
+"""Sizes that no kernel is specialised on."""
 
 
 @triton.jit
@@ -33,31 +31,25 @@ def statistics(b_x, m_channel, channels, eps):
     return b_centred * b_rstd[:, None], b_rstd
 
 
+@triton.jit
+def statistics_backward(b_grad, b_normed, b_rstd, channels):
+    """Gradients ``[BT, BC]`` of rows from those of the normalised ones."""
+    b_mean = tl.sum(b_grad, 1) / channels
+    b_slope = tl.sum(b_grad * b_normed, 1) / channels
+    return (b_grad - b_mean[:, None] - b_normed * b_slope[:, None]) * b_rstd[:, None]
+
+
 @triton.jit(do_not_specialize=SIZES)
 def layer_norm_forward_kernel(
-    p_x,
-    p_weight,
-    p_bias,
-    p_out,
-    count,
-    channels,
-    size_1,
-    size_2,
-    stride_x0,
-    stride_x1,
-    stride_x2,
-    eps,
-    AXES: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-):
+    p_x, p_weight, p_bias, p_out, count, channels, size_1, size_2, x_strides, eps,
+    AXES: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     o_row = tl.program_id(0) * BT + tl.arange(0, BT)
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
     m_x = (o_row < count)[:, None] & m_channel[None, :]
-    o_x = row_offset(o_row, size_1, size_2, stride_x0, stride_x1, stride_x2, AXES)
+    o_x = row_offset(o_row, size_1, size_2, x_strides, AXES)
     # [BT, BC]
     b_x = tl.load(p_x + o_x[:, None] + o_channel[None, :], mask=m_x, other=0.0).to(tl.float32)
     b_out, _ = statistics(b_x, m_channel, channels, eps)
@@ -79,15 +71,8 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
     rows = rows_of(x)
     config = launch_config("layer_norm_forward", str(padded(x.shape[-1])), x.device)
     layer_norm_forward_kernel[(triton.cdiv(rows.count, config.blocks["BT"]),)](
-        rows.tensors[0],
-        None if weight is None else weight.contiguous(),
-        None if bias is None else bias.contiguous(),
-        out,
-        rows.count,
-        x.shape[-1],
-        *rows.sizes,
-        *rows.strides[0],
-        eps,
+        *(rows.tensors[0], contiguous(weight), contiguous(bias), out),
+        *(rows.count, x.shape[-1], *rows.sizes, rows.strides[0], eps),
         AXES=rows.axes,
         HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None,
@@ -97,32 +82,11 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
     return out
 
 
-def specimens_of(direction: str, kernel: Any) -> list[Specimen]:
-    """A kernel for every dtype, length class of a row and configuration."""
-    found = []
-    for dtype, width in itertools.product(TRITON_TYPES.values(), ROW_WIDTHS):
-        for chip, config in shipped(f"layer_norm_{direction}", str(width)):
-            data = dict.fromkeys(("p_x", "p_out", "p_grad", "p_grad_x"), f"*{dtype}")
-            parameters = dict.fromkeys(("p_weight", "p_bias", "p_grad_weight", "p_grad_bias"), "*fp32")
-            sizes = dict.fromkeys((*SIZES, "channels"), "i32")
-            strides = {f"stride_{t}{i}": "i32" for t in "gx" for i in range(3)}
-            switches = ("HAS_WEIGHT", "HAS_BIAS", "NEED_X", "NEED_WEIGHT", "NEED_BIAS")
-            constants = dict.fromkeys(switches, True) | {"AXES": 2, "BC": width, **config.blocks}
-            found.append(
-                Specimen(
-                    f"layer_norm_{direction} {dtype} c={width} {chip}",
-                    kernel,
-                    data | parameters | sizes | strides | {"eps": "fp32"},
-                    {k: v for k, v in constants.items() if k in kernel.arg_names},
-                    config.num_warps,
-                    config.num_stages,
-                    aligned=("channels", *strides),
-                    chip=chip,
-                )
-            )
-    return found
+def variants() -> list[KernelVariant]:
+    """The kernel as it ships: for rows along two axes that do not merge."""
 
+    def launch(new: NewTensor, c: int) -> None:
+        parameter = new(c, dtype=torch.float32)
+        layer_norm_forward(new(16, 32, c)[:, :16], parameter, parameter, 1e-5)
 
-def specimens() -> list[Specimen]:
-    """The kernel as it ships."""
-    return specimens_of("forward", layer_norm_forward_kernel)
+    return recorded_variants(launch, "c", ROW_WIDTHS)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, exact_dtype, finish, without_autocast
+from fastfold.kernels.common.scratch import (
+    BLOCK_ELEMENTS,
+    Scratch,
+    accumulation_dtype,
+    finish,
+    without_autocast,
+)
 
 DEEP = 512
 """Sequences from which the products of several columns are faster at once, although they have to be put in order.
@@ -17,6 +24,22 @@ DEEP = 512
 In float32 on one core of a server at 5,120 sequences 1.7 times as fast, at 512 as fast, at 128 a fourth slower; in
 bfloat16 with matrix units 2.1 times, 1.6 times, and a little slower.
 """
+
+
+class OuterProductParams(NamedTuple):
+    """Tensors that :func:`fastfold.kernels.outer_product_mean` reads, in the order of its arguments."""
+
+    left: Tensor
+    right: Tensor
+    left_mask: Tensor
+    right_mask: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    @property
+    def differentiable(self) -> tuple[Tensor, ...]:
+        """All but the masks, which are constants."""
+        return self.left, self.right, self.weight, self.bias
 
 
 class Rows:
@@ -73,20 +96,11 @@ class Rows:
 
 
 @without_autocast
-def backward(
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    needs: Sequence[bool],
-) -> list[Tensor]:
+def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
     """Gradients tile by tile, in an exact dtype; the products exist for one tile of pairs at a time."""
-    need_left, need_right, need_weight, need_bias = needs
-    exact = exact_dtype(left)
+    left, right, left_mask, right_mask, weight, bias = inputs
+    need_left, need_right = "left" in needed, "right" in needed
+    exact = accumulation_dtype(left)
     c = left.shape[-1]
     weight = weight.to(exact).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
     grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
@@ -101,9 +115,9 @@ def backward(
             b_left, b_right = columns_l[tile[0]], columns_r[tile[1]]
             b_grad = scratch("grad", len(b_left), len(b_right), len(weight))
             b_grad = torch.mul(grad[i][tile], factor[tile], out=b_grad).flatten(0, 1)  # [(i j), c_z]
-            if need_bias:
+            if "bias" in needed:
                 grad_bias += b_grad.sum(0)
-            if need_weight:
+            if "weight" in needed:
                 grad_weight.addmm_(b_grad.t(), _products(b_left, b_right, scratch))
             if not (need_left or need_right):
                 continue
@@ -113,8 +127,10 @@ def backward(
                 b_grad_l, b_r = grad_l[tile[0]], b_right.flatten(0, 1).expand(len(b_left), -1, -1)
                 b_grad_l.baddbmm_(b_products.flatten(1, 2).mT, b_r)
             if need_right:
-                b_turned = scratch.copy("turned", b_products.permute(1, 2, 0, 3)).flatten(2).flatten(0, 1)
-                grad_r[tile[1]].flatten(0, 1).addmm_(b_turned, b_left.flatten(0, 1))
+                b_transposed = scratch.copy("transposed", b_products.permute(1, 2, 0, 3))
+                grad_r[tile[1]].flatten(0, 1).addmm_(
+                    b_transposed.flatten(2).flatten(0, 1), b_left.flatten(0, 1)
+                )
         torch.mul(grad_l.permute(2, 0, 1), left_mask[i][..., None], out=grad_left[i])
         torch.mul(grad_r.permute(2, 0, 1), right_mask[i][..., None], out=grad_right[i])
     grad_weight = grad_weight.unflatten(-1, (c, c)).transpose(1, 2).flatten(1)
@@ -134,7 +150,7 @@ def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
 
 def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
     """``[I, J]``: the number of sequences that both columns have, plus ``eps``."""
-    exact = exact_dtype(left_mask)
+    exact = accumulation_dtype(left_mask)
     return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_run_on_triton
-from fastfold.kernels.common.gradients import unwritten_gradients, wanted_gradients
-from fastfold.kernels.common.scratch import exact_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
+from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, needed_names
+from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.outer_product_mean import eager
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
 
 EPS = 1e-3
 """Added to the number of sequences."""
@@ -44,7 +47,7 @@ class OuterProductRows:
     """Rows of :func:`outer_product_mean` one block after the other, without gradients.
 
     What all blocks need of the right side is prepared once, which is much where the alignment is deep; so it is taken
-    in parts, of which no more than one exists beside it.
+    in parts, of which no more than one exists at a time.
 
     Args:
         right: Projected alignment in blocks of sequences ``[*, s, J, c]``, at least one, in order.
@@ -72,18 +75,18 @@ class OuterProductRows:
         parts = iter(right)
         first = next(parts)
         refuse_gradients(first, weight, bias)
-        fixed = right_mask.to(exact_dtype(first)), weight, bias, eps
-        on_triton = products_run_on_triton(first, len(bias), backend)
+        fixed = right_mask.to(accumulation_dtype(first)), weight, bias
+        backend = products_backend(first, len(bias), backend)
         like, parts = first.new_empty(0), itertools.chain([first], parts)
         del first  # so that it is freed when it has been taken
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
-        if on_triton:
+        if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import triton_fwd
 
             whole = _joined(parts, right_mask.shape)
-            self._write = functools.partial(triton_fwd.forward, whole, *fixed)
+            self._write = functools.partial(triton_fwd.forward, triton_fwd.RightSide(whole, *fixed), eps)
         else:
-            self._write = eager.Rows(like, parts, *fixed)
+            self._write = eager.Rows(like, parts, *fixed, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
         """Fill some rows of the result, and give them back.
@@ -114,96 +117,88 @@ def _joined(parts: Iterator[Tensor], sizes: torch.Size) -> Tensor:
 
 @torch.library.custom_op("fastfold::outer_product_mean", mutates_args=())
 def _outer_product_mean(
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    residual: Tensor | None,
-    backend: str | None,
+    inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str
 ) -> Tensor:
-    out = left.new_empty(*left.shape[:-3], left.shape[-2], right.shape[-2], len(bias))
+    left, right, left_mask, right_mask, weight, bias = inputs
     with torch.no_grad():
         rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
-        return rows.write(out, left, left_mask, residual)
+        return rows.write(_fake(inputs, residual, eps, backend), left, left_mask, residual)
 
 
 @_outer_product_mean.register_fake
-def _(
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    residual: Tensor | None,
-    backend: str | None,
-) -> Tensor:
-    return left.new_empty(*left.shape[:-3], left.shape[-2], right.shape[-2], bias.shape[0])
+def _fake(inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend: str) -> Tensor:
+    x = OuterProductParams(*inputs)
+    return x.left.new_empty(*x.left.shape[:-3], x.left.shape[-2], x.right.shape[-2], x.bias.shape[0])
 
 
 @torch.library.custom_op("fastfold::outer_product_mean_backward", mutates_args=())
 def _outer_product_mean_backward(
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    needs: Sequence[bool],
-    backend: str | None,
+    grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients of both sides, weight and bias; those that nobody ``needs`` are empty."""
-    arguments = (grad, left, right, left_mask, right_mask, weight, bias, eps, needs)
-    if products_run_on_triton(left, len(bias), backend):
+    """Gradients of both projections, weight and bias; those that nobody ``needs`` are empty."""
+    group = OuterProductParams(*inputs)
+    needed = needed_names(("left", "right", "weight", "bias"), needs)
+    if backend == "triton":
         from fastfold.kernels.ops.outer_product_mean import triton_bwd
 
-        grads = without_autocast(triton_bwd.backward)(*arguments)
+        grads = without_autocast(triton_bwd.backward)(grad, group, eps, needed)
     else:
-        grads = eager.backward(*arguments)
-    return wanted_gradients(grads, (left, right, weight, bias), needs)
+        grads = eager.backward(grad, group, eps, needed)
+    return cast_grads(grads, group.differentiable, needs)
 
 
 @_outer_product_mean_backward.register_fake
-def _(
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    needs: Sequence[bool],
-    backend: str | None,
+def _backward_fake(
+    grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    return unwritten_gradients((left, right, weight, bias), needs)
+    return empty_grads(OuterProductParams(*inputs).differentiable, needs)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.eps, _, ctx.backend = inputs
+    """Keep the inputs alone: the products are recomputed."""
+    tensors, _, ctx.eps, ctx.backend = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Keeps only the inputs of the operator."""
-    left, right, left_mask, right_mask, weight, bias = ctx.saved_tensors
-    needs = [ctx.needs_input_grad[i] for i in (0, 1, 4, 5)]
-    masks = (left_mask, right_mask)
-    grads = _outer_product_mean_backward(grad, left, right, *masks, weight, bias, ctx.eps, needs, ctx.backend)
-    of_left, of_right, of_weight, of_bias = (
-        g if need else None for g, need in zip(grads, needs, strict=True)
-    )
-    of_residual = grad if ctx.needs_input_grad[7] else None
-    return of_left, of_right, None, None, of_weight, of_bias, None, of_residual, None
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    (need_left, need_right, _, _, need_weight, need_bias), need_residual, *_ = ctx.needs_input_grad
+    needs = [need_left, need_right, need_weight, need_bias]
+    grads = _outer_product_mean_backward(grad, ctx.saved_tensors, ctx.eps, needs, ctx.backend)
+    left, right, weight, bias = grads_or_none(grads, needs)
+    return [left, right, None, None, weight, bias], grad if need_residual else None, None, None
 
 
-_outer_product_mean.register_autograd(_differentiate, setup_context=_setup_context)
+_outer_product_mean.register_autograd(_backward, setup_context=_setup_context)
+
+
+def outer_product_flops(sequences: int, pairs: int, channels: int, c_z: int) -> tuple[float, float]:
+    """Operations of :func:`outer_product_mean`: of the outer products, and of their projection.
+
+    Args:
+        sequences: Rows of the alignment.
+        pairs: Pairs of columns, of all batch elements.
+        channels: Channels of a column.
+        c_z: Channels of the pair.
+    """
+    return 2.0 * sequences * pairs * channels**2, 2.0 * pairs * channels**2 * c_z
+
+
+def _flops(call: Arguments) -> tuple[float, float]:
+    x = OuterProductParams(*call["inputs"])
+    *batch, sequences, columns, channels = x.left.shape
+    pairs = math.prod(batch) * columns * x.right.shape[-2]
+    return outer_product_flops(sequences, pairs, channels, x.bias.shape[0])
+
+
+@declares_cost("outer_product_mean")
+def _cost(call: Arguments) -> OperatorCost:
+    return OperatorCost(sum(_flops(call)), launches=2)
+
+
+@declares_cost("outer_product_mean_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    outer, projection = _flops(call)
+    return OperatorCost(3 * outer + 2 * projection, launches=6)
 
 
 def outer_product_mean(
@@ -228,7 +223,7 @@ def outer_product_mean(
         left: Projected alignment ``[*, S, I, c]``.
         right: Projected alignment ``[*, S, J, c]``.
         left_mask: ``[*, S, I]``, multiplies ``left``. A constant: it receives no gradient.
-        right_mask: ``[*, S, J]``, multiplies ``right``. A constant likewise.
+        right_mask: ``[*, S, J]``, multiplies ``right``. A constant too.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
         eps: Added to the number of sequences that both columns have.
@@ -243,7 +238,9 @@ def outer_product_mean(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: If gradients would have to be recorded through ``out``.
     """
+    backend = products_backend(left, len(bias), backend)
     if out is None:
-        return _outer_product_mean(left, right, left_mask, right_mask, weight, bias, eps, residual, backend)
+        inputs = [left, right, left_mask, right_mask, weight, bias]
+        return _outer_product_mean(inputs, residual, eps, backend)
     rows = OuterProductRows([right], right_mask, weight, bias, eps, backend=backend)
     return rows.write(out, left, left_mask, residual)

@@ -6,76 +6,62 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import Kernel, configuration, specimens_of, splits
-from fastfold.kernels.common.triton_math import cast, dot, precision
-from fastfold.kernels.ops.outer_product_mean.eager import norm_of
-from fastfold.kernels.ops.outer_product_mean.triton_fwd import OUTER_CHANNELS, masked_columns, outer_products
+from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
+from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, norm_of
+from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
+    SIZES,
+    Projections,
+    example,
+    masked_columns,
+    outer_products,
+)
 
 
 @triton.jit
 def scaled_gradients(
-    grad, norm, grad_i, grad_j, grad_c, norm_i, norm_j, i_i, i_j, o_z, m_z, rows, columns,
-    BI: tl.constexpr, BJ: tl.constexpr,
-):  # fmt: skip
+    grad,
+    norm,
+    grad_strides,
+    norm_strides,
+    i_i,
+    i_j,
+    o_z,
+    m_z,
+    rows,
+    columns,
+    BI: tl.constexpr,
+    BJ: tl.constexpr,
+):
     """Gradients ``[BI * BJ, BZ]``, in float32, of the sums before they are divided; zero past the end."""
     o_p = tl.arange(0, BI * BJ)
     o_i = tl.cast(i_i, tl.int64) + o_p // BJ
     o_j = tl.cast(i_j, tl.int64) + o_p % BJ
     m_p = (o_i < rows) & (o_j < columns)
     # [BI * BJ, BZ]
-    p_grad = grad + (o_i * grad_i + o_j * grad_j)[:, None] + o_z[None, :] * grad_c
+    p_grad = pair_tile(grad, grad_strides, o_i, o_j, o_z)
     b_grad = tl.load(p_grad, mask=m_p[:, None] & m_z[None, :], other=0.0).to(tl.float32)
     # [BI * BJ]
-    b_norm = tl.load(norm + o_i * norm_i + o_j * norm_j, mask=m_p, other=1.0)
+    b_norm = tl.load(norm + o_i * norm_strides[0] + o_j * norm_strides[1], mask=m_p, other=1.0)
     return b_grad / b_norm[:, None]
 
 
-@triton.jit(do_not_specialize=["sequences", "rows", "columns"])
+@triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_side_kernel(
-    right,
-    left_mask,
-    right_mask,
-    weight,
-    norm,
-    grad,
-    grad_left,
-    sequences,
-    rows,
-    columns,
-    r_s,
-    r_j,
-    r_c,
-    lm_s,
-    lm_i,
-    rm_s,
-    rm_j,
-    norm_i,
-    norm_j,
-    grad_i,
-    grad_j,
-    grad_c,
-    grad_left_s,
-    grad_left_i,
-    grad_left_c,
-    C: tl.constexpr,
-    CZ: tl.constexpr,
-    BI: tl.constexpr,
-    BJ: tl.constexpr,
-    BA: tl.constexpr,
-    BE: tl.constexpr,
-    BS: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    right, left_mask, right_mask, weight, norm, grad, grad_left, sequences, rows, columns,
+    right_strides, left_mask_strides, right_mask_strides, norm_strides, grad_strides, grad_left_strides,
+    C: tl.constexpr, CZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr,
+    BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Gradient of one side: a program owns BS sequences of BI columns with BA channels, and walks over the other."""
     n_a = tl.cdiv(C, BA)
     i_a = tl.program_id(0) % n_a * BA
@@ -93,21 +79,7 @@ def outer_product_mean_side_kernel(
                 o_z = i_z + tl.arange(0, BK)
                 m_z = o_z < CZ
                 b_sums = scaled_gradients(
-                    grad,
-                    norm,
-                    grad_i,
-                    grad_j,
-                    grad_c,
-                    norm_i,
-                    norm_j,
-                    i_i,
-                    i_j,
-                    o_z,
-                    m_z,
-                    rows,
-                    columns,
-                    BI,
-                    BJ,
+                    grad, norm, grad_strides, norm_strides, i_i, i_j, o_z, m_z, rows, columns, BI, BJ
                 )
                 # [BK, BA * BE]
                 p_w = weight + o_z[:, None] * (C * C) + (o_a * C + o_e)[None, :]
@@ -116,8 +88,9 @@ def outer_product_mean_side_kernel(
             b_products = tl.permute(tl.reshape(b_products, [BI, BJ, BA, BE]), (1, 3, 0, 2))
             b_products = cast(tl.reshape(b_products, [BJ * BE, BI * BA]), right.dtype.element_ty)
             b_r = masked_columns(
-                right, right_mask, r_s, r_j, r_c, rm_s, rm_j, i_s, i_j, i_e, sequences, columns, C, BS, BJ, BE
-            )
+                right, right_mask, right_strides, right_mask_strides, i_s, i_j, i_e, sequences, columns,
+                C, BS, BJ, BE,
+            )  # fmt: skip
             b_grad += dot(b_r, b_products, PRECISION)
     o_s = i_s.to(tl.int64) + tl.arange(0, BS)
     o_x = tl.arange(0, BI * BA)
@@ -125,9 +98,10 @@ def outer_product_mean_side_kernel(
     o_c = i_a + o_x % BA
     m_grad = (o_s < sequences)[:, None] & ((o_i < rows) & (o_c < C))[None, :]
     # [BS, BI * BA]
-    p_mask = left_mask + o_s[:, None] * lm_s + (o_i * lm_i)[None, :]
+    p_mask = left_mask + o_s[:, None] * left_mask_strides[0] + (o_i * left_mask_strides[1])[None, :]
     b_grad *= tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)
-    p_grad = grad_left + o_s[:, None] * grad_left_s + (o_i * grad_left_i + o_c * grad_left_c)[None, :]
+    p_grad = grad_left + o_s[:, None] * grad_left_strides[0]
+    p_grad += (o_i * grad_left_strides[1] + o_c * grad_left_strides[2])[None, :]
     tl.store(p_grad, cast(b_grad, grad_left.dtype.element_ty), mask=m_grad)
 
 
@@ -146,65 +120,21 @@ def write_side(
         triton.cdiv(sequences, blocks["BS"]),
     )
     outer_product_mean_side_kernel[grid](
-        right, *masks, weight, norm, grad, grad_left, sequences, rows, columns, *right.stride(),
-        *masks[0].stride(), *masks[1].stride(), *norm.stride(), *grad.stride(), *grad_left.stride(),
-        C=c, CZ=c_z, PRECISION="ieee", **config.launch,
-    )  # fmt: skip
+        *(right, *masks, weight, norm, grad, grad_left, sequences, rows, columns),
+        *(x.stride() for x in (right, *masks, norm, grad, grad_left)),
+        C=c,
+        CZ=c_z,
+        PRECISION="ieee",
+        **config.launch,
+    )
 
 
-def kernels() -> dict[str, Kernel]:
-    """The kernel of this file as it ships."""
-    return {
-        "outer_product_mean_side": Kernel(
-            outer_product_mean_side_kernel,
-            lambda c, dtype: {"C": OUTER_CHANNELS, "CZ": c},
-            ("r_s", "r_j", "grad_i", "grad_j", "grad_left_s", "grad_left_i"),
-            ("sequences", "rows", "columns", "lm_s", "rm_s", "norm_i"),
-            ("r_c", "lm_i", "rm_j", "norm_j", "grad_c", "grad_left_c"),
-            {"norm"},
-            always_exact=True,
-        )
-    }
-
-
-@triton.jit(do_not_specialize=["sequences", "rows", "columns"])
+@triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_weights_kernel(
-    left,
-    right,
-    left_mask,
-    right_mask,
-    norm,
-    grad,
-    grad_weight,
-    grad_bias,
-    sequences,
-    rows,
-    columns,
-    l_s,
-    l_i,
-    l_c,
-    r_s,
-    r_j,
-    r_c,
-    lm_s,
-    lm_i,
-    rm_s,
-    rm_j,
-    norm_i,
-    norm_j,
-    grad_i,
-    grad_j,
-    grad_c,
-    C: tl.constexpr,
-    CZ: tl.constexpr,
-    BZ: tl.constexpr,
-    BI: tl.constexpr,
-    BJ: tl.constexpr,
-    BA: tl.constexpr,
-    BE: tl.constexpr,
-    BS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, norm, grad, grad_weight, grad_bias, sequences, rows, columns, strides, norm_strides, grad_strides,
+    C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
+    BE: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """A program owns BA times BE columns of the weights and a share of the pairs.
 
     It leaves its share of their gradients: ``[programs, CZ, C * C]`` and, of the bias, ``[programs, CZ]``.
@@ -220,14 +150,13 @@ def outer_product_mean_weights_kernel(
     for i_p in range(tl.program_id(1), tl.cdiv(rows, BI) * n_j, tl.num_programs(1)):
         i_i, i_j = i_p // n_j * BI, i_p % n_j * BJ
         b_products = outer_products(
-            left, right, left_mask, right_mask, l_s, l_i, l_c, r_s, r_j, r_c, lm_s, lm_i, rm_s, rm_j,
-            i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION,
-        )  # fmt: skip
+            x, strides, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
+        )
         b_sums = scaled_gradients(
-            grad, norm, grad_i, grad_j, grad_c, norm_i, norm_j, i_i, i_j, o_z, m_z, rows, columns, BI, BJ
+            grad, norm, grad_strides, norm_strides, i_i, i_j, o_z, m_z, rows, columns, BI, BJ
         )
         b_grad_bias += tl.sum(b_sums, 0)
-        dtype = left.dtype.element_ty
+        dtype = x.left.dtype.element_ty
         b_grad_weight += dot(tl.trans(cast(b_sums, dtype)), cast(b_products, dtype), PRECISION)
     i_s = tl.program_id(1).to(tl.int64)
     o_k = tl.arange(0, BA * BE)
@@ -239,11 +168,10 @@ def outer_product_mean_weights_kernel(
         tl.store(grad_bias + i_s * CZ + o_z, b_grad_bias, mask=m_z)
 
 
-def _weights(
-    left: Tensor, right: Tensor, masks: tuple[Tensor, Tensor], norm: Tensor, grad: Tensor
-) -> tuple[Tensor, Tensor]:
+def _weights(x: Projections, norm: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients ``[c_z, c * c]`` and ``[c_z]`` of weights and bias from one batch element, in float32."""
-    (sequences, rows, c), columns, c_z = left.shape, right.shape[1], grad.shape[-1]
+    left = x.left
+    (sequences, rows, c), columns, c_z = left.shape, x.right.shape[1], grad.shape[-1]
     config = configuration("outer_product_mean_weights", left, c_z)
     blocks = config.blocks
     programs = triton.cdiv(c, blocks["BA"]) * triton.cdiv(c, blocks["BE"])
@@ -252,25 +180,20 @@ def _weights(
     partial = left.new_empty(parts, c_z, c * c, dtype=torch.float32)
     partial_bias = left.new_empty(parts, c_z, dtype=torch.float32)
     outer_product_mean_weights_kernel[(programs, parts)](
-        left, right, *masks, norm, grad, partial, partial_bias, sequences, rows, columns, *left.stride(),
-        *right.stride(), *masks[0].stride(), *masks[1].stride(), *norm.stride(), *grad.stride(),
-        C=c, CZ=c_z, BZ=padded(c_z), PRECISION=precision(left), **config.launch,
-    )  # fmt: skip
+        *(x, norm, grad, partial, partial_bias, sequences, rows, columns),
+        *(x.strides, norm.stride(), grad.stride()),
+        C=c,
+        CZ=c_z,
+        BZ=padded(c_z),
+        PRECISION=precision(left),
+        **config.launch,
+    )
     return partial.sum(0), partial_bias.sum(0)
 
 
-def backward(
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    left_mask: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    needs: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of ``left``, ``right``, ``weight`` and ``bias``, of the last two in float32; any if not needed."""
+def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
+    """Gradients of ``left``, ``right``, ``weight`` and ``bias``, of the last two in float32; any if not ``needed``."""
+    left, right, left_mask, right_mask, weight, bias = inputs
     c = left.shape[-1]
     weights = weight.to(left.dtype).reshape(-1, c, c)
     grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
@@ -278,27 +201,25 @@ def backward(
     if grad.numel() == 0:
         return [grad_left.zero_(), grad_right.zero_(), *totals]
     for i in itertools.product(*map(range, left.shape[:-3])):
-        masks = (left_mask[i], right_mask[i])
+        x = Projections(left[i], right[i], left_mask[i], right_mask[i])
+        masks = (x.left_mask, x.right_mask)
         norm = norm_of(*masks, eps)
-        if needs[0]:
+        if "left" in needed:
             write_side(grad_left[i], right[i], masks, weights.contiguous(), norm, grad[i])
-        if needs[1]:
-            turned = weights.mT.contiguous()
-            write_side(grad_right[i], left[i], masks[::-1], turned, norm.t(), grad[i].transpose(0, 1))
-        if needs[2] or needs[3]:
-            for total, part in zip(totals, _weights(left[i], right[i], masks, norm, grad[i]), strict=True):
+        if "right" in needed:
+            transposed = weights.mT.contiguous()
+            write_side(grad_right[i], left[i], masks[::-1], transposed, norm.t(), grad[i].transpose(0, 1))
+        if "weight" in needed or "bias" in needed:
+            for total, part in zip(totals, _weights(x, norm, grad[i]), strict=True):
                 total += part
     return [grad_left, grad_right, *totals]
 
 
-def specimens() -> list[Specimen]:
-    """Every kernel in every dtype and configuration that ships."""
-    weights = Kernel(
-        outer_product_mean_weights_kernel,
-        lambda c, dtype: {"C": OUTER_CHANNELS, "CZ": c, "BZ": padded(c)},
-        ("l_s", "l_i", "r_s", "r_j", "grad_i", "grad_j"),
-        ("sequences", "rows", "columns", "lm_s", "rm_s", "norm_i"),
-        ("l_c", "r_c", "lm_i", "rm_j", "norm_j", "grad_c"),
-        {"norm", "grad_weight", "grad_bias"},
-    )
-    return specimens_of(kernels() | {"outer_product_mean_weights": weights})
+def variants() -> list[KernelVariant]:
+    """Both kernels in every dtype and configuration that ships."""
+
+    def launch(new: NewTensor, c_z: int) -> None:
+        x, pair = example(new, c_z)
+        backward(pair, x, 1e-3, ("left", "weight"))
+
+    return recorded_variants(launch, "C", WIDTHS)

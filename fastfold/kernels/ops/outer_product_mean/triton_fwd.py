@@ -5,23 +5,42 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import Kernel, configuration, specimens_of
-from fastfold.kernels.common.triton_math import cast, dot, precision
-from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, norm_of
+from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
+from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, batch_indices, norm_of
 
 OUTER_CHANNELS = 32
 """Channels of a column in the networks that configurations ship for."""
 
+SIZES = ["sequences", "rows", "columns"]
+"""Sizes that no kernel is specialised on."""
+
+
+class Projections(NamedTuple):
+    """Both projections ``[S, I, C]``, ``[S, J, C]`` and their masks ``[S, I]``, ``[S, J]``: tensors, or strides."""
+
+    left: Any
+    right: Any
+    left_mask: Any
+    right_mask: Any
+
+    @property
+    def strides(self) -> Projections:
+        """Strides of the tensors."""
+        return Projections(*(x.stride() for x in self))
+
 
 @triton.jit
 def masked_columns(
-    x, mask, x_s, x_i, x_c, mask_s, mask_i, i_s, i_i, i_c, sequences, columns,
+    x, mask, x_strides, mask_strides, i_s, i_i, i_c, sequences, columns,
     C: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Tile ``[BS, BI * BC]`` of ``x [S, I, C]`` times its mask: sequences, then columns with their channels."""
@@ -32,18 +51,17 @@ def masked_columns(
     m_s = o_s < sequences
     m_i = o_i < columns
     # [BS, BI * BC]
-    p_x = x + o_s[:, None] * x_s + (o_i * x_i + o_c * x_c)[None, :]
+    p_x = x + o_s[:, None] * x_strides[0] + (o_i * x_strides[1] + o_c * x_strides[2])[None, :]
     b_x = tl.load(p_x, mask=m_s[:, None] & (m_i & (o_c < C))[None, :], other=0.0)
     # [BS, BI * BC]
-    p_mask = mask + o_s[:, None] * mask_s + (o_i * mask_i)[None, :]
+    p_mask = mask + o_s[:, None] * mask_strides[0] + (o_i * mask_strides[1])[None, :]
     b_mask = tl.load(p_mask, mask=m_s[:, None] & m_i[None, :], other=0.0)
     return cast(b_x.to(tl.float32) * b_mask.to(tl.float32), x.dtype.element_ty)
 
 
 @triton.jit
 def outer_products(
-    left, right, left_mask, right_mask, l_s, l_i, l_c, r_s, r_j, r_c, lm_s, lm_i, rm_s, rm_j,
-    i_i, i_j, i_a, i_e, sequences, rows, columns,
+    x, strides, i_i, i_j, i_a, i_e, sequences, rows, columns,
     C: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr, BS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -51,57 +69,24 @@ def outer_products(
     b_sum = tl.zeros([BI * BA, BJ * BE], tl.float32)
     for i_s in range(0, sequences, BS):
         b_l = masked_columns(
-            left, left_mask, l_s, l_i, l_c, lm_s, lm_i, i_s, i_i, i_a, sequences, rows, C, BS, BI, BA
-        )
+            x.left, x.left_mask, strides.left, strides.left_mask, i_s, i_i, i_a, sequences, rows,
+            C, BS, BI, BA,
+        )  # fmt: skip
         b_r = masked_columns(
-            right, right_mask, r_s, r_j, r_c, rm_s, rm_j, i_s, i_j, i_e, sequences, columns, C, BS, BJ, BE
-        )
+            x.right, x.right_mask, strides.right, strides.right_mask, i_s, i_j, i_e, sequences, columns,
+            C, BS, BJ, BE,
+        )  # fmt: skip
         b_sum += dot(tl.trans(b_l), b_r, PRECISION)
     b_sum = tl.permute(tl.reshape(b_sum, [BI, BA, BJ, BE]), (0, 2, 1, 3))
     return tl.reshape(b_sum, [BI * BJ, BA * BE])
 
 
-@triton.jit(do_not_specialize=["sequences", "rows", "columns"])
+@triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_forward_kernel(
-    left,
-    right,
-    left_mask,
-    right_mask,
-    weight,
-    bias,
-    norm,
-    residual,
-    out,
-    sequences,
-    rows,
-    columns,
-    l_s,
-    l_i,
-    l_c,
-    r_s,
-    r_j,
-    r_c,
-    lm_s,
-    lm_i,
-    rm_s,
-    rm_j,
-    residual_i,
-    residual_j,
-    residual_c,
-    out_i,
-    out_j,
-    out_c,
-    C: tl.constexpr,
-    CZ: tl.constexpr,
-    BZ: tl.constexpr,
-    BI: tl.constexpr,
-    BJ: tl.constexpr,
-    BA: tl.constexpr,
-    BE: tl.constexpr,
-    BS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, weight, bias, norm, residual, out, sequences, rows, columns, strides, residual_strides, out_strides,
+    C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
+    BE: tl.constexpr, BS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """A program owns BI times BJ pairs with all their channels."""
     i_i = tl.program_id(0) // tl.cdiv(columns, BJ) * BI
     i_j = tl.program_id(0) % tl.cdiv(columns, BJ) * BJ
@@ -112,9 +97,8 @@ def outer_product_mean_forward_kernel(
     for i_a in range(0, C, BA):
         for i_e in range(0, C, BE):
             b_products = outer_products(
-                left, right, left_mask, right_mask, l_s, l_i, l_c, r_s, r_j, r_c, lm_s, lm_i, rm_s, rm_j,
-                i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION,
-            )  # fmt: skip
+                x, strides, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
+            )
             o_a, o_e = i_a + o_k // BE, i_e + o_k % BE
             m_k = (o_a < C) & (o_e < C)
             # [BA * BE, BZ]
@@ -131,52 +115,39 @@ def outer_product_mean_forward_kernel(
     b_out += tl.load(bias + o_z, mask=m_z, other=0.0).to(tl.float32)[None, :]
     b_out = b_out / b_norm[:, None]
     if HAS_RESIDUAL:
-        p_residual = residual + (o_i * residual_i + o_j * residual_j)[:, None] + o_z[None, :] * residual_c
+        p_residual = pair_tile(residual, residual_strides, o_i, o_j, o_z)
         b_out += tl.load(p_residual, mask=m_out, other=0.0).to(tl.float32)
-    p_out = out + (o_i * out_i + o_j * out_j)[:, None] + o_z[None, :] * out_c
+    p_out = pair_tile(out, out_strides, o_i, o_j, o_z)
     tl.store(p_out, cast(b_out, out.dtype.element_ty), mask=m_out)
 
 
+class RightSide(NamedTuple):
+    """What all rows of the result share, as of ``outer_product_mean``."""
+
+    right: Tensor
+    right_mask: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
 def forward(
-    right: Tensor,
-    right_mask: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    out: Tensor,
-    left: Tensor,
-    left_mask: Tensor,
-    residual: Tensor | None,
+    shared: RightSide, eps: float, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None
 ) -> None:
     """Fill ``out``, which may be ``residual``; arguments as of ``outer_product_mean``."""
     if out.numel() == 0:
         return
+    right, right_mask, weight, bias = shared
     c, c_z = left.shape[-1], len(bias)
     weight, bias = weight.to(left.dtype).contiguous(), bias.to(left.dtype).contiguous()
     config = configuration("outer_product_mean_forward", left, c_z)
     for i in batch_indices(left):
         (sequences, rows, _), columns = left[i].shape, right.shape[-2]
+        x = Projections(left[i], right[i], left_mask[i], right_mask[i])
         b_residual = out[i] if residual is None else residual[i]
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])
         outer_product_mean_forward_kernel[(programs,)](
-            left[i],
-            right[i],
-            left_mask[i],
-            right_mask[i],
-            weight,
-            bias,
-            norm_of(left_mask[i], right_mask[i], eps),
-            b_residual,
-            out[i],
-            sequences,
-            rows,
-            columns,
-            *left[i].stride(),
-            *right[i].stride(),
-            *left_mask[i].stride(),
-            *right_mask[i].stride(),
-            *b_residual.stride(),
-            *out[i].stride(),
+            *(x, weight, bias, norm_of(x.left_mask, x.right_mask, eps), b_residual, out[i]),
+            *(sequences, rows, columns, x.strides, b_residual.stride(), out[i].stride()),
             C=c,
             CZ=c_z,
             BZ=padded(c_z),
@@ -186,18 +157,17 @@ def forward(
         )
 
 
-def specimens() -> list[Specimen]:
-    """Every kernel in every dtype and configuration that ships."""
-    integers = ("l_s", "l_i", "r_s", "r_j", "residual_i", "residual_j", "out_i", "out_j")
-    return specimens_of(
-        {
-            "outer_product_mean_forward": Kernel(
-                outer_product_mean_forward_kernel,
-                lambda c, dtype: {"C": OUTER_CHANNELS, "CZ": c, "BZ": padded(c), "HAS_RESIDUAL": True},
-                integers,
-                ("sequences", "rows", "columns", "lm_s", "rm_s"),
-                ("l_c", "r_c", "lm_i", "rm_j", "residual_c", "out_c"),
-                {"norm"},
-            )
-        }
-    )
+def example(new: NewTensor, c_z: int) -> tuple[OuterProductParams, Tensor]:
+    """Inputs and result with ``c_z`` channels, of which only the shapes count; a mask's rows are not aligned."""
+    x, mask, weight = new(32, 20, OUTER_CHANNELS), new(32, 20), new(c_z, OUTER_CHANNELS**2)
+    return OuterProductParams(x, x, mask, mask, weight, new(c_z)), new(20, 20, c_z)
+
+
+def variants() -> list[KernelVariant]:
+    """The kernel in every dtype and configuration that ships."""
+
+    def launch(new: NewTensor, c_z: int) -> None:
+        x, pair = example(new, c_z)
+        forward(RightSide(x.right, *x[3:]), 1e-3, pair, x.left, x.left_mask, pair)
+
+    return recorded_variants(launch, "C", WIDTHS)

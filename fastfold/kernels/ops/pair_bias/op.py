@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_run_on_triton
-from fastfold.kernels.common.constants import MOST_HEADS
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.constants import MAX_HEADS
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
+from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
 from fastfold.kernels.common.scratch import (
     Scratch,
+    accumulation_dtype,
     block_positions,
-    exact_dtype,
     normalise,
     normalise_backward,
     position_blocks,
     without_autocast,
 )
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
-_EPS = 1e-5
+EPS = 1e-5
 
 
 def pair_bias_definition(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
     """Specification of :func:`pair_bias`."""
-    exact = exact_dtype(z)
+    exact = accumulation_dtype(z)
     normed = layer_norm_definition(z.to(exact), norm_weight, norm_bias)
     return linear(normed, weight.to(exact)).movedim(-1, -3).to(z.dtype)
 
@@ -43,109 +46,94 @@ def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 @torch.library.custom_op("fastfold::pair_bias", mutates_args=())
 @without_autocast
-def _pair_bias(
-    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, backend: str | None
-) -> Tensor:
-    if _runs_on_triton(z, weight, backend):
+def _pair_bias(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+    norm_weight, norm_bias, weight = parameters
+    weight = weight.to(z.dtype)
+    if backend == "triton":
         from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 
         with torch.cuda.device_of(z):
-            return pair_bias_forward(z, norm_weight, norm_bias, weight.to(z.dtype), _EPS)
-    exact = exact_dtype(z)
-    norm, weight = (norm_weight.to(exact), norm_bias.to(exact)), weight.to(z.dtype)
-    out = z.new_empty(*z.shape[:-3], len(weight), *z.shape[-3:-1])
+            return pair_bias_forward(z, PairBiasParams(norm_weight, norm_bias, weight), EPS)
+    exact = accumulation_dtype(z)
+    norm = norm_weight.to(exact), norm_bias.to(exact)
+    out = _fake(z, parameters, backend)
     for i in itertools.product(*map(range, z.shape[:-3])):
         for b_out, b_z in _blocks(out[i], z[i]):
-            b_normed = normalise(b_z.to(exact), *norm, _EPS)[0].to(z.dtype)
+            b_normed = normalise(b_z.to(exact), *norm, EPS)[0].to(z.dtype)
             b_out.copy_(weight @ b_normed.t())
     return out
 
 
 @_pair_bias.register_fake
-def _pair_bias_fake(
-    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, backend: str | None
-) -> Tensor:
-    return z.new_empty(*z.shape[:-3], weight.shape[0], *z.shape[-3:-1])
+def _fake(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+    heads = PairBiasParams(*parameters).weight.shape[0]
+    return z.new_empty(*z.shape[:-3], heads, *z.shape[-3:-1])
 
 
 @torch.library.custom_op("fastfold::pair_bias_backward", mutates_args=())
 @without_autocast
 def _pair_bias_backward(
-    grad: Tensor,
-    z: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight: Tensor,
-    need_z: bool,
-    need_parameters: bool,
-    backend: str | None,
+    grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients for z and, together, the three parameters, where they are needed."""
-    exact = exact_dtype(z)
-    if _runs_on_triton(z, weight, backend):
+    """Gradients of ``z``, contiguous, and the parameters; those that nobody ``needs`` are empty."""
+    exact = accumulation_dtype(z)
+    if backend == "triton":
         from fastfold.kernels.ops.pair_bias.triton_bwd import pair_bias_backward
 
-        parameters = norm_weight, norm_bias, weight.to(z.dtype)
+        need_z, *need_each = needs
+        group = PairBiasParams(*parameters)
+        group = group._replace(weight=group.weight.to(z.dtype))
         with torch.cuda.device_of(z):
-            first, others = pair_bias_backward(grad, z, *parameters, _EPS, need_z, need_parameters)
-        return others if first is None else [first, *others]
-    norm_weight, norm_bias, weight = (p.to(exact) for p in (norm_weight, norm_bias, weight))
+            grads = pair_bias_backward(grad, z, group, EPS, need_z=need_z, need_parameters=any(need_each))
+        return cast_grads(grads, (z, *parameters), needs)
+    norm_weight, norm_bias, weight = (p.to(exact) for p in parameters)
     totals = [torch.zeros_like(p) for p in (norm_weight, norm_bias, weight)]
     grad_z = torch.empty_like(z, memory_format=torch.contiguous_format)
     scratch = Scratch().of(z, exact)
     for i in itertools.product(*map(range, z.shape[:-3])):
         for b_grad, b_z, b_grad_z in _blocks(grad[i], z[i], grad_z[i]):
             b_grad, b_z = b_grad.to(exact), b_z.to(exact)
-            b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, _EPS)
+            b_normed, *statistics = normalise(b_z, norm_weight, norm_bias, EPS)
             totals[2].addmm_(b_grad, b_normed)
             b_grad_normed = torch.mm(b_grad.t(), weight, out=scratch("grad_normed", *b_z.shape))
             b_grad_z.copy_(
                 normalise_backward(b_grad_normed, b_z, statistics, norm_weight, norm_bias, *totals[:2])
             )
-    return [grad_z] * need_z + totals * need_parameters
+    return cast_grads([grad_z, *totals], (z, *parameters), needs)
 
 
 @_pair_bias_backward.register_fake
-def _pair_bias_backward_fake(
-    grad: Tensor,
-    z: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight: Tensor,
-    need_z: bool,
-    need_parameters: bool,
-    backend: str | None,
+def _backward_fake(
+    grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    grads = [torch.empty_like(z, memory_format=torch.contiguous_format)] if need_z else []
-    if need_parameters:
-        grads += [z.new_empty(p.shape, dtype=exact_dtype(z)) for p in (norm_weight, norm_bias, weight)]
-    return grads
+    return empty_grads((z.new_empty(z.shape), *parameters), needs)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Keep the inputs alone: what is normalised exists for one block at a time, in both directions."""
-    *tensors, ctx.backend = inputs
-    ctx.save_for_backward(*tensors)
+    z, parameters, ctx.backend = inputs
+    ctx.save_for_backward(z, *parameters)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    tensors = ctx.saved_tensors
-    need = ctx.needs_input_grad[:4]
-    grads = _pair_bias_backward(grad, *tensors, need[0], any(need[1:]), ctx.backend)
-    if not need[0]:
-        grads = [None, *grads]
-    if not any(need[1:]):
-        grads = [*grads, None, None, None]
-    found = zip(grads, tensors, need, strict=True)
-    return (*(g.to(t.dtype) if n else None for g, t, n in found), None)
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    z, *parameters = ctx.saved_tensors
+    need_z, of_parameters, _ = ctx.needs_input_grad
+    needs = [need_z, *of_parameters]
+    grad_z, *grads = grads_or_none(_pair_bias_backward(grad, z, parameters, needs, ctx.backend), needs)
+    return grad_z, grads, None
 
 
 _pair_bias.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _runs_on_triton(z: Tensor, weight: Tensor, backend: str | None) -> bool:
-    """Whether Triton runs the operator; what a program cannot hold is left to PyTorch."""
-    return products_run_on_triton(z, weight.shape[1], backend) and weight.shape[0] <= MOST_HEADS
+@declares_cost("pair_bias")
+def _cost(call: Arguments) -> OperatorCost:
+    return OperatorCost(projection_flops(call["z"], PairBiasParams(*call["parameters"]).weight))
+
+
+@declares_cost("pair_bias_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    return OperatorCost(2 * _cost(call).flops, launches=2)
 
 
 def pair_bias(
@@ -167,4 +155,6 @@ def pair_bias(
     Raises:
         ConfigError: The backend cannot run here.
     """
-    return _pair_bias(z, norm_weight, norm_bias, weight, backend)
+    chosen = products_backend(z, weight.shape[1], backend)
+    chosen = chosen if weight.shape[0] <= MAX_HEADS else "torch"
+    return _pair_bias(z, PairBiasParams(norm_weight, norm_bias, weight), chosen)

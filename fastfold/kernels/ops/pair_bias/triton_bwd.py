@@ -16,12 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.constants import MAX_HEADS
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import rows_of
+from fastfold.kernels.common.normalised_rows import WIDTHS, configuration_key
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
 from fastfold.kernels.common.tuning import launch_config
-from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
-from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, configuration_key, padded_blocks, specimens_of
+from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
+from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, padded_blocks
 
 PROGRAMS = 512
 """Most programs of the backward pass, and so terms of the second sum; the same on every GPU, as the results are."""
@@ -29,34 +32,11 @@ PROGRAMS = 512
 
 @triton.jit(do_not_specialize=SIZES)
 def pair_bias_backward_kernel(
-    p_grad,
-    p_z,
-    p_norm_weight,
-    p_weight,
-    p_grad_z,
-    p_product,
-    p_sum,
-    count,
-    channels,
-    heads,
-    size_1,
-    size_2,
-    stride_g0,
-    stride_g1,
-    stride_g2,
-    stride_z0,
-    stride_z1,
-    stride_z2,
-    stride_head,
-    eps,
-    AXES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    NEED_Z: tl.constexpr,
-    NEED_PARAMETERS: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-    BH: tl.constexpr,
-):
+    p_grad, p_z, p_norm_weight, p_weight, p_grad_z, p_product, p_sum,
+    count, channels, heads, size_1, size_2, grad_strides, z_strides, head_stride, eps,
+    AXES: tl.constexpr, PRECISION: tl.constexpr, NEED_Z: tl.constexpr, NEED_PARAMETERS: tl.constexpr,
+    BT: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
     i_program = tl.program_id(0)
     o_channel = tl.arange(0, BC)
     o_head = tl.arange(0, BH)
@@ -73,12 +53,12 @@ def pair_bias_backward_kernel(
         o_row = i_block * BT + tl.arange(0, BT)
         m_row = o_row < count
         m_z = m_row[:, None] & m_channel[None, :]
-        o_z = row_offset(o_row, size_1, size_2, stride_z0, stride_z1, stride_z2, AXES)
-        o_grad = row_offset(o_row, size_1, size_2, stride_g0, stride_g1, stride_g2, AXES)
+        o_z = row_offset(o_row, size_1, size_2, z_strides, AXES)
+        o_grad = row_offset(o_row, size_1, size_2, grad_strides, AXES)
         # [BT, BC]
         b_z = tl.load(p_z + o_z[:, None] + o_channel[None, :], mask=m_z, other=0.0).to(tl.float32)
         # [BT, BH]
-        p_columns = p_grad + o_grad[:, None] + o_head.to(tl.int64)[None, :] * stride_head
+        p_columns = p_grad + o_grad[:, None] + o_head.to(tl.int64)[None, :] * head_stride
         b_grad = tl.load(p_columns, mask=m_row[:, None] & m_head[None, :], other=0.0)
         b_normed, b_rstd = statistics(b_z, m_channel, channels, eps)
         if NEED_PARAMETERS:
@@ -86,9 +66,7 @@ def pair_bias_backward_kernel(
             b_sum += tl.sum(b_grad.to(tl.float32), 0)
         if NEED_Z:
             b_grad_z = dot(b_grad, b_weight, PRECISION) * b_norm_weight[None, :]
-            b_mean = tl.sum(b_grad_z, 1) / channels
-            b_slope = tl.sum(b_grad_z * b_normed, 1) / channels
-            b_grad_z = (b_grad_z - b_mean[:, None] - b_normed * b_slope[:, None]) * b_rstd[:, None]
+            b_grad_z = statistics_backward(b_grad_z, b_normed, b_rstd, channels)
             p_row = p_grad_z + o_row.to(tl.int64)[:, None] * channels + o_channel[None, :]
             tl.store(p_row, cast(b_grad_z, p_grad_z.dtype.element_ty), mask=m_z)
     if NEED_PARAMETERS:
@@ -98,16 +76,10 @@ def pair_bias_backward_kernel(
 
 
 def pair_bias_backward(
-    grad: Tensor,
-    z: Tensor,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    weight: Tensor,
-    eps: float,
-    need_z: bool,
-    need_parameters: bool,
-) -> tuple[Tensor | None, list[Tensor]]:
-    """Gradient for ``z``, and those for the three parameters in float32, where they are asked for."""
+    grad: Tensor, z: Tensor, parameters: PairBiasParams, eps: float, *, need_z: bool, need_parameters: bool
+) -> list[Tensor | None]:
+    """Gradient of ``z``, and those of the three parameters in float32; None where they are not asked for."""
+    norm_weight, norm_bias, weight = parameters
     heads, channels = weight.shape
     rows = rows_of(grad.movedim(-3, -1), z, channels_apart=(0,))
     config = launch_config("pair_bias_backward", configuration_key(z.dtype, channels), z.device)
@@ -117,20 +89,8 @@ def pair_bias_backward(
     total = z.new_empty(programs, heads, dtype=torch.float32) if need_parameters else None
     if rows.count > 0:
         pair_bias_backward_kernel[(programs,)](
-            *rows.tensors,
-            norm_weight.contiguous(),
-            weight.contiguous(),
-            grad_z,
-            product,
-            total,
-            rows.count,
-            channels,
-            heads,
-            *rows.sizes,
-            *rows.strides[0],
-            *rows.strides[1],
-            rows.tensors[0].stride(-1),
-            eps,
+            *(*rows.tensors, norm_weight.contiguous(), weight.contiguous(), grad_z, product, total),
+            *(rows.count, channels, heads, *rows.sizes, *rows.strides, rows.tensors[0].stride(-1), eps),
             AXES=rows.axes,
             PRECISION=precision(z),
             NEED_Z=need_z,
@@ -139,12 +99,19 @@ def pair_bias_backward(
             **config.launch,
         )
     if product is None or total is None:
-        return grad_z, []
+        return [grad_z, None, None, None]
     product, sums, weight = product.sum(0), total.sum(0)[:, None], weight.float()
     grad_weight = product * norm_weight.float() + sums * norm_bias.float()
-    return grad_z, [(weight * product).sum(0), (weight * sums).sum(0), grad_weight]
+    return [grad_z, (weight * product).sum(0), (weight * sums).sum(0), grad_weight]
 
 
-def specimens() -> list[Specimen]:
-    """The kernel as it ships."""
-    return specimens_of("backward", pair_bias_backward_kernel)
+def variants() -> list[KernelVariant]:
+    """The kernel as it ships: for rows along two axes that do not merge, and heads that fill their block."""
+
+    def launch(new: NewTensor, c: int) -> None:
+        norm, grad = new(c, dtype=torch.float32), new(MAX_HEADS - 1, 16, 17)
+        z = new(16, 32, c)[:, :17]
+        parameters = PairBiasParams(norm, norm, new(MAX_HEADS - 1, c))
+        pair_bias_backward(grad, z, parameters, 1e-5, need_z=True, need_parameters=True)
+
+    return recorded_variants(launch, "c", WIDTHS)

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels.common.backend import rows_run_on_triton
-from fastfold.kernels.common.gradients import unwritten_gradients, wanted_gradients
-from fastfold.kernels.common.scratch import exact_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.cost import declares_cost, no_products
+from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, like_first
+from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 
 def residual_update_definition(
@@ -21,7 +23,7 @@ def residual_update_definition(
     dropout: Tensor | None = None,
 ) -> Tensor:
     """Specification of :func:`residual_update`."""
-    exact = exact_dtype(x)
+    exact = accumulation_dtype(x)
     out = x.to(exact)
     if bias is not None:
         out = out + bias.to(exact)
@@ -35,48 +37,29 @@ def residual_update_definition(
 
 
 @without_autocast
-def fill_update(
-    out: Tensor,
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    dropout: Tensor | None,
-    backend: str | None,
-) -> None:
+def fill_update(out: Tensor, operands: UpdateOperands, backend: str) -> None:
     """Fill ``out``, which may be ``x``, ``residual`` or ``gate``, with what :func:`residual_update` gives."""
-    if rows_run_on_triton(x, backend):
+    if backend == "triton":
         from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 
-        write_update(out, x, residual, bias, gate, dropout)
+        write_update(out, operands)
     else:
-        out.copy_(residual_update_definition(x, residual, bias, gate, dropout))
+        out.copy_(residual_update_definition(*operands))
 
 
-@torch.library.custom_op("fastfold::residual_update", mutates_args=())
-def _residual_update(
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    dropout: Tensor | None,
-    backend: str | None,
-) -> Tensor:
+_OPERANDS = "Tensor x, Tensor? residual, Tensor? bias, Tensor? gate, Tensor? dropout"
+
+
+@torch.library.custom_op(
+    "fastfold::residual_update", mutates_args=(), schema=f"({_OPERANDS}, *, str backend) -> Tensor"
+)
+def _residual_update(x: Tensor, *others: Tensor | None, backend: str) -> Tensor:
     out = torch.empty_like(x)
-    fill_update(out, x, residual, bias, gate, dropout, backend)
+    fill_update(out, UpdateOperands(x, *others), backend)
     return out
 
 
-@_residual_update.register_fake
-def _(
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    dropout: Tensor | None,
-    backend: str | None,
-) -> Tensor:
-    return torch.empty_like(x)
+_residual_update.register_fake(like_first)
 
 
 @torch.library.custom_op("fastfold::residual_update_backward", mutates_args=())
@@ -88,16 +71,16 @@ def _residual_update_backward(
     gate: Tensor | None,
     dropout: Tensor | None,
     need_bias: bool,
-    backend: str | None,
+    backend: str,
 ) -> list[Tensor]:
     """Gradients of ``x``, ``bias`` and ``gate``; empty for what is not there or not needed."""
     inputs = [x if t is None else t for t in (x, bias, gate)]
     needs = [True, need_bias, gate is not None]
-    if rows_run_on_triton(x, backend):
+    if backend == "triton":
         from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
 
-        return wanted_gradients(update_backward(grad, x, bias, gate, dropout, need_bias), inputs, needs)
-    exact = exact_dtype(x)
+        return cast_grads(update_backward(grad, x, bias, gate, dropout, need_bias), inputs, needs)
+    exact = accumulation_dtype(x)
     grad_x = grad.to(exact)
     if dropout is not None:
         grad_x = grad_x * dropout.to(exact)
@@ -110,46 +93,38 @@ def _residual_update_backward(
     grad_bias = grad_x.flatten(0, -2).sum(0) if need_bias else None
     # A copy, because an operator returns no input of its own.
     grads = [grad_x.clone() if grad_x is grad else grad_x, grad_bias, grad_gate]
-    return wanted_gradients(grads, inputs, needs)
+    return cast_grads(grads, inputs, needs)
 
 
 @_residual_update_backward.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    bias: Tensor | None,
-    gate: Tensor | None,
-    dropout: Tensor | None,
-    need_bias: bool,
-    backend: str | None,
+def _backward_fake(
+    grad: Tensor, x: Tensor, bias: Tensor | None, gate: Tensor | None, *others: Any
 ) -> list[Tensor]:
+    _, need_bias, _ = others
     inputs = [x if t is None else t for t in (x, bias, gate)]
-    return unwritten_gradients(inputs, [True, need_bias, gate is not None])
+    return empty_grads(inputs, [True, need_bias, gate is not None])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
+) -> None:
     """Keep inputs alone; of ``x`` the backward pass without a gate needs no more than its shape."""
-    x, _, bias, gate, dropout, ctx.backend = inputs
+    x, _, bias, gate, dropout = inputs
+    ctx.backend = keyword_only_inputs["backend"]
     ctx.save_for_backward(x, bias, gate, dropout)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, bias, gate, dropout = ctx.saved_tensors
-    need_x, need_residual, need_bias, need_gate, *_ = ctx.needs_input_grad
-    grad_x, grad_bias, grad_gate = _residual_update_backward(
-        grad, x, bias, gate, dropout, need_bias, ctx.backend
-    )
-    return (
-        grad_x if need_x else None,
-        grad if need_residual else None,
-        grad_bias if need_bias else None,
-        grad_gate if need_gate else None,
-        None,
-        None,
-    )
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    need_x, need_residual, need_bias, need_gate, _ = ctx.needs_input_grad
+    grads = _residual_update_backward(grad, *ctx.saved_tensors, need_bias, ctx.backend)
+    grad_x, grad_bias, grad_gate = grads_or_none(grads, (need_x, need_bias, need_gate))
+    return grad_x, grad if need_residual else None, grad_bias, grad_gate, None
 
 
-_residual_update.register_autograd(_differentiate, setup_context=_keep)
+_residual_update.register_autograd(_backward, setup_context=_setup_context)
+
+
+declares_cost("residual_update", "residual_update_backward")(no_products)
 
 
 def residual_update(
@@ -204,8 +179,10 @@ def residual_update(
             raise InputError(
                 f"residual_update: dropout {list(dropout.shape)} does not broadcast against x {list(x.shape)}"
             ) from error
+    backend = rows_backend(x, backend)
+    operands = UpdateOperands(x, residual, bias, gate, dropout)
     if out is None:
-        return _residual_update(x, residual, bias, gate, dropout, backend)
+        return _residual_update(*operands, backend=backend)
     refuse_gradients(x, residual, bias, gate)
-    fill_update(out, x, residual, bias, gate, dropout, backend)
+    fill_update(out, operands, backend)
     return out

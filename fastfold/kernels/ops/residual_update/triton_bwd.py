@@ -10,11 +10,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
-from fastfold.kernels.common.layout import padded, rows_of
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
-from fastfold.kernels.ops.residual_update.triton_fwd import SIZES, load_rows, specimens_of_rows, strides_of
+from fastfold.kernels.ops.residual_update.triton_fwd import SIZES, load_rows, strides_of
 
 PROGRAMS = 1024
 """Most programs, and so rows of the partial sums; the same on every GPU, as the results are."""
@@ -22,42 +22,11 @@ PROGRAMS = 1024
 
 @triton.jit(do_not_specialize=SIZES)
 def residual_update_backward_kernel(
-    p_grad,
-    p_x,
-    p_bias,
-    p_gate,
-    p_dropout,
-    p_grad_x,
-    p_grad_bias,
-    p_grad_gate,
-    count,
-    channels,
-    size_1,
-    size_2,
-    stride_u0,
-    stride_u1,
-    stride_u2,
-    stride_uc,
-    stride_x0,
-    stride_x1,
-    stride_x2,
-    stride_xc,
-    stride_g0,
-    stride_g1,
-    stride_g2,
-    stride_gc,
-    stride_d0,
-    stride_d1,
-    stride_d2,
-    stride_dc,
-    AXES: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_GATE: tl.constexpr,
-    HAS_DROPOUT: tl.constexpr,
-    NEED_BIAS: tl.constexpr,
-    BT: tl.constexpr,
-    BC: tl.constexpr,
-):
+    p_grad, p_x, p_bias, p_gate, p_dropout, p_grad_x, p_grad_bias, p_grad_gate, count, channels, size_1, size_2,
+    grad_strides, x_strides, gate_strides, dropout_strides,
+    AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
+    NEED_BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
     """Gradients of ``x`` and the gate, without gaps; leaves ``[programs, channels]`` partial sums for the bias."""
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
@@ -67,28 +36,16 @@ def residual_update_backward_kernel(
         m_x = (o_row < count)[:, None] & m_channel[None, :]
         o_target = o_row.to(tl.int64)[:, None] * channels + o_channel[None, :]
         # [BT, BC]
-        b_grad = load_rows(
-            p_grad, o_row, o_channel, m_x, size_1, size_2, stride_u0, stride_u1, stride_u2, stride_uc, AXES
-        )
+        b_grad = load_rows(p_grad, o_row, o_channel, m_x, size_1, size_2, grad_strides, AXES)
         if HAS_DROPOUT:
-            b_grad *= load_rows(
-                p_dropout, o_row, o_channel, m_x, size_1, size_2, stride_d0, stride_d1, stride_d2, stride_dc,
-                AXES,
-            )  # fmt: skip
+            b_grad *= load_rows(p_dropout, o_row, o_channel, m_x, size_1, size_2, dropout_strides, AXES)
         if HAS_GATE:
             # [BT, BC]
-            b_x = load_rows(
-                p_x, o_row, o_channel, m_x, size_1, size_2, stride_x0, stride_x1, stride_x2, stride_xc, AXES
-            )
+            b_x = load_rows(p_x, o_row, o_channel, m_x, size_1, size_2, x_strides, AXES)
             if HAS_BIAS:
                 b_x += tl.load(p_bias + o_channel, mask=m_channel, other=0.0).to(tl.float32)[None, :]
             # [BT, BC]
-            b_gate = tl.sigmoid(
-                load_rows(
-                    p_gate, o_row, o_channel, m_x, size_1, size_2, stride_g0, stride_g1, stride_g2, stride_gc,
-                    AXES,
-                )
-            )  # fmt: skip
+            b_gate = tl.sigmoid(load_rows(p_gate, o_row, o_channel, m_x, size_1, size_2, gate_strides, AXES))
             b_grad *= b_gate
             b_grad_gate = b_grad * b_x * (1.0 - b_gate)
             tl.store(p_grad_gate + o_target, cast(b_grad_gate, p_grad_gate.dtype.element_ty), mask=m_x)
@@ -124,9 +81,8 @@ def update_backward(
     b_grad, b_x, b_gate, b_dropout = rows.tensors
     with torch.cuda.device_of(x):
         residual_update_backward_kernel[(programs,)](
-            *(b_grad, b_x, None if bias is None else bias.contiguous(), b_gate, b_dropout),
-            *(grad_x, partial, grad_gate, rows.count, channels, *rows.sizes),
-            *strides_of(rows),
+            *(b_grad, b_x, contiguous(bias), b_gate, b_dropout, grad_x, partial, grad_gate),
+            *(rows.count, channels, *rows.sizes, *strides_of(rows)),
             AXES=rows.axes,
             HAS_BIAS=bias is not None,
             HAS_GATE=gate is not None,
@@ -138,6 +94,11 @@ def update_backward(
     return [grad_x, None if partial is None else partial.sum(0), grad_gate]
 
 
-def specimens() -> list[Specimen]:
-    """The kernel for every dtype, width of a row and configuration."""
-    return specimens_of_rows("residual_update_backward", residual_update_backward_kernel)
+def variants() -> list[KernelVariant]:
+    """The kernel as it ships: for rows along two axes that do not merge."""
+
+    def launch(new: NewTensor, c: int) -> None:
+        x = new(16, 32, c)[:, :16]
+        update_backward(x, x, new(c), x, x, need_bias=True)
+
+    return recorded_variants(launch, "c", ROW_WIDTHS)

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.backend import rows_run_on_triton
+from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.cost import declares_cost, no_products
 from fastfold.kernels.common.layout import batched
-from fastfold.kernels.common.scratch import Scratch, exact_dtype, without_autocast
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without_autocast
 
 
 def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """Specification of :func:`softmax`."""
-    exact = exact_dtype(scores)
+    exact = accumulation_dtype(scores)
     logits = scores.to(exact)
     if bias is not None:
         logits = logits + bias.to(exact).unsqueeze(-4)
@@ -29,12 +30,12 @@ def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor 
 
 @torch.library.custom_op("fastfold::softmax", mutates_args=())
 @without_autocast
-def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str | None) -> Tensor:
+def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str) -> Tensor:
     out = torch.empty(scores.shape, dtype=scores.dtype, device=scores.device)
     bias = None if bias is None else batched(bias, 3)
     mask = None if mask is None else batched(mask, 2)
     operands = batched(out, 4), batched(scores, 4), bias, mask
-    if rows_run_on_triton(scores, backend):
+    if backend == "triton":
         from fastfold.kernels.ops.softmax.triton_fwd import softmax_forward
 
         with torch.cuda.device_of(scores):
@@ -46,7 +47,7 @@ def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: 
 
 def _forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | None) -> None:
     """PyTorch's path: one row at a time, ``[H, Nq, Nk]`` in an exact dtype."""
-    scratch = Scratch().of(scores, exact_dtype(scores))
+    scratch = Scratch().of(scores, accumulation_dtype(scores))
     for i in range(scores.shape[0]):
         for r in range(scores.shape[1]):
             b_logits = scratch.copy("logits", scores[i, r])
@@ -58,14 +59,14 @@ def _forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | No
 
 
 @_softmax.register_fake
-def _softmax_fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str | None) -> Tensor:
+def _fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str) -> Tensor:
     return scores.new_empty(scores.shape)
 
 
 @torch.library.custom_op("fastfold::softmax_backward", mutates_args=())
 @without_autocast
 def _softmax_backward(
-    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str | None
+    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
 ) -> list[Tensor]:
     """Gradients for the scores and, summed over the rows in an exact dtype, the bias, where they are needed."""
     shape = (*out.shape[:-4], *out.shape[-3:])
@@ -73,14 +74,14 @@ def _softmax_backward(
     flat_scores = None if grad_scores is None else batched(grad_scores, 4)
     mask = None if mask is None else batched(mask, 2)
     operands = batched(grad, 4), batched(out, 4), mask, flat_scores
-    if rows_run_on_triton(out, backend):
+    if backend == "triton":
         from fastfold.kernels.ops.softmax.triton_bwd import softmax_backward
 
         with torch.cuda.device_of(out):
             grad_bias = softmax_backward(*operands, need_bias)
     else:
         flat = operands[1].shape[:1] + operands[1].shape[2:]
-        grad_bias = out.new_zeros(flat, dtype=exact_dtype(out)) if need_bias else None
+        grad_bias = out.new_zeros(flat, dtype=accumulation_dtype(out)) if need_bias else None
         _backward_in_rows(*operands, grad_bias)
     grads = (grad_scores, None if grad_bias is None else grad_bias.view(shape))
     return [g for g in grads if g is not None]
@@ -90,7 +91,7 @@ def _backward_in_rows(
     grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, grad_bias: Tensor | None
 ) -> None:
     """PyTorch's path of the backward pass; adds to ``grad_bias``."""
-    scratch = Scratch().of(out, exact_dtype(out))
+    scratch = Scratch().of(out, accumulation_dtype(out))
     for i in range(out.shape[0]):
         for r in range(out.shape[1]):
             b_out = scratch.copy("out", out[i, r])
@@ -110,12 +111,12 @@ def _backward_in_rows(
 
 
 @_softmax_backward.register_fake
-def _softmax_backward_fake(
-    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str | None
+def _backward_fake(
+    grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
 ) -> list[Tensor]:
     grads = [out.new_empty(out.shape)] if need_scores else []
     if need_bias:
-        grads.append(out.new_empty((*out.shape[:-4], *out.shape[-3:]), dtype=exact_dtype(out)))
+        grads.append(out.new_empty((*out.shape[:-4], *out.shape[-3:]), dtype=accumulation_dtype(out)))
     return grads
 
 
@@ -137,6 +138,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _softmax.register_autograd(_backward, setup_context=_setup_context)
 
 
+declares_cost("softmax", "softmax_backward")(no_products)
+
+
 def softmax(
     scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None, *, backend: str | None = None
 ) -> Tensor:
@@ -156,4 +160,4 @@ def softmax(
     Raises:
         ConfigError: The backend cannot run here.
     """
-    return _softmax(scores, bias, mask, backend)
+    return _softmax(scores, bias, mask, rows_backend(scores, backend))

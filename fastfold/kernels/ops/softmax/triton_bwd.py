@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
-from fastfold.kernels.common.layout import innermost, padded, strides
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.layout import ROW_WIDTHS, innermost, padded, strides
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
-from fastfold.kernels.ops.softmax.triton_fwd import SIZES, readable, specimens_of
+from fastfold.kernels.ops.softmax.triton_fwd import SIZES, query_block, readable, row_tile
 
 PROGRAMS = 1024
 """Programs that the backward pass cuts the rows R for; the same on every GPU, as the results are."""
@@ -25,45 +25,19 @@ PROGRAMS = 1024
 
 @triton.jit(do_not_specialize=SIZES)
 def softmax_backward_kernel(
-    p_grad,
-    p_out,
-    p_mask,
-    p_grad_scores,
-    p_grad_bias,
-    batch,
-    rows,
-    heads,
-    queries,
-    keys,
-    chunk_rows,
-    stride_gb,
-    stride_gr,
-    stride_gh,
-    stride_gq,
-    stride_mb,
-    stride_mr,
-    HAS_MASK: tl.constexpr,
-    NEED_SCORES: tl.constexpr,
-    NEED_BIAS: tl.constexpr,
-    BQ: tl.constexpr,
-    BK: tl.constexpr,
-):
+    p_grad, p_out, p_mask, p_grad_scores, p_grad_bias,
+    batch, rows, heads, queries, keys, chunk_rows, grad_strides, mask_strides,
+    HAS_MASK: tl.constexpr, NEED_SCORES: tl.constexpr, NEED_BIAS: tl.constexpr,
+    BQ: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
     i_chunk = tl.program_id(0) % tl.cdiv(rows, chunk_rows)
     i_block = tl.program_id(0) // tl.cdiv(rows, chunk_rows)
-    i_query = i_block % tl.cdiv(queries, BQ)
-    i_block = i_block // tl.cdiv(queries, BQ)
-    i_head = (i_block % heads).to(tl.int64)
-    i_batch = (i_block // heads).to(tl.int64)
-    o_query = (i_query * BQ + tl.arange(0, BQ)).to(tl.int64)
-    o_key = tl.arange(0, BK)
-    m_key = o_key < keys
-    m_tile = (o_query < queries)[:, None] & m_key[None, :]
+    i_batch, i_head, o_query, o_key, m_key, m_tile = query_block(i_block, heads, queries, keys, BQ, BK)
     b_grad_bias = tl.zeros([BQ, BK], tl.float32)
     for i_step in range(i_chunk * chunk_rows, min((i_chunk + 1) * chunk_rows, rows)):
         i_row = tl.cast(i_step, tl.int64)
         # [BQ, BK]
-        p_tile = p_grad + i_batch * stride_gb + i_row * stride_gr + i_head * stride_gh
-        p_tile = p_tile + o_query[:, None] * stride_gq + o_key[None, :]
+        p_tile = row_tile(p_grad, grad_strides, i_batch, i_row, i_head, o_query, o_key)
         b_grad = tl.load(p_tile, mask=m_tile, other=0.0).to(tl.float32)
         # [BQ, BK]
         o_out = ((i_batch * rows + i_row) * heads + i_head) * queries + o_query
@@ -74,7 +48,8 @@ def softmax_backward_kernel(
         b_grad = b_out * (b_grad - tl.sum(b_out * b_grad, 1)[:, None])
         if HAS_MASK:
             # [BK]
-            b_mask = tl.load(p_mask + i_batch * stride_mb + i_row * stride_mr + o_key, mask=m_key, other=0)
+            p_keys = p_mask + i_batch * mask_strides[0] + i_row * mask_strides[1] + o_key
+            b_mask = tl.load(p_keys, mask=m_key, other=0)
             b_grad = tl.where((b_mask != 0)[None, :], b_grad, 0.0)
         if NEED_SCORES:
             tl.store(p_grad_scores + o_tile, cast(b_grad, p_grad_scores.dtype.element_ty), mask=m_tile)
@@ -104,19 +79,8 @@ def softmax_backward(
     chunks = triton.cdiv(rows, chunk_rows)
     partial = out.new_empty(chunks, batch, heads, queries, keys, dtype=torch.float32) if need_bias else None
     softmax_backward_kernel[(programs * chunks,)](
-        grad,
-        out,
-        mask,
-        grad_scores,
-        partial,
-        batch,
-        rows,
-        heads,
-        queries,
-        keys,
-        chunk_rows,
-        *strides(grad, 4),
-        *strides(mask, 2),
+        *(grad, out, mask, grad_scores, partial, batch, rows, heads, queries, keys, chunk_rows),
+        *(strides(grad, 4), strides(mask, 2)),
         HAS_MASK=mask is not None,
         NEED_SCORES=grad_scores is not None,
         NEED_BIAS=need_bias,
@@ -126,6 +90,11 @@ def softmax_backward(
     return None if partial is None else partial.sum(0)
 
 
-def specimens() -> list[Specimen]:
+def variants() -> list[KernelVariant]:
     """The kernel as it ships."""
-    return specimens_of("backward", softmax_backward_kernel)
+
+    def launch(new: NewTensor, keys: int) -> None:
+        out = new(2, 16, 16, 16, keys)
+        softmax_backward(out, out, out[:, :, 0, 0], out, need_bias=True)
+
+    return recorded_variants(launch, "keys", ROW_WIDTHS)

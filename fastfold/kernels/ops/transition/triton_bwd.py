@@ -5,61 +5,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
-    Kernel,
+    WIDTHS,
     configuration,
-    normalised,
+    load_normalised,
     normalised_backward,
-    row_statistics,
+    projected,
     rows_product,
-    specimens_of,
     splits,
 )
+from fastfold.kernels.common.parameters import in_dtype, zeros_of
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
-from fastfold.kernels.ops.transition.triton_fwd import EPS, WHOLE, typed_parameters
+from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
+from fastfold.kernels.ops.transition.triton_fwd import WHOLE, example_parameters
 
 
 @triton.jit(do_not_specialize=["rows"])
 def transition_backward_rows_kernel(
-    x,
-    grad,
-    grad_x,
-    grad_norm,
-    norm_weight,
-    norm_bias,
-    w1,
-    b1,
-    w2,
-    rows,
-    hidden,
-    x_n,
-    x_c,
-    grad_n,
-    grad_c,
-    grad_x_n,
-    grad_x_c,
-    EPS,
-    C: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    BH: tl.constexpr,
-    BK: tl.constexpr,
-    ADD_GRAD: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, grad, grad_x, grad_norm, weights, rows, hidden, x_strides, grad_strides, grad_x_strides, EPS,
+    C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Gradient of the rows; leaves ``[programs, 2, C]`` partial sums for the parameters of the norm.
 
     A unit whose activation is on the wrong side of the ReLU has a wrong gradient altogether: so the normalised
@@ -67,45 +44,44 @@ def transition_backward_rows_kernel(
     """
     o_c = tl.arange(0, BC)
     m_c = o_c < C
+    norm = (weights.norm_weight, weights.norm_bias)
     b_grad_weight = tl.zeros([BC], tl.float32)
     b_grad_bias = tl.zeros([BC], tl.float32)
     for i_m in range(tl.program_id(0), tl.cdiv(rows, BM), tl.num_programs(0)):
         o_m = tl.cast(i_m, tl.int64) * BM + tl.arange(0, BM)
         m_m = o_m < rows
         m_x = m_m[:, None] & m_c[None, :]
-        p_x = x + o_m * x_n
-        p_grad = grad + o_m * grad_n
+        p_x = x + o_m * x_strides[0]
+        p_grad = grad + o_m * grad_strides[0]
+        b_norm, b_statistics = load_normalised(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
         # [BM, BC]
-        b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, mask=m_x, other=0.0).to(tl.float32)
-        b_mean, b_rstd = row_statistics(b_x, m_c, C, EPS)
-        b_norm = normalised(b_x, b_mean, b_rstd, norm_weight, norm_bias, o_c, m_c)
-        # [BM, BC]
-        b_grad = tl.load(p_grad[:, None] + o_c[None, :] * grad_c, mask=m_x, other=0.0).to(tl.float32)
+        b_grad = tl.load(p_grad[:, None] + o_c[None, :] * grad_strides[1], mask=m_x, other=0.0).to(tl.float32)
         b_grad_norm = tl.zeros([BM, BC], tl.float32)
         for i_h in range(0, hidden, BH):
             o_h = i_h + tl.arange(0, BH)
             m_h = o_h < hidden
-            b_hidden = rows_product(
-                b_norm, p_x, x_c, b_mean, b_rstd, norm_weight, norm_bias, w1 + o_h * C, 1, m_m, m_h,
-                C, BM, BC, BH, BK, True, SPLIT, PRECISION,
+            b_hidden = projected(
+                b_norm, p_x, x_strides[1], b_statistics, norm, weights.w1, weights.b1, o_h, m_m, m_h,
+                C, BM, BC, BH, BK, SPLIT, PRECISION,
             )  # fmt: skip
-            b_hidden += tl.load(b1 + o_h, mask=m_h, other=0.0).to(tl.float32)[None, :]
             b_grad_hidden = rows_product(
-                b_grad, p_grad, grad_c, b_mean, b_rstd, norm_weight, norm_bias, w2 + o_h, hidden, m_m, m_h,
+                b_grad, p_grad, grad_strides[1], b_statistics, norm, weights.w2 + o_h, hidden, m_m, m_h,
                 C, BM, BC, BH, BK, False, False, PRECISION,
             )  # fmt: skip
-            b_grad_hidden = cast(tl.where(b_hidden > 0.0, b_grad_hidden, 0.0), w1.dtype.element_ty)
+            b_grad_hidden = cast(tl.where(b_hidden > 0.0, b_grad_hidden, 0.0), weights.w1.dtype.element_ty)
             # [BH, BC]
-            b_w1 = tl.load(w1 + o_h[:, None] * C + o_c[None, :], mask=m_h[:, None] & m_c[None, :], other=0.0)
+            p_w1 = weights.w1 + o_h[:, None] * C + o_c[None, :]
+            b_w1 = tl.load(p_w1, mask=m_h[:, None] & m_c[None, :], other=0.0)
             b_grad_norm += dot(b_grad_hidden, b_w1, PRECISION)
         # Read again rather than kept in registers through the loop.
-        b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, mask=m_x, other=0.0).to(tl.float32)
+        b_x = tl.load(p_x[:, None] + o_c[None, :] * x_strides[1], mask=m_x, other=0.0).to(tl.float32)
         b_grad_bias += tl.sum(b_grad_norm, 0)
-        b_grad_x, b_scales = normalised_backward(b_grad_norm, b_x, b_mean, b_rstd, norm_weight, o_c, m_c, C)
+        b_grad_x, b_scales = normalised_backward(b_grad_norm, b_x, b_statistics, norm, o_c, m_c, C)
         b_grad_weight += tl.sum(b_scales, 0)
         if ADD_GRAD:
-            b_grad_x += tl.load(p_grad[:, None] + o_c[None, :] * grad_c, mask=m_x, other=0.0).to(tl.float32)
-        p_out = grad_x + o_m[:, None] * grad_x_n + o_c[None, :] * grad_x_c
+            p_add = p_grad[:, None] + o_c[None, :] * grad_strides[1]
+            b_grad_x += tl.load(p_add, mask=m_x, other=0.0).to(tl.float32)
+        p_out = grad_x + o_m[:, None] * grad_x_strides[0] + o_c[None, :] * grad_x_strides[1]
         tl.store(p_out, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_x)
     p_partial = grad_norm + tl.program_id(0) * 2 * C + o_c
     tl.store(p_partial, b_grad_weight, mask=m_c)
@@ -114,31 +90,10 @@ def transition_backward_rows_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def transition_backward_weights_kernel(
-    x,
-    grad,
-    grad_w1,
-    grad_w2,
-    grad_b1,
-    norm_weight,
-    norm_bias,
-    w1,
-    b1,
-    w2,
-    rows,
-    hidden,
-    x_n,
-    x_c,
-    grad_n,
-    grad_c,
-    EPS,
-    C: tl.constexpr,
-    BC: tl.constexpr,
-    BM: tl.constexpr,
-    BH: tl.constexpr,
-    BK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, grad, grad_w1, grad_w2, grad_b1, weights, rows, hidden, x_strides, grad_strides, EPS,
+    C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """A program owns BH hidden channels and a share of the rows.
 
     It leaves its share of the gradients of the weights, ``[programs, hidden, C]`` each (that of ``w2``
@@ -148,34 +103,32 @@ def transition_backward_weights_kernel(
     m_h = o_h < hidden
     o_c = tl.arange(0, BC)
     m_c = o_c < C
+    norm = (weights.norm_weight, weights.norm_bias)
     b_grad_w1 = tl.zeros([BH, BC], tl.float32)
     b_grad_w2 = tl.zeros([BH, BC], tl.float32)
     b_grad_b1 = tl.zeros([BH], tl.float32)
-    b_b1 = tl.load(b1 + o_h, mask=m_h, other=0.0).to(tl.float32)
+    b_b1 = tl.load(weights.b1 + o_h, mask=m_h, other=0.0).to(tl.float32)
     for i_m in range(tl.program_id(1), tl.cdiv(rows, BM), tl.num_programs(1)):
         o_m = tl.cast(i_m, tl.int64) * BM + tl.arange(0, BM)
         m_m = o_m < rows
-        m_x = m_m[:, None] & m_c[None, :]
-        p_x = x + o_m * x_n
-        p_grad = grad + o_m * grad_n
+        p_x = x + o_m * x_strides[0]
+        p_grad = grad + o_m * grad_strides[0]
+        b_norm, b_statistics = load_normalised(p_x, o_c * x_strides[1], norm, o_c, m_m, m_c, C, EPS)
         # [BM, BC]
-        b_x = tl.load(p_x[:, None] + o_c[None, :] * x_c, mask=m_x, other=0.0).to(tl.float32)
-        b_mean, b_rstd = row_statistics(b_x, m_c, C, EPS)
-        b_norm = normalised(b_x, b_mean, b_rstd, norm_weight, norm_bias, o_c, m_c)
-        # [BM, BC]
-        b_grad = tl.load(p_grad[:, None] + o_c[None, :] * grad_c, mask=m_x, other=0.0).to(tl.float32)
+        p_block = p_grad[:, None] + o_c[None, :] * grad_strides[1]
+        b_grad = tl.load(p_block, mask=m_m[:, None] & m_c[None, :], other=0.0).to(tl.float32)
         b_hidden = rows_product(
-            b_norm, p_x, x_c, b_mean, b_rstd, norm_weight, norm_bias, w1 + o_h * C, 1, m_m, m_h,
+            b_norm, p_x, x_strides[1], b_statistics, norm, weights.w1 + o_h * C, 1, m_m, m_h,
             C, BM, BC, BH, BK, True, SPLIT, PRECISION,
         )  # fmt: skip
         b_hidden = tl.maximum(b_hidden + b_b1[None, :], 0.0)
         b_grad_hidden = rows_product(
-            b_grad, p_grad, grad_c, b_mean, b_rstd, norm_weight, norm_bias, w2 + o_h, hidden, m_m, m_h,
+            b_grad, p_grad, grad_strides[1], b_statistics, norm, weights.w2 + o_h, hidden, m_m, m_h,
             C, BM, BC, BH, BK, False, False, PRECISION,
         )  # fmt: skip
         b_grad_hidden = tl.where(b_hidden > 0.0, b_grad_hidden, 0.0)
         b_grad_b1 += tl.sum(b_grad_hidden, 0)
-        dtype = w1.dtype.element_ty
+        dtype = weights.w1.dtype.element_ty
         b_grad_w1 += dot(tl.trans(cast(b_grad_hidden, dtype)), cast(b_norm, dtype), PRECISION)
         b_grad_w2 += dot(tl.trans(cast(b_hidden, dtype)), cast(b_grad, dtype), PRECISION)
     i_s = tl.program_id(1).to(tl.int64)
@@ -187,98 +140,64 @@ def transition_backward_weights_kernel(
 
 
 def backward(
-    grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_grad: bool, needs: Sequence[bool]
+    grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needed: Collection[str]
 ) -> list[Tensor]:
-    """Gradients of ``x`` and of the parameters, in float32 except for that of ``x``; empty if not needed."""
-    c, hidden = x.shape[-1], len(parameters[2])
-    need_norm, need_weights = any(needs[1:3]), any(needs[3:])
-    weights = typed_parameters(parameters, x.dtype)[:5]
-    rows_config = configuration("transition_backward_rows", x, c)
-    weights_config = configuration("transition_backward_weights", x, c)
-    switches = {
-        "C": c,
-        "BC": padded(c),
-        "SPLIT": x.dtype != torch.float32,
-        "PRECISION": precision(x),
-    }
+    """Gradients of ``x [*, c]`` in its dtype, and of the parameters in float32; empty or any if not needed.
+
+    Args:
+        grad: Of the result, ``[*, c]``.
+        x: The input.
+        parameters: As of ``transition``.
+        add_grad: Whether ``x`` is the residual as well.
+        needed: Names of the inputs that need a gradient.
+    """
+    c = x.shape[-1]
+    weights = in_dtype(parameters, x.dtype)
+    hidden = len(weights.w1)
+    switches = {"C": c, "BC": padded(c), "SPLIT": x.dtype != torch.float32, "PRECISION": precision(x)}
     grad_x = torch.empty_like(x)
-    grads = [x.new_zeros(p.shape, dtype=torch.float32) for p in parameters]
+    totals = zeros_of(parameters, torch.float32)
     for b_x, b_grad, b_grad_x in position_blocks(WHOLE, x, grad, grad_x):
         rows = len(b_x)
         if rows == 0:
             continue
-        if needs[0] or need_norm:
-            programs = min(PROGRAMS, triton.cdiv(rows, rows_config.blocks["BM"]))
+        if {"x", "norm_weight", "norm_bias"} & set(needed):
+            config = configuration("transition_backward_rows", x, c)
+            programs = min(PROGRAMS, triton.cdiv(rows, config.blocks["BM"]))
             partial = x.new_empty(programs, 2, c, dtype=torch.float32)
             transition_backward_rows_kernel[(programs,)](
-                b_x,
-                b_grad,
-                b_grad_x,
-                partial,
-                *weights,
-                rows,
-                hidden,
-                *b_x.stride(),
-                *b_grad.stride(),
-                *b_grad_x.stride(),
-                EPS,
+                *(b_x, b_grad, b_grad_x, partial, weights, rows, hidden),
+                *(b_x.stride(), b_grad.stride(), b_grad_x.stride(), EPS),
                 ADD_GRAD=add_grad,
                 **switches,
-                **rows_config.launch,
+                **config.launch,
             )
-            for total, part in zip(grads[:2], partial.sum(0), strict=True):
+            for total, part in zip((totals.norm_weight, totals.norm_bias), partial.sum(0), strict=True):
                 total += part
-        if need_weights:
-            programs = triton.cdiv(hidden, weights_config.blocks["BH"])
-            parts = splits(rows, weights_config.blocks["BM"], programs)
+        if {"w1", "b1", "w2", "b2"} & set(needed):
+            config = configuration("transition_backward_weights", x, c)
+            programs = triton.cdiv(hidden, config.blocks["BH"])
+            parts = splits(rows, config.blocks["BM"], programs)
             partial_w1, partial_w2 = x.new_empty(2, parts, hidden, c, dtype=torch.float32)
             partial_b1 = x.new_empty(parts, hidden, dtype=torch.float32)
             transition_backward_weights_kernel[(programs, parts)](
-                b_x,
-                b_grad,
-                partial_w1,
-                partial_w2,
-                partial_b1,
-                *weights,
-                rows,
-                hidden,
-                *b_x.stride(),
-                *b_grad.stride(),
-                EPS,
+                *(b_x, b_grad, partial_w1, partial_w2, partial_b1, weights, rows, hidden),
+                *(b_x.stride(), b_grad.stride(), EPS),
                 **switches,
-                **weights_config.launch,
+                **config.launch,
             )
-            grads[2] += partial_w1.sum(0)
-            grads[3] += partial_b1.sum(0)
-            grads[4] += partial_w2.sum(0).t()
-            grads[5] += b_grad.sum(0, dtype=torch.float32)
-    return [grad_x, *grads]
+            totals.w1.add_(partial_w1.sum(0))
+            totals.b1.add_(partial_b1.sum(0))
+            totals.w2.add_(partial_w2.sum(0).t())
+            totals.b2.add_(b_grad.sum(0, dtype=torch.float32))
+    return [grad_x, *totals]
 
 
-def specimens() -> list[Specimen]:
-    """Every kernel in every dtype and configuration that ships."""
-    sums = {"norm_weight", "norm_bias", "grad_norm", "grad_w1", "grad_w2", "grad_b1"}
+def variants() -> list[KernelVariant]:
+    """Both kernels in every dtype and configuration that ships."""
 
-    def backward_constants(c: int, dtype: torch.dtype) -> dict[str, Any]:
-        return {"C": c, "BC": padded(c), "SPLIT": dtype != torch.float32}
+    def launch(new: NewTensor, c: int) -> None:
+        x = new(16, c)
+        backward(x, x, example_parameters(new, c), True, ("x", "w1"))
 
-    return specimens_of(
-        {
-            "transition_backward_rows": Kernel(
-                transition_backward_rows_kernel,
-                lambda c, dtype: backward_constants(c, dtype) | {"ADD_GRAD": True},
-                ("hidden", "x_n", "grad_n", "grad_x_n"),
-                ("rows",),
-                ("x_c", "grad_c", "grad_x_c"),
-                sums,
-            ),
-            "transition_backward_weights": Kernel(
-                transition_backward_weights_kernel,
-                backward_constants,
-                ("hidden", "x_n", "grad_n"),
-                ("rows",),
-                ("x_c", "grad_c"),
-                sums,
-            ),
-        }
-    )
+    return recorded_variants(launch, "C", WIDTHS)

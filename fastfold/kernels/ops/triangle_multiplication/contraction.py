@@ -1,4 +1,4 @@
-"""The middle of a triangle multiplication: which factors exist when, and where their product waits.
+"""The middle of a triangle multiplication: which edge factors exist when, and where their product waits.
 
 All of a pair tensor takes part in each element of the product, so old and new exist together. The product is made for
 a group of channels at a time, because only so many of its factors then exist; with :class:`HostBuffers` its finished
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class ContractionPlan:
 
 
 def contraction_bytes(n: int, c: int, element_size: int, *, channels: int, streamed: bool) -> int:
-    """Memory on the device that :func:`multiply` takes beside its arguments, without what its backend takes.
+    """Memory on the device that :func:`multiply` takes in addition to its arguments, without what its backend takes.
 
     Args:
         n: Length N of the target.
@@ -54,11 +54,11 @@ def block_rows(n: int, c: int, channels: int) -> int:
     return max(1, channels * n // c)
 
 
-class Halves(Protocol):
+class TriangleBackend(Protocol):
     """What a backend does before and after the contraction, for one batch element."""
 
-    def project(self, sides: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Fill ``sides [2 count, N, N]``: channels from ``first`` of the left factor, then of the right one."""
+    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """Fill ``projections [2 count, N, N]``: channels from ``first`` of the left factor, then of the right one."""
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
@@ -66,16 +66,54 @@ class Halves(Protocol):
         """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, N]``."""
 
 
+class TriangleGradients(Protocol):
+    """What a backend does in the backward pass of one batch element; it sums the gradients of the parameters."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What factors, product and their gradients are kept in."""
+
+    @property
+    def channels(self) -> int:
+        """Hidden channels c."""
+
+    def contraction_groups(self, n: int) -> tuple[int, int]:
+        """Channels that are contracted at a time, and of which the gradients are."""
+
+    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """As of :class:`TriangleBackend`, in ``dtype``."""
+
+    def update_backward(
+        self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
+    ) -> None:
+        """Put the gradient of ``product [c, R, N]`` in its place, and that of the normalised ``z`` into ``grad_z``."""
+
+    def factors_backward(
+        self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
+    ) -> None:
+        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, with what the factors ``[2 c, R, N]`` give."""
+
+    def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
+        """The gradient of ``z`` if nothing else than the update depends on it."""
+
+    def factor_grads(self) -> tuple[Tensor, ...]:
+        """Gradients of the parameters of the first part."""
+
+    def update_grads(self) -> tuple[Tensor, ...]:
+        """Gradients of the parameters of the second part."""
+
+
 def multiply(
     out: Tensor,
     z: Tensor,
     mask: Tensor,
+    backend: TriangleBackend,
+    *,
+    residual: Tensor | None,
+    dropout: Tensor | None,
     outgoing: bool,
     c: int,
     channels: int,
-    halves: Halves,
-    residual: Tensor | None,
-    dropout: Tensor | None,
     scratch: Scratch,
     host: HostBuffers | None,
 ) -> None:
@@ -85,31 +123,38 @@ def multiply(
         out: Where the result goes.
         z: Pair tensor.
         mask: ``[*, N, N]``.
+        backend: What happens before and after the contraction.
+        residual: Of the shape of ``z``, or None.
+        dropout: Of the shape of ``z``, or None.
         outgoing: Which of the two contractions.
         c: Hidden channels.
         channels: Channels whose factors exist at a time.
-        halves: The backend.
-        residual: Of the shape of ``z``, or None.
-        dropout: Of the shape of ``z``, or None.
         scratch: Buffers, of the dtype and device of ``z``.
         host: Where the product waits; None for the device.
     """
     n = z.shape[-2]
+    how: dict[str, Any] = {
+        "outgoing": outgoing,
+        "c": c,
+        "channels": channels,
+        "scratch": scratch,
+        "host": host,
+    }
     for i in batch_elements(z):
-        finished = _product(z[i], mask[i], outgoing, c, channels, halves, scratch, host)
-        for rows, product in finished:
+        for rows, product in _product(z[i], mask[i], backend, **how):
             b_residual = None if residual is None else residual[i][rows]
             b_dropout = None if dropout is None else dropout[i][rows]
-            halves.write(out[i][rows], product.view(c, -1, n), z[i][rows], b_residual, b_dropout)
+            backend.write(out[i][rows], product.view(c, -1, n), z[i][rows], b_residual, b_dropout)
 
 
 def _product(
     z: Tensor,
     mask: Tensor,
+    backend: TriangleBackend,
+    *,
     outgoing: bool,
     c: int,
     channels: int,
-    halves: Halves,
     scratch: Scratch,
     host: HostBuffers | None,
 ) -> Iterator[tuple[slice, Tensor]]:
@@ -125,9 +170,9 @@ def _product(
         streamed = StreamedRows(host, c, blocks, n, (staging[0], staging[1]), z)
     for first in range(0, c, channels):
         count = min(channels, c - first)
-        sides = scratch("factors", 2 * count, n, n)
-        halves.project(sides, z, mask, first, count)
-        left, right = sides[:count], sides[count:]
+        factors = scratch("factors", 2 * count, n, n)
+        backend.project(factors, z, mask, first, count)
+        left, right = factors[:count], factors[count:]
         for index, rows in enumerate(blocks):
             if streamed is None:
                 assert product is not None
@@ -159,7 +204,7 @@ def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool,
     Args:
         grad: ``[g, N, N]``.
         left: Overwritten by its gradient.
-        right: Likewise.
+        right: Overwritten by its gradient too.
         outgoing: Which of the two contractions.
         buffer: Working memory ``[g, N, N]``.
     """

@@ -6,106 +6,35 @@ everything again from their inputs, and add to the gradients of the parameters.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements
+from fastfold.kernels.common.parameters import zeros_of
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
+    accumulation_dtype,
     at_positions,
     block_positions,
-    exact_dtype,
     finish,
     normalise,
     normalise_backward,
     position_blocks,
-    without_autocast,
 )
-from fastfold.kernels.ops.triangle_multiplication.contraction import (
-    ContractionPlan,
-    contract,
-    contract_backward,
-    multiply,
+from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
+    FactorWeights,
+    Norm,
+    UpdateWeights,
+    arrange_factors,
+    arrange_update,
+    factor_gradients,
+    of_channels,
+    update_gradients,
 )
-
-_EPS = 1e-5
-
-Norm = tuple[Tensor, Tensor]
-"""Scale and shift of a normalisation, in an exact dtype, or their gradients."""
-
-
-class FactorWeights(NamedTuple):
-    """Parameters of the first half as its passes use them, or their gradients.
-
-    The rows of ``sides [4 c, c_z]`` are projection and gate of ``left``, then projection and gate of ``right``.
-    """
-
-    norm: Norm
-    sides: Tensor
-    sides_bias: Tensor
-
-
-class UpdateWeights(NamedTuple):
-    """Parameters of the second half, or their gradients; ``norm`` is that of the pair, as in the first."""
-
-    norm: Norm
-    norm_out: Norm
-    out: Tensor
-    out_bias: Tensor
-    gate: Tensor
-    gate_bias: Tensor
-
-
-def arrange_factors(parameters: Sequence[Tensor], dtype: torch.dtype) -> FactorWeights:
-    """Norm, projection and gate, weight before bias each; the parameters of the norm in an exact dtype."""
-    norm, norm_bias, proj, proj_bias, gate, gate_bias = parameters
-    exact = torch.promote_types(dtype, torch.float32)
-
-    def interleave(projection: Tensor, gate: Tensor) -> Tensor:
-        sides = torch.stack([projection.unflatten(0, (2, -1)), gate.unflatten(0, (2, -1))], 1)
-        return sides.flatten(0, 2).to(dtype)
-
-    return FactorWeights(
-        (norm.to(exact), norm_bias.to(exact)),
-        interleave(proj, gate),
-        interleave(proj_bias[:, None], gate_bias[:, None]),
-    )
-
-
-def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
-    """Inverse of :func:`arrange_factors`."""
-    projection, gate = (x.flatten(0, 1) for x in grads.sides.unflatten(0, (2, 2, -1)).unbind(1))
-    projection_bias, gate_bias = (x.flatten() for x in grads.sides_bias.unflatten(0, (2, 2, -1)).unbind(1))
-    return *grads.norm, projection, projection_bias, gate, gate_bias
-
-
-def arrange_update(parameters: Sequence[Tensor], dtype: torch.dtype) -> UpdateWeights:
-    """Both norms, output projection and gate, weight before bias each; the norms in an exact dtype."""
-    exact = torch.promote_types(dtype, torch.float32)
-    norm, norm_bias, norm_out, norm_out_bias = (x.to(exact) for x in parameters[:4])
-    return UpdateWeights((norm, norm_bias), (norm_out, norm_out_bias), *(x.to(dtype) for x in parameters[4:]))
-
-
-def update_gradients(grads: UpdateWeights) -> tuple[Tensor, ...]:
-    """Inverse of :func:`arrange_update`."""
-    return *grads.norm, *grads.norm_out, *grads[2:]
-
-
-def of_channels(weights: FactorWeights, first: int, count: int) -> FactorWeights:
-    """Parameters of some of the hidden channels alone."""
-    c = len(weights.sides) // 4
-    if count == c:
-        return weights
-
-    def chosen(x: Tensor) -> Tensor:
-        return x.unflatten(0, (4, c))[:, first : first + count].flatten(0, 1)
-
-    return weights._replace(sides=chosen(weights.sides), sides_bias=chosen(weights.sides_bias))
+from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 
 
 def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
@@ -114,53 +43,53 @@ def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
 
 
 def write_factors(
-    sides: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: FactorWeights, scratch: Scratch
+    projections: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: FactorWeights, scratch: Scratch
 ) -> None:
-    """Fill ``sides [2 c, R N]`` with both factors of the contraction, gated and masked."""
-    for columns, (b_z, *b_mask) in _blocks(len(weights.sides), z, *masks):
+    """Fill ``projections [2 c, R N]`` with both factors of the contraction, gated and masked."""
+    for columns, (b_z, *b_mask) in _blocks(len(weights.projections), z, *masks):
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
-        for side, b_sides in zip(sides.chunk(2), _sides(b_x, weights, scratch), strict=True):
-            torch.ops.aten.glu(b_sides, 0, out=side[:, columns])
-            for factor in b_mask:
-                side[:, columns].mul_(factor.t())
+        for factor, b_projections in zip(
+            projections.chunk(2), _projections(b_x, weights, scratch), strict=True
+        ):
+            torch.ops.aten.glu(b_projections, 0, out=factor[:, columns])
+            for b_keep in b_mask:
+                factor[:, columns].mul_(b_keep.t())
 
 
 def factors_backward(
     grad_z: Tensor,
-    grad_sides: Tensor,
-    z: Tensor,
-    masks: tuple[Tensor, ...],
+    grad_factors: Tensor,
+    inputs: tuple[Tensor, tuple[Tensor, ...], Tensor | None],
     weights: FactorWeights,
     totals: FactorWeights,
     scratch: Scratch,
-    add: Tensor | None,
 ) -> None:
     """Turn ``grad_z``, which holds other shares of the gradient of the normalised ``z``, into the gradient of ``z``.
 
     Args:
         grad_z: ``[R, N, c_z]``, in the dtype of the weights.
-        grad_sides: ``[2 c, R N]``, gradient of the factors; overwritten.
-        z: ``[R, N, c_z]``.
-        masks: See :func:`unless_ones`.
+        grad_factors: ``[2 c, R N]``, gradient of the factors.
+        inputs: ``z [R, N, c_z]``, its mask (see :func:`unless_ones`), and ``[R, N, c_z]`` to add to the gradient.
         weights: In an exact dtype.
         totals: What the gradients of the parameters are added to.
         scratch: Buffers of the dtype of the weights.
-        add: ``[R, N, c_z]`` to add to the gradient, or None.
     """
+    z, masks, add = inputs
     adds = () if add is None else (add,)
-    for columns, (b_z, b_grad_x, *rest) in _blocks(len(weights.sides), z, grad_z, *adds, *masks):
+    for columns, (b_z, b_grad_x, *rest) in _blocks(len(weights.projections), z, grad_z, *adds, *masks):
         b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
-        b_z = b_z.to(weights.sides.dtype)
+        b_z = b_z.to(weights.projections.dtype)
         b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
-        b_grad_sides = scratch("grad_sides", len(weights.sides), len(b_x))
-        b_sides = _sides(b_x, weights, scratch)
-        for side, b_pre, b_out in zip(grad_sides.chunk(2), b_sides, b_grad_sides.chunk(2), strict=True):
-            for factor in b_mask:
-                side[:, columns].mul_(factor.t())
-            torch.ops.aten.glu_backward(side[:, columns], b_pre, 0, grad_input=b_out)
-        totals.sides.addmm_(b_grad_sides, b_x)
-        totals.sides_bias.add_(b_grad_sides.sum(1, keepdim=True))
-        b_grad_x.addmm_(b_grad_sides.t(), weights.sides)
+        b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
+        b_both = _projections(b_x, weights, scratch)
+        for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
+            b_grad = grad[:, columns]
+            for b_keep in b_mask:
+                b_grad = torch.mul(b_grad, b_keep.t(), out=scratch("masked", *b_grad.shape))
+            torch.ops.aten.glu_backward(b_grad, b_pre, 0, grad_input=b_out)
+        totals.projections.addmm_(b_grad_both, b_x)
+        totals.projections_bias.add_(b_grad_both.sum(1, keepdim=True))
+        b_grad_x.addmm_(b_grad_both.t(), weights.projections)
         b_result = normalise_backward(b_grad_x, b_z, statistics, *weights.norm, *totals.norm)
         finish(b_grad_x, b_result, b_add, None)
 
@@ -188,9 +117,7 @@ def write_update(
 def update_backward(
     grad_x: Tensor,
     product: Tensor,
-    grad: Tensor,
-    z: Tensor,
-    dropout: Tensor | None,
+    inputs: tuple[Tensor, Tensor, Tensor | None],
     weights: UpdateWeights,
     totals: UpdateWeights,
     scratch: Scratch,
@@ -200,13 +127,12 @@ def update_backward(
     Args:
         grad_x: ``[R, N, c_z]``, in the dtype of the weights.
         product: What the second normalisation gets, in the same dtype.
-        grad: Gradient of the update ``[R, N, c_z]``.
-        z: ``[R, N, c_z]``.
-        dropout: Factors in the shape of ``z``, or None.
+        inputs: Gradient of the update ``[R, N, c_z]``, ``z [R, N, c_z]``, and its dropout's factors or None.
         weights: In an exact dtype.
         totals: What the gradients of the parameters are added to, but for those of the norm of ``z``.
         scratch: Buffers of the dtype of the weights.
     """
+    grad, z, dropout = inputs
     for columns, (b_z, b_grad, b_grad_x) in _blocks(_widest(weights), z, grad, grad_x):
         b_grad = scratch.copy("grad", b_grad)
         if dropout is not None:
@@ -254,14 +180,15 @@ def _blocks(channels: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tens
 
 def _normalise(x: Tensor, parameters: Norm, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Normalised block in ``dtype`` and its statistics."""
-    out, *statistics = normalise(x.to(parameters[0].dtype), *parameters, _EPS)
-    return out.to(dtype), (statistics[0], statistics[1])
+    scale, shift = parameters
+    out, mean, rstd = normalise(x.to(scale.dtype), scale, shift, EPS)
+    return out.to(dtype), (mean, rstd)
 
 
-def _sides(b_x: Tensor, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
+def _projections(b_x: Tensor, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
     """Projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
-    out = scratch("sides", len(weights.sides), len(b_x))
-    return torch.addmm(weights.sides_bias, weights.sides, b_x.t(), out=out).chunk(2)
+    out = scratch("projections", len(weights.projections), len(b_x))
+    return torch.addmm(weights.projections_bias, weights.projections, b_x.t(), out=out).chunk(2)
 
 
 def _output(b_x: Tensor, b_product: Tensor, weights: UpdateWeights, scratch: Scratch) -> Tensor:
@@ -273,86 +200,90 @@ def _output(b_x: Tensor, b_product: Tensor, weights: UpdateWeights, scratch: Scr
     return out
 
 
-class _TorchHalves:
-    """What comes before and after the contraction, in blocks of positions."""
+def channel_group(c: int, positions: int) -> int:
+    """Channels whose two factors exist at a time: a quarter of them."""
+    return max(1, c // 4)
 
-    def __init__(self, parameters: Sequence[Tensor], scratch: Scratch, masked: bool) -> None:
-        self._factors = arrange_factors(parameters[:6], scratch.dtype)
-        self._update = arrange_update((*parameters[:2], *parameters[6:]), scratch.dtype)
-        self._scratch, self._masked = scratch, masked
 
-    def project(self, sides: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.Halves`."""
-        masks = (mask[..., None],) if self._masked else ()
+class Forward:
+    """What comes before and after the contraction, in blocks of positions.
+
+    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleBackend`.
+
+    Args:
+        factors: Parameters of the first part, if it is used.
+        update: Those of the second.
+        scratch: Buffers, in the dtype of the products.
+    """
+
+    def __init__(self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch) -> None:
+        self.dtype, self._scratch = scratch.dtype, scratch
+        self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
+        self._update = None if update is None else arrange_update(update, scratch.dtype)
+
+    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """Factors of some channels."""
+        assert self._factors is not None
         weights = of_channels(self._factors, first, count)
-        write_factors(sides.flatten(1), z, masks, weights, self._scratch)
+        write_factors(projections.flatten(1), z, unless_ones(mask), weights, self._scratch)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.Halves`."""
+        """The result."""
+        assert self._update is not None
         write_update(out, product.flatten(1), z, residual, dropout, self._update, self._scratch)
 
 
-@without_autocast
-def forward(
-    out: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    outgoing: bool,
-    parameters: Sequence[Tensor],
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    scratch: Scratch,
-    plan: ContractionPlan,
-) -> None:
-    """Fill ``out``; ``dropout`` has the shape of ``z``."""
-    scratch = scratch.of(z)
-    c = parameters[8].shape[1]
-    channels = min(c, plan.channels or max(1, c // 4))
-    both = _TorchHalves(parameters, scratch, bool(unless_ones(mask)))
-    multiply(out, z, mask, outgoing, c, channels, both, residual, dropout, scratch, plan.host)
+class Backward(Forward):
+    """Gradients, in blocks of positions and in the dtype of accumulation.
 
+    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`.
+    """
 
-@without_autocast
-def backward(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    outgoing: bool,
-    add_grad: bool,
-) -> list[Tensor]:
-    """Gradients of ``z`` and the parameters, in an exact dtype; everything is recomputed from the inputs."""
-    exact = exact_dtype(z)
-    zeros = [torch.zeros_like(p, dtype=exact) for p in parameters]
-    (factors, update), (factor_totals, update_totals) = (
-        (arrange_factors(p[:6], exact), arrange_update((*p[:2], *p[6:]), exact)) for p in (parameters, zeros)
-    )
-    grad_z = torch.empty_like(z, dtype=exact)
-    for i in batch_elements(z):
-        scratch, masks = Scratch().of(z, exact), unless_ones(mask[i])
-        sides = scratch("sides_of_all", len(factors.sides) // 2, z.shape[-3] * z.shape[-2])
-        write_factors(sides, z[i], masks, factors, scratch)
-        left, right = sides.chunk(2)
-        product = torch.empty_like(left)
-        for b_left, b_right, b_product in _channels(left, right, product):
-            contract(b_left, b_right, slice(0, z.shape[-2]), outgoing, b_product)
-        # Back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
-        b_dropout = None if dropout is None else dropout[i]
-        update_backward(grad_z[i], product, grad[i], z[i], b_dropout, update, update_totals, scratch)
-        for b_product, b_left, b_right in _channels(product, left, right):
-            contract_backward(b_product, b_left, b_right, outgoing, scratch("product", *b_left.shape))
-        del product
-        add = grad[i] if add_grad else None
-        factors_backward(grad_z[i], sides, z[i], masks, factors, factor_totals, scratch, add)
-    return [grad_z, *factor_gradients(factor_totals), *update_gradients(update_totals)[2:]]
+    def __init__(
+        self, factors: FactorParams | None, update: UpdateParams | None, z: Tensor, needed: Collection[str]
+    ) -> None:
+        super().__init__(factors, update, Scratch().of(z, accumulation_dtype(z)))
+        if factors is not None:
+            self._factor_totals = arrange_factors(zeros_of(factors, self.dtype), self.dtype)
+            self.channels = factors.proj_weight.shape[0] // 2
+        if update is not None:
+            self._update_totals = arrange_update(zeros_of(update, self.dtype), self.dtype)
 
+    def contraction_groups(self, n: int) -> tuple[int, int]:
+        """Groups whose matrices stay in the cache."""
+        group = max(1, BLOCK_ELEMENTS // 2 // (n * n))
+        return group, group
 
-def _channels(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Groups of channels of ``[c, N²]`` tensors, as batches of matrices ``[g, N, N]``."""
-    n = math.isqrt(tensors[0].shape[1])
-    return zip(
-        *(x.view(-1, n, n).split(max(1, BLOCK_ELEMENTS // 2 // (n * n))) for x in tensors), strict=True
-    )
+    def update_backward(
+        self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
+    ) -> None:
+        """Gradients of product and normalised pair."""
+        assert self._update is not None
+        totals = self._update_totals
+        update_backward(grad_z, product.flatten(1), (grad, z, dropout), self._update, totals, self._scratch)
+
+    def factors_backward(
+        self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
+    ) -> None:
+        """Gradient of the pair."""
+        assert self._factors is not None
+        inputs = (z, unless_ones(mask), add)
+        grads = (grad_z, grad_factors.flatten(1))
+        factors_backward(*grads, inputs, self._factors, self._factor_totals, self._scratch)
+
+    def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
+        """Gradient of the pair without factors, in the place of that of the normalised one."""
+        assert self._update is not None
+        for i in batch_elements(z):
+            norm_backward(grad_z[i], z[i], self._update, self._update_totals)
+        return grad_z
+
+    def factor_grads(self) -> tuple[Tensor, ...]:
+        """Of the first part."""
+        return factor_gradients(self._factor_totals)
+
+    def update_grads(self) -> tuple[Tensor, ...]:
+        """Of the second part."""
+        return update_gradients(self._update_totals)

@@ -13,118 +13,80 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_run_on_triton
-from fastfold.kernels.common.gradients import unwritten_gradients, wanted_gradients
-from fastfold.kernels.common.layout import batch_elements
-from fastfold.kernels.common.scratch import Scratch, exact_dtype, without_autocast
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
+from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
+from fastfold.kernels.common.scratch import accumulation_dtype
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.triangle_multiplication import eager
+from fastfold.kernels.ops.triangle_multiplication import passes
+from fastfold.kernels.ops.triangle_multiplication.params import FactorParams
 
 
-def triangle_factors_definition(
-    z: Tensor,
-    mask: Tensor,
-    *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-) -> Tensor:
-    """Specification of :func:`triangle_factors`."""
-    exact = torch.promote_types(z.dtype, torch.float32)
-    x = layer_norm_definition(z.to(exact), norm_weight, norm_bias)
-    p = mask.to(exact)[..., None] * linear(x, proj_weight.to(exact), proj_bias.to(exact))
-    p = p * linear(x, gate_weight.to(exact), gate_bias.to(exact)).sigmoid()
+def triangle_factors_definition(z: Tensor, mask: Tensor, **parameters: Tensor) -> Tensor:
+    """Specification of :func:`triangle_factors`, with its :class:`~.params.FactorParams`."""
+    exact = accumulation_dtype(z)
+    w = FactorParams(**{name: x.to(exact) for name, x in parameters.items()})
+    x = layer_norm_definition(z.to(exact), w.norm_weight, w.norm_bias)
+    p = mask.to(exact)[..., None] * linear(x, w.proj_weight, w.proj_bias)
+    p = p * linear(x, w.gate_weight, w.gate_bias).sigmoid()
     return p.movedim(-1, -3).to(z.dtype)
 
 
-def _factors_shape(z: Tensor, parameters: Sequence[Tensor]) -> tuple[int, ...]:
-    return (*z.shape[:-3], len(parameters[2]), *z.shape[-3:-1])
-
-
 @torch.library.custom_op("fastfold::triangle_factors", mutates_args=())
-@without_autocast
-def _triangle_factors(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str | None) -> Tensor:
-    sides = z.new_empty(_factors_shape(z, parameters))
-    if products_run_on_triton(z, z.shape[-1], backend):
-        from fastfold.kernels.ops.triangle_multiplication.triton_launch import write_factors
-
-        write_factors(sides, z, mask, parameters)
-        return sides
-    weights, scratch = eager.arrange_factors(parameters, z.dtype), Scratch().of(z)
-    for i in batch_elements(z):
-        masks = eager.unless_ones(mask[i])
-        eager.write_factors(sides[i].flatten(1), z[i], masks, weights, scratch)
-    return sides
+def _triangle_factors(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+    factors = _fake(z, mask, parameters, backend)
+    passes.factors(factors, z, mask, FactorParams(*parameters), backend=backend)
+    return factors
 
 
 @_triangle_factors.register_fake
-def _(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str | None) -> Tensor:
-    return z.new_empty(_factors_shape(z, parameters))
+def _fake(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
+    channels = FactorParams(*parameters).proj_weight.shape[0]
+    return z.new_empty(*z.shape[:-3], channels, *z.shape[-3:-1])
 
 
 @torch.library.custom_op("fastfold::triangle_factors_backward", mutates_args=())
 def _triangle_factors_backward(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    parameters: Sequence[Tensor],
-    needs: Sequence[bool],
-    backend: str | None,
+    grad: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
     """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty."""
-    grads = _factors_gradients(grad, z, mask, parameters, backend)
-    return wanted_gradients(grads, (z, *parameters), needs)
-
-
-@without_autocast
-def _factors_gradients(
-    grad: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str | None
-) -> list[Tensor]:
-    if products_run_on_triton(z, z.shape[-1], backend):
-        from fastfold.kernels.ops.triangle_multiplication.triton_launch import factors_backward
-
-        return factors_backward(grad.contiguous(), z, mask, parameters)
-    exact = exact_dtype(z)
-    weights = eager.arrange_factors(parameters, exact)
-    zeros = [torch.zeros_like(p, dtype=exact) for p in parameters]
-    totals = eager.arrange_factors(zeros, exact)
-    grad_z = torch.zeros_like(z, dtype=exact)
-    for i in batch_elements(z):
-        masks, scratch = eager.unless_ones(mask[i]), Scratch().of(z, exact)
-        b_grad = grad[i].to(exact, copy=True, memory_format=torch.contiguous_format).flatten(1)
-        eager.factors_backward(grad_z[i], b_grad, z[i], masks, weights, totals, scratch, None)
-    return [grad_z, *eager.factor_gradients(totals)]
+    grads = passes.factors_backward(grad, z, mask, FactorParams(*parameters), backend=backend)
+    return cast_grads(grads, (z, *parameters), needs)
 
 
 @_triangle_factors_backward.register_fake
-def _(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    parameters: Sequence[Tensor],
-    needs: Sequence[bool],
-    backend: str | None,
+def _backward_fake(
+    grad: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    return unwritten_gradients((z, *parameters), needs)
+    return empty_grads((z, *parameters), needs)
 
 
-def _setup_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     z, mask, parameters, ctx.backend = inputs
     ctx.save_for_backward(z, mask, *parameters)
 
 
-def _differentiate_factors(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     z, mask, *parameters = ctx.saved_tensors
-    needs = [x.requires_grad for x in (z, *parameters)]
+    need_z, _, need_parameters, _ = ctx.needs_input_grad
+    needs = [need_z, *need_parameters]
     grads = _triangle_factors_backward(grad, z, mask, parameters, needs, ctx.backend)
-    grad_z, *rest = (g if need else None for g, need in zip(grads, needs, strict=True))
-    return grad_z, None, rest, None
+    grad_z, *of_parameters = grads_or_none(grads, needs)
+    return grad_z, None, of_parameters, None
 
 
-_triangle_factors.register_autograd(_differentiate_factors, setup_context=_setup_factors)
+_triangle_factors.register_autograd(_backward, setup_context=_setup_context)
+
+
+@declares_cost("triangle_factors")
+def _cost(call: Arguments) -> OperatorCost:
+    w = FactorParams(*call["parameters"])
+    return OperatorCost(projection_flops(call["z"], w.proj_weight, w.gate_weight))
+
+
+@declares_cost("triangle_factors_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    return OperatorCost(3 * _cost(call).flops, launches=2)
 
 
 def triangle_factors(
@@ -160,5 +122,5 @@ def triangle_factors(
     Raises:
         ConfigError: The backend does not exist or cannot run here.
     """
-    parameters = (norm_weight, norm_bias, proj_weight, proj_bias, gate_weight, gate_bias)
-    return _triangle_factors(z, mask, parameters, backend)
+    parameters = FactorParams(norm_weight, norm_bias, proj_weight, proj_bias, gate_weight, gate_bias)
+    return _triangle_factors(z, mask, parameters, products_backend(z, z.shape[-1], backend))

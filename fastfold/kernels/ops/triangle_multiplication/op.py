@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,107 +10,62 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_run_on_triton
-from fastfold.kernels.common.gradients import unwritten_gradients, wanted_gradients
-from fastfold.kernels.common.scratch import Scratch, refuse_gradients, without_autocast
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.parameters import (
+    cast_grads,
+    empty_grads,
+    grads_or_none,
+    like_first,
+    needed_names,
+)
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.triangle_multiplication import eager
+from fastfold.kernels.ops.triangle_multiplication import passes
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 
 
 def triangle_multiplication_definition(
-    z: Tensor,
-    mask: Tensor,
-    *,
-    norm_in_weight: Tensor,
-    norm_in_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    gate_weight: Tensor,
-    gate_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
-    outgoing: bool,
+    z: Tensor, mask: Tensor, *, outgoing: bool, **parameters: Tensor
 ) -> Tensor:
-    """Specification of :func:`triangle_multiplication`."""
-    exact = torch.promote_types(z.dtype, torch.float32)
-
-    def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return linear(x, weight.to(exact), bias.to(exact))
-
-    x = layer_norm_definition(z.to(exact), norm_in_weight, norm_in_bias)
-    p = mask.to(exact)[..., None] * affine(x, proj_weight, proj_bias)
-    p = p * affine(x, gate_weight, gate_bias).sigmoid()
+    """Specification of :func:`triangle_multiplication`, with its :class:`~.params.TriangleParams`."""
+    exact = accumulation_dtype(z)
+    w = TriangleParams(**{name: x.to(exact) for name, x in parameters.items()})
+    x = layer_norm_definition(z.to(exact), w.norm_in_weight, w.norm_in_bias)
+    p = mask.to(exact)[..., None] * linear(x, w.proj_weight, w.proj_bias)
+    p = p * linear(x, w.gate_weight, w.gate_bias).sigmoid()
     left, right = p.chunk(2, dim=-1)
     if outgoing:
         out = torch.einsum("...ikc,...jkc->...ijc", left, right)
     else:
         out = torch.einsum("...kjc,...kic->...ijc", left, right)
-    out = affine(layer_norm_definition(out, norm_out_weight, norm_out_bias), out_weight, out_bias)
-    return (out * affine(x, out_gate_weight, out_gate_bias).sigmoid()).to(z.dtype)
-
-
-@without_autocast
-def _forward(
-    out: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    outgoing: bool,
-    parameters: Sequence[Tensor],
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    scratch: Scratch,
-    plan: ContractionPlan,
-    backend: str | None,
-) -> None:
-    """Fill ``out``; ``dropout`` has the shape of ``z``."""
-    rest = (parameters, residual, dropout, scratch, plan)
-    if products_run_on_triton(z, max(parameters[8].shape), backend):
-        from fastfold.kernels.ops.triangle_multiplication import triton_launch
-
-        triton_launch.forward(out, z, mask, outgoing, *rest)
-    else:
-        eager.forward(out, z, mask, outgoing, *rest)
+    out = linear(layer_norm_definition(out, w.norm_out_weight, w.norm_out_bias), w.out_weight, w.out_bias)
+    return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
 @torch.library.custom_op("fastfold::triangle_multiplication", mutates_args=())
 def _triangle_multiplication(
     z: Tensor,
     mask: Tensor,
-    outgoing: bool,
     residual: Tensor | None,
-    add_z: bool,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
-    backend: str | None,
-) -> Tensor:
-    """Between the two halves the channels come first, ``[c, N, N]``.
-
-    So the contraction is a batch of plain matrix products; the projections write this layout and read it.
-    """
-    dropout = None if dropout is None else dropout.expand_as(z)
-    out = torch.empty_like(z)
-    rest = (z if add_z else residual, dropout, Scratch(), ContractionPlan(), backend)
-    _forward(out, z, mask, outgoing, parameters, *rest)
-    return out
-
-
-@_triangle_multiplication.register_fake
-def _(
-    z: Tensor,
-    mask: Tensor,
+    *,
     outgoing: bool,
-    residual: Tensor | None,
     add_z: bool,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    backend: str | None,
+    backend: str,
 ) -> Tensor:
-    return torch.empty_like(z)
+    return passes.forward(
+        *(torch.empty_like(z), z, mask, TriangleParams(*parameters)),
+        residual=z if add_z else residual,
+        dropout=dropout,
+        outgoing=outgoing,
+        backend=backend,
+    )
+
+
+_triangle_multiplication.register_fake(like_first)
 
 
 @torch.library.custom_op("fastfold::triangle_multiplication_backward", mutates_args=())
@@ -119,56 +75,85 @@ def _triangle_multiplication_backward(
     mask: Tensor,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
+    *,
     outgoing: bool,
-    add_grad: bool,
+    add_z: bool,
     needs: Sequence[bool],
-    backend: str | None,
+    backend: str,
 ) -> list[Tensor]:
     """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty."""
-    dropout = None if dropout is None else dropout.expand_as(z)
-    arguments = (grad, z, mask, dropout, parameters, outgoing, add_grad)
-    if products_run_on_triton(z, max(parameters[8].shape), backend):
-        from fastfold.kernels.ops.triangle_multiplication import triton_launch
-
-        grads = without_autocast(triton_launch.backward)(*arguments, needs)
-    else:
-        grads = eager.backward(*arguments)
-    return wanted_gradients(grads, (z, *parameters), needs)
+    group = TriangleParams(*parameters)
+    grads = passes.backward(
+        *(grad, z, mask, group),
+        dropout=dropout,
+        outgoing=outgoing,
+        add_grad=add_z,
+        needed=needed_names(("z", *group._fields), needs),
+        backend=backend,
+    )
+    return cast_grads(grads, (z, *parameters), needs)
 
 
 @_triangle_multiplication_backward.register_fake
-def _(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    outgoing: bool,
-    add_grad: bool,
-    needs: Sequence[bool],
-    backend: str | None,
+def _backward_fake(
+    grad: Tensor, z: Tensor, *others: Any, needs: Sequence[bool], **options: Any
 ) -> list[Tensor]:
-    return unwritten_gradients((z, *parameters), needs)
+    *_, parameters = others
+    return empty_grads((z, *parameters), needs)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    z, mask, ctx.outgoing, _, ctx.add_z, dropout, parameters, ctx.backend = inputs
+def _setup_context(
+    ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
+) -> None:
+    """Keep the inputs alone: the rest is recomputed."""
+    z, mask, _, dropout, parameters = inputs
+    ctx.options = keyword_only_inputs
     ctx.save_for_backward(z, mask, dropout, *parameters)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Keeps only the inputs of the operator, and recomputes the rest."""
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     z, mask, dropout, *parameters = ctx.saved_tensors
-    needs = [x.requires_grad for x in (z, *parameters)]
-    grads = _triangle_multiplication_backward(
-        grad, z, mask, dropout, parameters, ctx.outgoing, ctx.add_z, needs, ctx.backend
+    need_z, _, need_residual, _, need_parameters = ctx.needs_input_grad
+    needs = [need_z, *need_parameters]
+    grads = _triangle_multiplication_backward(grad, z, mask, dropout, parameters, **ctx.options, needs=needs)
+    grad_z, *of_parameters = grads_or_none(grads, needs)
+    return grad_z, None, grad if need_residual else None, None, of_parameters
+
+
+_triangle_multiplication.register_autograd(_backward, setup_context=_setup_context)
+
+
+def triangle_flops(positions: int, length: int, c_z: int, c: int) -> tuple[float, float]:
+    """Operations of :func:`triangle_multiplication`: up to the product, and of what follows it.
+
+    Args:
+        positions: Pairs, of all batch elements.
+        length: Residues N.
+        c_z: Channels of the pair.
+        c: Hidden channels.
+    """
+    return 2.0 * positions * c * (4 * c_z + length), 2.0 * positions * c_z * (c + c_z)
+
+
+def _flops(call: Arguments) -> tuple[float, float]:
+    *positions, length, c_z = call["z"].shape
+    return triangle_flops(
+        math.prod(positions) * length, length, c_z, TriangleParams(*call["parameters"]).channels
     )
-    grad_z, *rest = (g if need else None for g, need in zip(grads, needs, strict=True))
-    grad_residual = grad if ctx.needs_input_grad[3] else None
-    return grad_z, None, None, grad_residual, None, None, rest, None
 
 
-_triangle_multiplication.register_autograd(_differentiate, setup_context=_setup_context)
+@declares_cost("triangle_multiplication")
+def _cost(call: Arguments) -> OperatorCost:
+    # As in the docstring of the operator.
+    workspace = 2.0 * size_in_bytes(call["z"])
+    return OperatorCost(sum(_flops(call)), 2 * workspace, workspace, 3)
+
+
+@declares_cost("triangle_multiplication_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    up_to_product, rest = _flops(call)
+    workspace = 3.125 * size_in_bytes(call["z"])
+    return OperatorCost(3 * up_to_product + 2 * rest, 2 * workspace, workspace, 8)
 
 
 def triangle_multiplication(
@@ -201,9 +186,9 @@ def triangle_multiplication(
     ``out[i, j] = Σ_k left[i, k] · right[j, k]`` (outgoing) or ``Σ_k left[k, j] · right[k, i]`` (incoming, in
     the order of AlphaFold's own program), and the update ``(LN(out) Oᵀ + o) · sigmoid(x Ogᵀ + og)``.
 
-    Memory beside inputs and result, in pair tensors ``[N, N, c]`` of one batch element: forward 2 on the Triton backend
-    (the product, and the factors of half its channels), and 1.5 from N² c = 2²⁷ on (of a quarter) and on the PyTorch
-    path, or what a plan says
+    Memory in addition to inputs and result, in pair tensors ``[N, N, c]`` of one batch element: forward 2 on the
+    Triton backend (the product, and the factors of half its channels), and 1.5 from N² c = 2²⁷ on (of a quarter) and
+    on the PyTorch path, or what a plan says
     (:func:`~fastfold.kernels.ops.triangle_multiplication.contraction.contraction_bytes`); backward 3 and an eighth on
     the Triton backend, in the dtype of ``z``, and 3 on the PyTorch path, which like the gradient of ``z`` are float32
     there.
@@ -238,25 +223,22 @@ def triangle_multiplication(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: If gradients would have to be recorded through ``out``.
     """
-    parameters = (
-        norm_in_weight,
-        norm_in_bias,
-        proj_weight,
-        proj_bias,
-        gate_weight,
-        gate_bias,
-        norm_out_weight,
-        norm_out_bias,
-        out_weight,
-        out_bias,
-        out_gate_weight,
-        out_gate_bias,
+    parameters = TriangleParams(
+        *(norm_in_weight, norm_in_bias, proj_weight, proj_bias, gate_weight, gate_bias),
+        *(norm_out_weight, norm_out_bias, out_weight, out_bias, out_gate_weight, out_gate_bias),
     )
+    backend = products_backend(z, max(out_weight.shape), backend)
     if out is None:
-        rest = (None if residual is z else residual, residual is z, dropout)
-        return _triangle_multiplication(z, mask, outgoing, *rest, parameters, backend)
+        added = (None if residual is z else residual, dropout)
+        options: dict[str, Any] = {"outgoing": outgoing, "add_z": residual is z, "backend": backend}
+        return _triangle_multiplication(z, mask, *added, parameters, **options)
     refuse_gradients(z, residual, *parameters)
-    dropout = None if dropout is None else dropout.expand_as(z)
-    scratch, plan = scratch or Scratch(), plan or ContractionPlan()
-    _forward(out, z, mask, outgoing, parameters, residual, dropout, scratch, plan, backend)
-    return out
+    return passes.forward(
+        *(out, z, mask, parameters),
+        residual=residual,
+        dropout=dropout,
+        outgoing=outgoing,
+        backend=backend,
+        scratch=scratch,
+        plan=plan,
+    )

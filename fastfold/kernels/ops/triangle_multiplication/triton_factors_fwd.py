@@ -5,27 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.normalised_rows import (
-    Kernel,
-    configuration,
-    normalised,
-    row_statistics,
-    rows_product,
-)
+from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
 from fastfold.kernels.common.triton_math import cast, precision
-
-EPS = 1e-5
-
-EXACT = {"norm_weight", "norm_bias", "norm_out_weight", "norm_out_bias"}
-"""Arguments that are float32 whatever the dtype."""
+from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 
 
 @triton.jit
@@ -35,97 +24,85 @@ def pair_positions(i_m, n, BM: tl.constexpr):
     return o_m, o_m // n, o_m % n
 
 
+@triton.jit
+def load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS):
+    """Normalised positions ``[BM, BZ]`` of ``z [R, N, CZ]``, their statistics, and pointers to them ``[BM]``."""
+    p_z = z + o_i * z_strides[0] + o_j * z_strides[1]
+    norm = (weights.norm_weight, weights.norm_bias)
+    b_z, b_statistics = load_normalised(p_z, o_z * z_strides[2], norm, o_z, m_m, m_z, CZ, EPS)
+    return b_z, b_statistics, p_z
+
+
+@triton.jit
+def load_mask(mask, strides, o_i, o_j, m_m):
+    """Mask ``[BM]`` of positions, in float32."""
+    return tl.load(mask + o_i * strides[0] + o_j * strides[1], mask=m_m, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def projections_and_gates(
+    b_z, p_z, z_c, b_statistics, weights, o_w, m_h, m_m,
+    CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Projections and gates ``[BM, BH]`` of normalised positions, by rows ``o_w`` of the weights."""
+    norm = (weights.norm_weight, weights.norm_bias)
+    b_projection = projected(
+        b_z, p_z, z_c, b_statistics, norm, weights.proj_weight, weights.proj_bias, o_w, m_m, m_h,
+        CZ, BM, BZ, BH, BK, SPLIT, PRECISION,
+    )  # fmt: skip
+    b_gate = projected(
+        b_z, p_z, z_c, b_statistics, norm, weights.gate_weight, weights.gate_bias, o_w, m_m, m_h,
+        CZ, BM, BZ, BH, BK, SPLIT, PRECISION,
+    )  # fmt: skip
+    return b_projection, tl.sigmoid(b_gate)
+
+
 @triton.jit(do_not_specialize=["n"])
 def triangle_project_kernel(
-    z,
-    mask,
-    sides,
-    norm_weight,
-    norm_bias,
-    proj,
-    proj_bias,
-    gate,
-    gate_bias,
-    n,
-    size,
-    first,
-    group,
-    z_i,
-    z_j,
-    z_c,
-    mask_i,
-    mask_j,
-    EPS,
-    C: tl.constexpr,
-    CZ: tl.constexpr,
-    BZ: tl.constexpr,
-    BM: tl.constexpr,
-    BH: tl.constexpr,
-    BK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """A program owns BM positions, and fills ``sides [2 group, R N]``: channels ``first ..`` of left, then of right."""
+    z, mask, projections, weights, n, size, first, group, z_strides, mask_strides, EPS,
+    C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
+    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A program fills BM positions of ``projections [2 group, R N]``: channels ``first ..`` of left, then of right."""
     o_m, o_i, o_j = pair_positions(tl.program_id(0), n, BM)
     m_m = o_m < size
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
-    p_z = z + o_i * z_i + o_j * z_j
-    # [BM, BZ]
-    b_z = tl.load(p_z[:, None] + o_z[None, :] * z_c, mask=m_m[:, None] & m_z[None, :], other=0.0).to(
-        tl.float32
-    )
-    b_mean, b_rstd = row_statistics(b_z, m_z, CZ, EPS)
-    b_norm = normalised(b_z, b_mean, b_rstd, norm_weight, norm_bias, o_z, m_z)
-    # [BM]
-    b_mask = tl.load(mask + o_i * mask_i + o_j * mask_j, mask=m_m, other=0.0).to(tl.float32)
+    b_norm, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
+    b_mask = load_mask(mask, mask_strides, o_i, o_j, m_m)
     for i_h in range(0, 2 * group, BH):
         o_h = i_h + tl.arange(0, BH)
         m_h = o_h < 2 * group
         o_w = tl.where(o_h < group, first + o_h, C + first + o_h - group)
-        b_side = rows_product(
-            b_norm, p_z, z_c, b_mean, b_rstd, norm_weight, norm_bias, proj + o_w * CZ, 1, m_m, m_h,
-            CZ, BM, BZ, BH, BK, True, SPLIT, PRECISION,
+        b_projection, b_gate = projections_and_gates(
+            b_norm, p_z, z_strides[2], b_statistics, weights, o_w, m_h, m_m,
+            CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
         )  # fmt: skip
-        b_side += tl.load(proj_bias + o_w, mask=m_h, other=0.0).to(tl.float32)[None, :]
-        b_gate = rows_product(
-            b_norm, p_z, z_c, b_mean, b_rstd, norm_weight, norm_bias, gate + o_w * CZ, 1, m_m, m_h,
-            CZ, BM, BZ, BH, BK, True, SPLIT, PRECISION,
-        )  # fmt: skip
-        b_gate += tl.load(gate_bias + o_w, mask=m_h, other=0.0).to(tl.float32)[None, :]
-        b_side *= tl.sigmoid(b_gate) * b_mask[:, None]
-        p_side = sides + o_h.to(tl.int64)[None, :] * size + o_m[:, None]
-        tl.store(p_side, cast(b_side, sides.dtype.element_ty), mask=m_m[:, None] & m_h[None, :])
+        b_projection *= b_gate * b_mask[:, None]
+        p_projection = projections + o_h.to(tl.int64)[None, :] * size + o_m[:, None]
+        m_projection = m_m[:, None] & m_h[None, :]
+        tl.store(p_projection, cast(b_projection, projections.dtype.element_ty), mask=m_projection)
 
 
 def project(
-    sides: Tensor,
+    projections: Tensor,
     z: Tensor,
     mask: Tensor,
-    parameters: Sequence[Tensor],
+    weights: FactorParams,
     first: int,
     group: int,
     split: bool = False,
 ) -> None:
-    """Fill ``sides [2 group, R, N]`` for rows ``z [R, N, c_z]`` of one batch element, from arranged parameters.
+    """Fill ``projections [2 group, R, N]`` for rows ``z [R, N, c_z]`` of one batch element.
 
     With ``split`` a normalised row doesn't lose what rounding to the dtype of the weights costs.
     """
     rows, n, c_z = z.shape
     config = configuration("triangle_project", z, c_z)
     triangle_project_kernel[(triton.cdiv(rows * n, config.blocks["BM"]),)](
-        z,
-        mask,
-        sides,
-        *parameters[:6],
-        n,
-        rows * n,
-        first,
-        group,
-        *z.stride(),
-        *mask.stride(),
-        EPS,
-        C=len(parameters[2]) // 2,
+        *(z, mask, projections, weights, n, rows * n, first, group, z.stride(), mask.stride(), EPS),
+        C=len(weights.proj_weight) // 2,
         CZ=c_z,
         BZ=padded(c_z),
         SPLIT=split,
@@ -134,15 +111,17 @@ def project(
     )
 
 
-def kernels() -> dict[str, Kernel]:
-    """The kernels of this file as they ship."""
-    return {
-        "triangle_project": Kernel(
-            triangle_project_kernel,
-            lambda c, dtype: {"C": c, "CZ": c, "BZ": padded(c), "SPLIT": dtype != torch.float32},
-            ("size", "first", "group", "z_i", "z_j", "mask_i"),
-            ("n",),
-            ("z_c", "mask_j"),
-            EXACT,
-        ),
-    }
+def example_parameters(new: NewTensor, c: int) -> FactorParams:
+    """Parameters with ``c`` channels of the pair and hidden ones, of which only the shapes count."""
+    norm, weight, bias = new(c, dtype=torch.float32), new(2 * c, c), new(2 * c)
+    return FactorParams(norm, norm, weight, bias, weight, bias)
+
+
+def variants() -> list[KernelVariant]:
+    """The kernel in every dtype and configuration that ships, as the backward pass launches it."""
+
+    def launch(new: NewTensor, c: int) -> None:
+        projections, z, mask = new(2 * c, 16, 16), new(16, 16, c), new(16, 16)
+        project(projections, z, mask, example_parameters(new, c), 0, c, split=z.dtype != torch.float32)
+
+    return recorded_variants(launch, "C", WIDTHS)

@@ -8,45 +8,29 @@ on sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import triton
 from torch import Tensor
 
-from fastfold.kernels.common.kernel_variant import Specimen
-from fastfold.kernels.common.layout import batch_elements
-from fastfold.kernels.common.normalised_rows import specimens_of
+from fastfold.kernels.common.parameters import in_dtype, zeros_of
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
-from fastfold.kernels.ops.triangle_multiplication import (
-    triton_factors_bwd,
-    triton_factors_fwd,
-    triton_update_bwd,
-    triton_update_fwd,
-)
-from fastfold.kernels.ops.triangle_multiplication.contraction import (
-    ContractionPlan,
-    contract,
-    contract_backward,
-    multiply,
-)
+from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_bwd import (
     projection_backward,
     projection_weights_backward,
 )
-from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import EPS, project
+from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import project
 from fastfold.kernels.ops.triangle_multiplication.triton_update_bwd import (
     output_backward,
     output_weights_backward,
 )
 from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import write_update
 
-
-def arranged(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Contiguous parameters in the order of the public function: those of the norms in float32."""
-    norms = (0, 1, 6, 7)
-    return [p.to(torch.float32 if i in norms else dtype).contiguous() for i, p in enumerate(parameters)]
+FACTOR_WEIGHTS = frozenset(("proj_weight", "proj_bias", "gate_weight", "gate_bias"))
+UPDATE_WEIGHTS = frozenset(("out_weight", "out_bias", "out_gate_weight", "out_gate_bias"))
 
 
 def channel_group(c: int, positions: int) -> int:
@@ -54,161 +38,99 @@ def channel_group(c: int, positions: int) -> int:
     return max(1, triton.cdiv(c, 2 if c * positions < 2**27 else 4))
 
 
-def backward_dtype(z: Tensor, c: int) -> torch.dtype:
-    """What factors, product and their gradients are kept in between the kernels of the backward pass.
+class Forward:
+    """The two kernels around the contraction, with contiguous weights in the dtypes that they read.
 
-    Of 8 or 16 channels the second normalisation makes rows of so little variance that rounding them to bfloat16 would
-    change gradients by up to 1%; from 32 channels on it is 0.45% at most, measured over random inputs.
+    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleBackend`.
+
+    Args:
+        factors: Parameters of the first part, if it is used.
+        update: Those of the second.
+        scratch: Of the dtype of the products.
     """
-    return torch.float32 if c < 32 else z.dtype
 
+    split = False
 
-class _TritonHalves:
-    """The two kernels around the contraction."""
+    def __init__(self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch) -> None:
+        self._factors = None if factors is None else in_dtype(factors, scratch.dtype)
+        self._update = None if update is None else in_dtype(update, scratch.dtype)
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._parameters = parameters
-
-    def project(self, sides: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.Halves`."""
-        project(sides, z, mask, self._parameters, first, count)
+    def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
+        """Factors of some channels."""
+        assert self._factors is not None
+        project(projections, z, mask, self._factors, first, count, split=self.split)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.Halves`."""
-        write_update(out, product, z, self._parameters, residual, dropout)
+        """The result."""
+        assert self._update is not None
+        write_update(out, product, z, self._update, residual, dropout)
 
 
-def forward(
-    out: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    outgoing: bool,
-    parameters: Sequence[Tensor],
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    scratch: Scratch,
-    plan: ContractionPlan,
-) -> None:
-    """Fill ``out``, which may be ``z`` or ``residual``; ``dropout`` has the shape of ``z``."""
-    c = parameters[8].shape[1]
-    channels = min(c, plan.channels or channel_group(c, z.shape[-2] ** 2))
-    halves = _TritonHalves(arranged(parameters, z.dtype))
-    multiply(out, z, mask, outgoing, c, channels, halves, residual, dropout, scratch.of(z), plan.host)
+class Backward(Forward):
+    """Kernels of the gradients; only those run whose result is needed.
 
-
-def backward(
-    grad: Tensor,
-    z: Tensor,
-    mask: Tensor,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    outgoing: bool,
-    add_grad: bool,
-    needs: Sequence[bool],
-) -> list[Tensor]:
-    """Gradients of ``z`` and of the parameters, in its dtype or float32; ``dropout`` has the shape of ``z``.
-
-    Beside the result there are three tensors ``[c, N, N]`` of one batch element, and an eighth of one.
+    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`. Of 8 or 16 channels the
+    second normalisation makes rows of so little variance that rounding factors and product to bfloat16 would change
+    gradients by up to 1%, so they are float32; from 32 channels on it is 0.45% at most, measured over random inputs.
     """
-    n, c = z.shape[-2], parameters[8].shape[1]
-    parameters = arranged(parameters, z.dtype)
-    between = backward_dtype(z, c)
-    grad_z = torch.empty_like(z, dtype=between)
-    totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
-    need_first, need_last = any(needs[3:7]), any(needs[9:])
 
-    for i in batch_elements(z):
-        sides, product = (z.new_empty(k, n, n, dtype=between) for k in (2 * c, c))
-        project(sides, z[i], mask[i], parameters, 0, c, split=z.dtype != torch.float32)
-        left, right = sides[:c], sides[c:]
-        contract(left, right, slice(0, n), outgoing, product)
-        b_dropout = None if dropout is None else dropout[i]
-        if need_last:  # before the gradient of the product takes its place
-            _add(totals[8:], output_weights_backward(product, z[i], grad[i], b_dropout, parameters))
-        _add(totals[6:8], output_backward(product, z[i], grad[i], grad_z[i], b_dropout, parameters))
-        group = triton.cdiv(c, 8)
-        buffer = torch.empty_like(left[:group])
-        for b_grad, b_left, b_right in zip(*(x.split(group) for x in (product, left, right)), strict=True):
-            contract_backward(b_grad, b_left, b_right, outgoing, buffer[: len(b_grad)])
-        del product, buffer
-        if need_first:
-            _add(totals[2:6], projection_weights_backward(sides, z[i], mask[i], parameters))
-        _add(totals[:2], projection_backward(sides, z[i], mask[i], grad[i], grad_z[i], parameters, add_grad))
-    return [grad_z, *totals]
+    def __init__(
+        self, factors: FactorParams | None, update: UpdateParams | None, z: Tensor, needed: Collection[str]
+    ) -> None:
+        super().__init__(factors, update, Scratch().of(z))
+        self.split = z.dtype != torch.float32
+        self._needed, self.channels = frozenset(needed), 0
+        if factors is not None:
+            self._factor_totals = zeros_of(factors, torch.float32)
+            self.channels = factors.proj_weight.shape[0] // 2
+        if update is not None:
+            self._update_totals = zeros_of(update, torch.float32)
+            self.channels = update.out_weight.shape[1]
+        self.dtype = torch.float32 if self.channels < 32 else z.dtype
 
+    def contraction_groups(self, n: int) -> tuple[int, int]:
+        """All channels at once, and their gradients in eighths."""
+        return max(1, self.channels), max(1, triton.cdiv(self.channels, 8))
 
-def write_factors(sides: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor]) -> None:
-    """Fill ``sides [*, 2 c, R, N]`` from ``z [*, R, N, c_z]`` and the first six parameters."""
-    parameters = arranged(parameters, z.dtype)
-    for i in batch_elements(z):
-        project(sides[i], z[i], mask[i], parameters, 0, sides.shape[-3] // 2)
+    def update_backward(
+        self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
+    ) -> None:
+        """Gradients of product and normalised pair."""
+        assert self._update is not None
+        totals, weights = self._update_totals, self._update
+        if not UPDATE_WEIGHTS.isdisjoint(self._needed):  # before the gradient of the product takes its place
+            _add(totals.output, output_weights_backward(product, z, grad, dropout, weights))
+        _add(totals.norm_out, output_backward(product, z, grad, grad_z, dropout, weights))
 
+    def factors_backward(
+        self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
+    ) -> None:
+        """Gradient of the pair."""
+        assert self._factors is not None
+        totals, weights = self._factor_totals, self._factors
+        if not FACTOR_WEIGHTS.isdisjoint(self._needed):
+            _add(totals.projection, projection_weights_backward(grad_factors, z, mask, weights))
+        _add(totals.norm, projection_backward(grad_factors, z, mask, add, grad_z, weights))
 
-def factors_backward(
-    grad_sides: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor]
-) -> list[Tensor]:
-    """Gradients of ``z`` and of the first six parameters, from those of the factors ``[*, 2 c, R, N]``."""
-    parameters = arranged(parameters, z.dtype)
-    grad_z = torch.zeros_like(z, dtype=backward_dtype(z, grad_sides.shape[-3] // 2))
-    totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
-    for i in batch_elements(z):
-        weights = projection_weights_backward(grad_sides[i], z[i], mask[i], parameters)
-        # The result's gradient is not added, so that any tensor stands for it.
-        norm = projection_backward(grad_sides[i], z[i], mask[i], z[i], grad_z[i], parameters, False)
-        _add(totals, [*norm, *weights])
-    return [grad_z, *totals]
+    def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
+        """Gradient of the pair without factors."""
+        assert self._update is not None
+        found, *norm = layer_norm_backward(grad_z, z, self._update.norm_weight, EPS)
+        _add(self._update_totals.norm, [x for x in norm if x is not None])
+        assert found is not None
+        return found
 
+    def factor_grads(self) -> tuple[Tensor, ...]:
+        """Of the first part."""
+        return self._factor_totals
 
-def write_updates(
-    out: Tensor,
-    product: Tensor,
-    z: Tensor,
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-) -> None:
-    """Fill ``out [*, R, N, c_z]`` from ``product [*, c, R, N]``, the norm of ``z`` and the last six parameters."""
-    every = _without_projection(parameters, z.dtype)
-    for i in batch_elements(z):
-        rest = [None if x is None else x[i] for x in (residual, dropout)]
-        write_update(out[i], product[i], z[i], every, *rest)
-
-
-def update_backward(
-    grad: Tensor, product: Tensor, z: Tensor, dropout: Tensor | None, parameters: Sequence[Tensor]
-) -> list[Tensor]:
-    """Gradients of product, ``z`` and the parameters of :func:`write_updates`."""
-    every, between = _without_projection(parameters, z.dtype), backward_dtype(z, product.shape[-3])
-    grad_product = product.to(between, copy=True, memory_format=torch.contiguous_format)
-    grad_x = torch.empty(z.shape, dtype=between, device=z.device)
-    totals = [torch.zeros_like(p, dtype=torch.float32) for p in parameters[2:]]
-    for i in batch_elements(z):
-        b_dropout = None if dropout is None else dropout[i]
-        # Before the gradient of the product takes its place.
-        weights = output_weights_backward(grad_product[i], z[i], grad[i], b_dropout, every)
-        norm = output_backward(grad_product[i], z[i], grad[i], grad_x[i], b_dropout, every)
-        _add(totals, [*norm, *weights])
-    normed = layer_norm_backward(grad_x, z, every[0], EPS, (True, True, True))
-    return [grad_product, *(x for x in normed if x is not None), *totals]
-
-
-def _without_projection(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """All arranged parameters from those of the second half, whose kernels leave the third to sixth alone."""
-    return arranged((*parameters[:2], *parameters[:2], *parameters[:2], *parameters[2:]), dtype)
+    def update_grads(self) -> tuple[Tensor, ...]:
+        """Of the second part."""
+        return self._update_totals
 
 
 def _add(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
     for total, part in zip(totals, parts, strict=True):
         total += part
-
-
-def specimens() -> list[Specimen]:
-    """Every kernel in every dtype and configuration that ships."""
-    return specimens_of(
-        triton_factors_fwd.kernels()
-        | triton_update_fwd.kernels()
-        | triton_update_bwd.kernels()
-        | triton_factors_bwd.kernels()
-    )

@@ -9,84 +9,48 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.backend import products_run_on_triton
-from fastfold.kernels.common.gradients import unwritten_gradients, wanted_gradients
-from fastfold.kernels.common.layout import batch_elements
-from fastfold.kernels.common.scratch import Scratch, exact_dtype, refuse_gradients, without_autocast
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.cost import (
+    Arguments,
+    OperatorCost,
+    declares_cost,
+    projection_flops,
+    size_in_bytes,
+)
+from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
+from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
-from fastfold.kernels.ops.triangle_multiplication import eager
+from fastfold.kernels.ops.triangle_multiplication import passes
+from fastfold.kernels.ops.triangle_multiplication.params import UpdateParams
 
 
-def triangle_update_definition(
-    product: Tensor,
-    z: Tensor,
-    *,
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    norm_out_weight: Tensor,
-    norm_out_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    out_gate_weight: Tensor,
-    out_gate_bias: Tensor,
-) -> Tensor:
-    """Specification of :func:`triangle_update`."""
-    exact = torch.promote_types(z.dtype, torch.float32)
-    x = layer_norm_definition(z.to(exact), norm_weight, norm_bias)
-    out = layer_norm_definition(product.to(exact).movedim(-3, -1), norm_out_weight, norm_out_bias)
-    out = linear(out, out_weight.to(exact), out_bias.to(exact))
-    gate = linear(x, out_gate_weight.to(exact), out_gate_bias.to(exact))
-    return (out * gate.sigmoid()).to(z.dtype)
-
-
-@without_autocast
-def _write_update(
-    out: Tensor,
-    product: Tensor,
-    z: Tensor,
-    residual: Tensor | None,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    backend: str | None,
-) -> Tensor:
-    """Fill ``out``, which may be ``z`` or ``residual``."""
-    dropout = None if dropout is None else dropout.expand_as(z)
-    product = product.to(z.dtype).contiguous()
-    if products_run_on_triton(z, max(parameters[4].shape), backend):
-        from fastfold.kernels.ops.triangle_multiplication.triton_launch import write_updates
-
-        write_updates(out, product, z, residual, dropout, parameters)
-        return out
-    weights, scratch = eager.arrange_update(parameters, z.dtype), Scratch().of(z)
-    for i in batch_elements(z):
-        b_residual, b_dropout = (None if x is None else x[i] for x in (residual, dropout))
-        b_product = product[i].flatten(1)
-        eager.write_update(out[i], b_product, z[i], b_residual, b_dropout, weights, scratch)
-    return out
+def triangle_update_definition(product: Tensor, z: Tensor, **parameters: Tensor) -> Tensor:
+    """Specification of :func:`triangle_update`, with its :class:`~.params.UpdateParams`."""
+    exact = accumulation_dtype(z)
+    w = UpdateParams(**{name: x.to(exact) for name, x in parameters.items()})
+    x = layer_norm_definition(z.to(exact), w.norm_weight, w.norm_bias)
+    out = layer_norm_definition(product.to(exact).movedim(-3, -1), w.norm_out_weight, w.norm_out_bias)
+    out = linear(out, w.out_weight, w.out_bias)
+    return (out * linear(x, w.out_gate_weight, w.out_gate_bias).sigmoid()).to(z.dtype)
 
 
 @torch.library.custom_op("fastfold::triangle_update", mutates_args=())
 def _triangle_update(
     product: Tensor,
     z: Tensor,
-    add_z: bool,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
-    backend: str | None,
+    add_z: bool,
+    backend: str,
 ) -> Tensor:
-    residual = z if add_z else None
-    return _write_update(torch.empty_like(z), product, z, residual, dropout, parameters, backend)
+    group = UpdateParams(*parameters)
+    return passes.update(
+        torch.empty_like(z), product, z, group, dropout=dropout, add_z=add_z, backend=backend
+    )
 
 
 @_triangle_update.register_fake
-def _(
-    product: Tensor,
-    z: Tensor,
-    add_z: bool,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    backend: str | None,
-) -> Tensor:
+def _fake(product: Tensor, z: Tensor, *others: Any) -> Tensor:
     return torch.empty_like(z)
 
 
@@ -95,76 +59,58 @@ def _triangle_update_backward(
     grad: Tensor,
     product: Tensor,
     z: Tensor,
-    add_grad: bool,
     dropout: Tensor | None,
     parameters: Sequence[Tensor],
+    *,
+    add_z: bool,
     needs: Sequence[bool],
-    backend: str | None,
+    backend: str,
 ) -> list[Tensor]:
     """Gradients of ``product``, ``z`` and the parameters; those that nobody ``needs`` are empty."""
-    grads = _update_gradients(grad, product, z, dropout, parameters, backend)
-    if add_grad:
+    group = UpdateParams(*parameters)
+    grads = passes.update_backward(grad, product, z, group, dropout=dropout, backend=backend)
+    if add_z:
         grads[1] += grad
-    return wanted_gradients(grads, (product, z, *parameters), needs)
-
-
-@without_autocast
-def _update_gradients(
-    grad: Tensor,
-    product: Tensor,
-    z: Tensor,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    backend: str | None,
-) -> list[Tensor]:
-    dropout = None if dropout is None else dropout.expand_as(z)
-    if products_run_on_triton(z, max(parameters[4].shape), backend):
-        from fastfold.kernels.ops.triangle_multiplication.triton_launch import update_backward
-
-        return update_backward(grad, product, z, dropout, parameters)
-    exact = exact_dtype(z)
-    weights = eager.arrange_update(parameters, exact)
-    zeros = [torch.zeros_like(p, dtype=exact) for p in parameters]
-    totals = eager.arrange_update(zeros, exact)
-    grad_product = product.to(exact, copy=True, memory_format=torch.contiguous_format)
-    grad_z = torch.empty_like(z, dtype=exact)
-    for i in batch_elements(z):
-        scratch, b_dropout = Scratch().of(z, exact), None if dropout is None else dropout[i]
-        eager.update_backward(
-            grad_z[i], grad_product[i].flatten(1), grad[i], z[i], b_dropout, weights, totals, scratch
-        )
-        eager.norm_backward(grad_z[i], z[i], weights, totals)
-    return [grad_product, grad_z, *eager.update_gradients(totals)]
+    return cast_grads(grads, (product, z, *parameters), needs)
 
 
 @_triangle_update_backward.register_fake
-def _(
-    grad: Tensor,
-    product: Tensor,
-    z: Tensor,
-    add_grad: bool,
-    dropout: Tensor | None,
-    parameters: Sequence[Tensor],
-    needs: Sequence[bool],
-    backend: str | None,
+def _backward_fake(
+    grad: Tensor, product: Tensor, z: Tensor, *others: Any, needs: Sequence[bool], **options: Any
 ) -> list[Tensor]:
-    return unwritten_gradients((product, z, *parameters), needs)
+    _, parameters = others
+    return empty_grads((product, z, *parameters), needs)
 
 
-def _setup_update(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    product, z, ctx.add_z, dropout, parameters, ctx.backend = inputs
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    product, z, dropout, parameters, ctx.add_z, ctx.backend = inputs
     ctx.save_for_backward(product, z, dropout, *parameters)
 
 
-def _differentiate_update(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     product, z, dropout, *parameters = ctx.saved_tensors
-    needs = [x.requires_grad for x in (product, z, *parameters)]
-    grads = _triangle_update_backward(grad, product, z, ctx.add_z, dropout, parameters, needs, ctx.backend)
-    grad_product, grad_z, *rest = (g if need else None for g, need in zip(grads, needs, strict=True))
-    return grad_product, grad_z, None, None, rest, None
+    need_product, need_z, _, need_parameters, *_ = ctx.needs_input_grad
+    needs = [need_product, need_z, *need_parameters]
+    grads = _triangle_update_backward(
+        *(grad, product, z, dropout, parameters), add_z=ctx.add_z, needs=needs, backend=ctx.backend
+    )
+    grad_product, grad_z, *of_parameters = grads_or_none(grads, needs)
+    return grad_product, grad_z, None, of_parameters, None, None
 
 
-_triangle_update.register_autograd(_differentiate_update, setup_context=_setup_update)
+_triangle_update.register_autograd(_backward, setup_context=_setup_context)
+
+
+@declares_cost("triangle_update")
+def _cost(call: Arguments) -> OperatorCost:
+    w = UpdateParams(*call["parameters"])
+    return OperatorCost(projection_flops(call["z"], w.out_weight, w.out_gate_weight))
+
+
+@declares_cost("triangle_update_backward")
+def _backward_cost(call: Arguments) -> OperatorCost:
+    size = size_in_bytes(call["z"])  # a copy of the product's gradient, and the gradient of the normalised z
+    return OperatorCost(3 * _cost(call).flops, 2 * size, size, 4)
 
 
 def triangle_update(
@@ -211,17 +157,12 @@ def triangle_update(
         ConfigError: The backend does not exist or cannot run here.
         RuntimeError: If gradients would have to be recorded through ``out``.
     """
-    parameters = (
-        norm_weight,
-        norm_bias,
-        norm_out_weight,
-        norm_out_bias,
-        out_weight,
-        out_bias,
-        out_gate_weight,
-        out_gate_bias,
+    parameters = UpdateParams(
+        *(norm_weight, norm_bias, norm_out_weight, norm_out_bias),
+        *(out_weight, out_bias, out_gate_weight, out_gate_bias),
     )
+    backend = products_backend(z, max(out_weight.shape), backend)
     if out is None:
-        return _triangle_update(product, z, add_z, dropout, parameters, backend)
+        return _triangle_update(product, z, dropout, parameters, add_z, backend)
     refuse_gradients(product, z, *parameters)
-    return _write_update(out, product, z, z if add_z else None, dropout, parameters, backend)
+    return passes.update(out, product, z, parameters, dropout=dropout, add_z=add_z, backend=backend)

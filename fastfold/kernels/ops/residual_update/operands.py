@@ -1,0 +1,17 @@
+"""What the end of a residual branch reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class UpdateOperands(NamedTuple):
+    """What :func:`fastfold.kernels.residual_update` reads, in the order of its arguments."""
+
+    x: Tensor
+    residual: Tensor | None
+    bias: Tensor | None
+    gate: Tensor | None
+    dropout: Tensor | None

@@ -1,0 +1,98 @@
+"""Transition in PyTorch: the intermediate exists for one block of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.scratch import (
+    Scratch,
+    accumulation_dtype,
+    block_positions,
+    finish,
+    normalise,
+    normalise_backward,
+    position_blocks,
+    without_autocast,
+)
+
+EPS = 1e-5
+
+
+class TransitionParams(NamedTuple):
+    """Parameters of :func:`fastfold.kernels.transition`, in the order of its arguments."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+
+@without_autocast
+def forward(
+    out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tensor | None, scratch: Scratch
+) -> None:
+    """Fill ``out``, which may be ``x`` or ``residual``; arguments as of ``transition``."""
+    exact = accumulation_dtype(x)
+    norm_weight, norm_bias, *layers = parameters
+    norm = (norm_weight.to(exact), norm_bias.to(exact))
+    w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
+    scratch = scratch.of(x)
+    residuals = () if residual is None else (residual,)
+    for b_x, b_out, *b_residual in position_blocks(block_positions(len(w1)), x, out, *residuals):
+        b_norm = normalise(b_x.to(exact), *norm, EPS)[0].to(x.dtype)
+        b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
+        b_update = torch.addmm(b2, b_hidden, w2.t(), out=scratch("update", *b_out.shape))
+        finish(b_out, b_update, b_residual[0] if b_residual else None, None)
+
+
+@without_autocast
+def backward(
+    grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needs: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of ``x`` and the parameters by blocks of rows.
+
+    Computed in the dtype of accumulation whatever that of the data: a bfloat16 product would decide for some of the
+    hidden units on the wrong side of the ReLU.
+
+    Args:
+        grad: Of the result, ``[*, c]``.
+        x: The input.
+        parameters: As of ``transition``.
+        add_grad: Whether ``x`` is the residual as well.
+        needs: Which of the inputs need a gradient, ``x`` first.
+    """
+    exact = accumulation_dtype(x)
+    _, *need_each = needs
+    totals = [
+        torch.zeros_like(p, dtype=exact) if n else None for p, n in zip(parameters, need_each, strict=True)
+    ]
+    grad_norm_weight, grad_norm_bias, grad_w1, grad_b1, grad_w2, grad_b2 = totals
+    norm_weight, norm_bias, w1, b1, w2, _ = (p.to(exact) for p in parameters)
+    scratch = Scratch().of(x, exact)
+    grad_x = torch.empty_like(x)
+    for b_x, b_grad, b_grad_x in position_blocks(block_positions(len(w1)), x, grad, grad_x):
+        b_x, b_grad = b_x.to(exact), b_grad.to(exact)
+        b_norm, *statistics = normalise(b_x, norm_weight, norm_bias, EPS)
+        b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
+        if grad_w2 is not None:
+            grad_w2.addmm_(b_grad.t(), b_hidden)
+        if grad_b2 is not None:
+            grad_b2 += b_grad.sum(0)
+        b_grad_hidden = torch.mm(b_grad, w2, out=scratch("grad_hidden", len(b_x), len(w1)))
+        torch.ops.aten.threshold_backward(b_grad_hidden, b_hidden, 0, grad_input=b_grad_hidden)
+        if grad_w1 is not None:
+            grad_w1.addmm_(b_grad_hidden.t(), b_norm)
+        if grad_b1 is not None:
+            grad_b1 += b_grad_hidden.sum(0)
+        b_grad_norm = torch.mm(b_grad_hidden, w1, out=scratch("grad_norm", *b_x.shape))
+        b_result = normalise_backward(
+            b_grad_norm, b_x, statistics, norm_weight, norm_bias, grad_norm_weight, grad_norm_bias
+        )
+        finish(b_grad_x, b_result, b_grad if add_grad else None, None)
+    return [grad_x, *totals]

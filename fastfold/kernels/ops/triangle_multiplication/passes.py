@@ -1,0 +1,200 @@
+"""Both passes of triangle multiplication, and of its first and its second part alone, element by element of a batch.
+
+What exists when is decided here, and what is computed before and after the contraction by a backend: ``eager`` or
+``triton_launch``. Between the two parts the channels come first, ``[c, N, N]``, so that the contraction is a batch of
+plain matrix products; the projections write this layout and read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.layout import batch_elements
+from fastfold.kernels.common.scratch import Scratch, without_autocast
+from fastfold.kernels.ops.triangle_multiplication import eager
+from fastfold.kernels.ops.triangle_multiplication.contraction import (
+    ContractionPlan,
+    TriangleGradients,
+    contract,
+    contract_backward,
+    multiply,
+)
+from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
+
+
+def _module(backend: str) -> Any:
+    """The module with the ``Forward`` and ``Backward`` of a backend."""
+    if backend == "triton":
+        from fastfold.kernels.ops.triangle_multiplication import triton_launch
+
+        return triton_launch
+    return eager
+
+
+def _like(dropout: Tensor | None, z: Tensor) -> Tensor | None:
+    return None if dropout is None else dropout.expand_as(z)
+
+
+def _at(x: Tensor | None, index: tuple[int, ...]) -> Tensor | None:
+    return None if x is None else x[index]
+
+
+@without_autocast
+def forward(
+    out: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    parameters: TriangleParams,
+    *,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    outgoing: bool,
+    backend: str,
+    scratch: Scratch | None = None,
+    plan: ContractionPlan | None = None,
+) -> Tensor:
+    """Fill ``out``, which may be ``z`` or ``residual``; arguments as of ``triangle_multiplication``."""
+    module, plan, scratch = _module(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
+    c = parameters.channels
+    multiply(
+        *(out, z, mask, module.Forward(parameters.factors, parameters.update, scratch)),
+        residual=residual,
+        dropout=_like(dropout, z),
+        outgoing=outgoing,
+        c=c,
+        channels=min(c, plan.channels or module.channel_group(c, z.shape[-2] ** 2)),
+        scratch=scratch,
+        host=plan.host,
+    )
+    return out
+
+
+@without_autocast
+def backward(
+    grad: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    parameters: TriangleParams,
+    *,
+    dropout: Tensor | None,
+    outgoing: bool,
+    add_grad: bool,
+    needed: Collection[str],
+    backend: str,
+) -> list[Tensor]:
+    """Gradients of ``z`` and of the parameters, in a dtype of the backend; everything is recomputed from the inputs.
+
+    In addition to the result there are three tensors ``[c, N, N]`` of one batch element, and a part of one.
+
+    Args:
+        grad: Of the result, ``[*, N, N, c_z]``.
+        z: As of ``triangle_multiplication``, like the others that are not explained here.
+        mask: ``[*, N, N]``.
+        parameters: Of both parts.
+        dropout: Factors that broadcast against ``z``, or None.
+        outgoing: Which of the two contractions.
+        add_grad: Whether ``z`` is the residual as well.
+        needed: Names of the inputs that need a gradient; those of others may be anything.
+        backend: ``triton`` or ``torch``.
+    """
+    dropout = _like(dropout, z)
+    steps: TriangleGradients = _module(backend).Backward(parameters.factors, parameters.update, z, needed)
+    grad_z = torch.empty_like(z, dtype=steps.dtype)
+    for i in batch_elements(z):
+        factors = _factors_and_gradients(steps, grad_z[i], grad[i], z[i], mask[i], _at(dropout, i), outgoing)
+        steps.factors_backward(grad_z[i], factors, z[i], mask[i], grad[i] if add_grad else None)
+    return [grad_z, *steps.factor_grads(), *steps.update_grads()[2:]]
+
+
+def _factors_and_gradients(
+    steps: TriangleGradients,
+    grad_z: Tensor,
+    grad: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    dropout: Tensor | None,
+    outgoing: bool,
+) -> Tensor:
+    """Gradients of the factors ``[2 c, N, N]`` of one element; ``grad_z`` becomes that of the normalised ``z``."""
+    n, c = z.shape[-2], steps.channels
+    factors, product = (z.new_empty(k, n, n, dtype=steps.dtype) for k in (2 * c, c))
+    steps.project(factors, z, mask, 0, c)
+    left, right = factors[:c], factors[c:]
+    group, group_backward = steps.contraction_groups(n)
+    for b_left, b_right, b_product in _channels(group, left, right, product):
+        contract(b_left, b_right, slice(0, n), outgoing, b_product)
+    # Back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
+    steps.update_backward(grad_z, product, grad, z, dropout)
+    buffer = torch.empty_like(left[:group_backward])
+    for b_product, b_left, b_right in _channels(group_backward, product, left, right):
+        contract_backward(b_product, b_left, b_right, outgoing, buffer[: len(b_product)])
+    return factors
+
+
+def _channels(group: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Groups of channels of ``[c, N, N]`` tensors."""
+    return zip(*(x.split(group) for x in tensors), strict=True)
+
+
+@without_autocast
+def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str) -> None:
+    """Fill ``out [*, 2 c, R, N]`` with the factors of ``z [*, R, N, c_z]``."""
+    steps = _module(backend).Forward(parameters, None, Scratch().of(z))
+    for i in batch_elements(z):
+        steps.project(out[i], z[i], mask[i], 0, out.shape[-3] // 2)
+
+
+@without_autocast
+def factors_backward(
+    grad: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str
+) -> list[Tensor]:
+    """Gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``."""
+    steps: TriangleGradients = _module(backend).Backward(parameters, None, z, parameters._fields)
+    grad, grad_z = grad.to(steps.dtype).contiguous(), torch.zeros_like(z, dtype=steps.dtype)
+    for i in batch_elements(z):
+        steps.factors_backward(grad_z[i], grad[i], z[i], mask[i], None)
+    return [grad_z, *steps.factor_grads()]
+
+
+@without_autocast
+def update(
+    out: Tensor,
+    product: Tensor,
+    z: Tensor,
+    parameters: UpdateParams,
+    *,
+    dropout: Tensor | None,
+    add_z: bool,
+    backend: str,
+) -> Tensor:
+    """Fill ``out [*, R, N, c_z]``, which may be ``z``, from ``product [*, c, R, N]`` and ``z``."""
+    dropout, product = _like(dropout, z), product.to(z.dtype).contiguous()
+    steps = _module(backend).Forward(None, parameters, Scratch().of(z))
+    for i in batch_elements(z):
+        steps.write(out[i], product[i], z[i], z[i] if add_z else None, _at(dropout, i))
+    return out
+
+
+@without_autocast
+def update_backward(
+    grad: Tensor,
+    product: Tensor,
+    z: Tensor,
+    parameters: UpdateParams,
+    *,
+    dropout: Tensor | None,
+    backend: str,
+) -> list[Tensor]:
+    """Gradients of product, ``z`` and the parameters."""
+    dropout = _like(dropout, z)
+    steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)
+    grad_product = product.to(steps.dtype, copy=True, memory_format=torch.contiguous_format)
+    grad_z = torch.empty_like(z, dtype=steps.dtype)
+    for i in batch_elements(z):
+        steps.update_backward(grad_z[i], grad_product[i], grad[i], z[i], _at(dropout, i))
+    grad_z = steps.norm_backward(grad_z, z)
+    return [grad_product, grad_z, *steps.update_grads()]

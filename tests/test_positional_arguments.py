@@ -1,0 +1,63 @@
+"""No function of the package takes more than seven arguments by position: the rest have names, or are a named group."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+PACKAGE = REPOSITORY / "fastfold"
+MAX_POSITIONAL = 7
+
+
+def _is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether Triton compiles it: there every argument is by position, the sizes of its blocks among them."""
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
+
+
+def _positional(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    names = [x.arg for x in (*function.args.posonlyargs, *function.args.args)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
+
+
+def _functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _too_many(source: str) -> dict[str, int]:
+    return {
+        f"{function.name} (line {function.lineno})": _positional(function)
+        for function in _functions(source)
+        if not _is_kernel(function) and _positional(function) > MAX_POSITIONAL
+    }
+
+
+def test_no_function_takes_more_than_seven_arguments_by_position() -> None:
+    files = sorted(PACKAGE.rglob("*.py"))
+    sources = {str(path.relative_to(REPOSITORY)): path.read_text("utf-8") for path in files}
+    assert sum(len(list(_functions(source))) for source in sources.values()) > 2000
+    assert {name: found for name, source in sources.items() if (found := _too_many(source))} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("def f(a, b, c, d, e, f, g): ...", 0),
+        ("def f(a, b, c, d, e, f, g, h=1): ...", 1),
+        ("async def f(a, b, c, d, /, e, f, g, h): ...", 1),
+        ("def f(a, b, c, d, e, f, g, *, h): ...", 0),
+        ("class A:\n    def f(self, a, b, c, d, e, f, g): ...", 0),
+        ("class A:\n    def f(self, a, b, c, d, e, f, g, h): ...", 1),
+        ("def f():\n    def g(a, b, c, d, e, f, g, h): ...", 1),
+        ("@triton.jit\ndef f(a, b, c, d, e, f, g, h): ...", 0),
+        ("@triton.jit(do_not_specialize=['a'])\ndef f(a, b, c, d, e, f, g, h): ...", 0),
+        ("@cache\ndef f(a, b, c, d, e, f, g, h): ...", 1),
+    ],
+)
+def test_the_eighth_is_noticed(source: str, count: int) -> None:
+    assert len(_too_many(source)) == count
