@@ -15,6 +15,7 @@ NAMES = {
     "fastfold": (
         "load_model",
         "predict",
+        "predict_many",
         "train",
         "Prediction",
         "AlphaFold",
