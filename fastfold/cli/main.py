@@ -12,6 +12,7 @@ from fastfold.cli.environment import prepare_environment
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import silence_stdout
+from fastfold.cli.report import add_report_command
 from fastfold.cli.train import add_train_command
 from fastfold.cli.verify import add_verify_command
 from fastfold.cli.weights import add_weights_command
@@ -75,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add_infer_command(commands)
     add_train_command(commands)
     add_plan_command(commands)
+    add_report_command(commands)
     add_verify_command(commands)
     add_weights_command(commands)
     return parser

@@ -243,7 +243,13 @@ class Prediction:
             contents["pae"] = ("_pae.json", score_files.pae_json(self.pae, self.max_pae))
         if plots:
             png = confidence_png(
-                self.plddt, self.chain_index, pae=self.pae, max_pae=self.max_pae, title=self._title
+                self.plddt,
+                self.chain_index,
+                pae=self.pae,
+                max_pae=self.max_pae,
+                title=self._title,
+                ptm=self.ptm,
+                iptm=self.iptm,
             )
             contents["plot"] = (".png", png)
         if settings is not None:
