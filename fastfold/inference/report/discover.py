@@ -60,7 +60,7 @@ def find_predictions(
     Raises:
         OSError: The folder cannot be read.
     """
-    names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file())
+    names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file() and _is_text(entry.name))
     stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
     files = _files_by_stem(names, stems, directory)
     table = _table(directory / "summary.tsv")
@@ -81,6 +81,11 @@ def find_predictions(
         rank = int(match["rank"]) if match else None
         found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
     return sorted(found, key=lambda one: (one.target, one.rank or math.inf, one.stem))
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8, as all of ours are: no address leads to another one."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _files_by_stem(names: list[str], stems: list[str], directory: Path) -> dict[str, dict[str, Path]]:

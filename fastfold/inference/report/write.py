@@ -94,7 +94,6 @@ def _page(
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
     molstar = load_molstar()
     meta = {
-        "title": folder.resolve().name,
         "rows": rows,
         "viewer": None,
         "style": _style(),
@@ -108,6 +107,7 @@ def _page(
         hashes.append(molstar.script)
     # Scripts run by their hashes alone, so none that a name may smuggle in does. The viewer makes functions from text.
     allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
+    title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
     policy = (
         f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
@@ -117,7 +117,7 @@ def _page(
         about += f", with the viewer Mol* {molstar.version}"
     values = {
         "policy": policy,
-        "title": f"Results in {folder.resolve().name}",
+        "title": title,
         "css": _file("page.css"),
         "package": PACKAGE,
         "about": about,

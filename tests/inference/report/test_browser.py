@@ -215,10 +215,8 @@ def test_two_hundred_targets_open_in_three_seconds(browser: Browser, tmp_path: P
     many_targets(folder, 200, 5, 180, 120)
     page = write_report(folder)
     viewer = load_molstar()
-    start = time.monotonic()
     browser.open(page)
-    browser.wait(READY)
-    took = time.monotonic() - start
+    took = float(browser.wait(READY)) / 1000  # since the page was asked for, in the page's own clock
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
         size = write_report(folder).stat().st_size

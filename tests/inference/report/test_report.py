@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import zlib
 from pathlib import Path
@@ -224,6 +225,20 @@ def test_no_text_ends_its_element(tmp_path: Path) -> None:
     assert "unsafe-eval" not in policy[1]
     assert "unsafe-inline" not in policy[1].split("style-src")[0]
     assert "http" not in policy[1]
+
+
+def test_names_that_are_not_text_do_no_harm(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"r\xff")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("needs a file system that takes any name")
+    paths = helix_prediction("t", 6).save(folder, plots=False)
+    os.link(paths["pdb"], f"{paths['pdb'].with_suffix('')}_{os.fsdecode(bytes([255]))}.pdb")
+    page = write_report(folder)
+    assert "<title>Results in r?</title>" in page.read_text()
+    names = json.loads(blob(page, 0))["files"]
+    assert sorted(names) == sorted(path.name for path in paths.values())
 
 
 def test_the_same_folder_gives_the_same_page_and_one_without_results_a_clear_error(tmp_path: Path) -> None:

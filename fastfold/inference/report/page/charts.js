@@ -75,12 +75,15 @@ class PaeChart {
     const { side, bytes, step, max } = prediction.pae;
     const image = new ImageData(side, side);
     const stops = meta.style.pae.map(rgb);
-    const table = Array.from({ length: 256 }, (_, value) => {
+    const table = new Uint8ClampedArray(4 * 256).fill(255);
+    for (let value = 0; value < 256; value++) {
       const place = Math.min(1, (value * step) / max) * (stops.length - 1);
       const low = Math.min(Math.floor(place), stops.length - 2);
-      return stops[low].map((from, axis) => from + (place - low) * (stops[low + 1][axis] - from));
-    });
-    for (let k = 0; k < side * side; k++) image.data.set([...table[bytes[k]], 255], 4 * k);
+      const colour = stops[low].map((from, axis) => from + (place - low) * (stops[low + 1][axis] - from));
+      table.set(colour, 4 * value);
+    }
+    const [pixels, colours] = [new Uint32Array(image.data.buffer), new Uint32Array(table.buffer)];
+    for (let k = 0; k < side * side; k++) pixels[k] = colours[bytes[k]];
     this.image = document.createElement('canvas');
     this.image.width = this.image.height = side;
     this.image.getContext('2d').putImageData(image, 0, 0);

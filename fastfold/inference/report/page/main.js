@@ -205,7 +205,7 @@ async function choose(row) {
   redraw();
   // The viewer takes its time to start: what is there already is drawn before.
   requestAnimationFrame(() => setTimeout(() => {
-    document.body.dataset.ready = 'true';
+    if (!document.body.dataset.ready) document.body.dataset.ready = String(performance.now());
     if (turn === chosen) view.show(prediction);
   }));
 }
