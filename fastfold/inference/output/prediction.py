@@ -120,7 +120,7 @@ class Prediction:
     def interface_scores(self) -> dict[str, Any]:
         """Scores of the chains and of every pair of them: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
 
-        See :func:`fastfold.protein.metrics.interface.interface_scores`.
+        See :func:`fastfold.protein.metrics.interface.scores.interface_scores`.
         """
         return interface_scores(
             self.chain_index,

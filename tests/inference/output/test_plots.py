@@ -13,6 +13,7 @@ from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.msa import Msa
 from fastfold.inference.output import plots
 from fastfold.inference.output.plots import confidence_png, coverage_png
+from fastfold.inference.output.style import BANDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +67,8 @@ def test_scores_bands_and_chains_are_named(monkeypatch: pytest.MonkeyPatch) -> N
         lambda: confidence_png(plddt, chains, pae=pae, max_pae=31.75, title="t", ptm=0.5, iptm=0.25),
     )
     assert "t\nmean pLDDT 50.0 · pTM 0.50 · ipTM 0.25" in found
-    assert {"A", "B", "C", "very high (90 to 100)", "low (50 to 70)"} <= set(found)
+    bands = {f"{band.name} ({band.low} to {band.high})" for band in BANDS}
+    assert {"A", "B", "C", "very high (90 to 100)"} | bands <= set(found)
     assert found.count("1") == 3 * 3  # on the axis of residues, and on both of the aligned errors
     assert found.count("150") == found.count("120") == 0
 
