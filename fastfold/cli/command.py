@@ -13,6 +13,7 @@ from fastfold.cli.infer import add_infer_command
 from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import silence_stdout
 from fastfold.cli.relax import add_relax_command
+from fastfold.cli.report import add_report_command
 from fastfold.cli.train import add_train_command
 from fastfold.cli.verify import add_verify_command
 from fastfold.cli.weights import add_weights_command
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     add_train_command(commands)
     add_relax_command(commands)
     add_plan_command(commands)
+    add_report_command(commands)
     add_verify_command(commands)
     add_weights_command(commands)
     return parser

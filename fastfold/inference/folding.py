@@ -261,7 +261,7 @@ def run_network(
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
     Of a complex there are also the scores of its chains, see
-    :func:`fastfold.evoformer.confidence.chain_confidence`. Confidences of pairs are computed in blocks of rows;
+    :func:`fastfold.evoformer.confidence.chains.chain_confidence`. Confidences of pairs are computed in blocks of rows;
     of these, ``pae`` alone is kept whole.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +28,7 @@ from fastfold.inference.output.results_folder import PredictionRecord, ResultsFo
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.output.writer import (
     Wanted,
+    coverage_files,
     draw_plot,
     ranking_scores,
     run_record,
@@ -36,6 +37,8 @@ from fastfold.inference.output.writer import (
 )
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig, check_installed
+from fastfold.inference.report.write import NAME as REPORT
+from fastfold.inference.report.write import write_report
 from fastfold.utils.device import choose_device, peak_memory
 
 
@@ -205,6 +208,9 @@ class _Runner:
                 self.summary.flush()
             raise
         self.summary.flush()
+        if found.folded or not (self.folder.path / REPORT).exists():
+            with suppress(InputError):  # nothing to show, because all failed
+                write_report(self.folder.path, say=self.progress.line)
         return found
 
     def _run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
@@ -250,6 +256,7 @@ class _Runner:
         jobs = self._jobs(target, alignments)
         share = cost / len(jobs)
         predictor: TargetPredictor | None = None
+        coverage: dict[str, str | bytes] = {}
         done = False
         for number, job in enumerate(jobs):
             with ExitStack() as stack:
@@ -269,11 +276,12 @@ class _Runner:
                 else:
                     if predictor is None:
                         predictor = self._predictor(target, alignments, jobs, label)
+                        coverage = coverage_files(alignments, target, plots=self.config.plots)
                     if job.network not in self.networks:  # left out by now
                         self.progress.skip(share)
                         continue
                     done = True
-                    found = self._predict(predictor, results, job, label, share)
+                    found = self._predict(predictor, results, job, coverage, work=label, cost=share)
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
                 break
@@ -331,11 +339,18 @@ class _Runner:
         )
 
     def _predict(
-        self, predictor: TargetPredictor, results: TargetResults, job: _Job, label: str, cost: float
+        self,
+        predictor: TargetPredictor,
+        results: TargetResults,
+        job: _Job,
+        more: Mapping[str, str | bytes],
+        *,
+        work: str,
+        cost: float,
     ) -> PredictionRecord:
-        """Make one prediction and write it."""
+        """Make one prediction and write it, with more files."""
         model = job.network.load(self.config.precision)
-        work = f"{label} {model.name}" + (f" seed {job.seed}" if len(self.config.seeds) > 1 else "")
+        work = f"{work} {model.name}" + (f" seed {job.seed}" if len(self.config.seeds) > 1 else "")
         start = time.monotonic()
         with (
             peak_memory(self.device) as peak,
@@ -349,7 +364,7 @@ class _Runner:
             "seconds": round(time.monotonic() - start, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        return write_prediction(results, job.record, prediction, took, self.config)
+        return write_prediction(results, job.record, prediction, took, self.config, more=more)
 
     def _check_networks(self) -> None:
         """Before the first fold, load all networks: one that cannot be used ends the run, or is left out."""

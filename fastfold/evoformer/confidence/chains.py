@@ -1,7 +1,7 @@
 """Confidences of chains and of pairs of chains from the logits of residue pairs: pTM, ipTM and actifpTM.
 
-pTM of one chain and ipTM of two are :func:`fastfold.evoformer.confidence.predicted_tm_score` of a part of the residues.
-actifpTM (Varga et al. 2025, doi:10.1093/bioinformatics/btaf107) is ipTM in which residue pairs count by the
+pTM of one chain and ipTM of two are :func:`fastfold.evoformer.confidence.scores.predicted_tm_score` of a part of the
+residues. actifpTM (Varga et al. 2025, doi:10.1093/bioinformatics/btaf107) is ipTM in which residue pairs count by the
 probability that they touch, so that disordered parts of the chains do not dilute a sure interface. Details are
 ColabFold's.
 """

@@ -1,4 +1,4 @@
-"""A plot of what the network thinks of its prediction: pLDDT along the chains, PAE between all residues.
+"""Plots of a prediction: pLDDT along the chains, aligned error of all pairs, and coverage by the alignments.
 
 matplotlib is imported on first use, and without pyplot: no window, no state that outlives the call.
 """
@@ -6,13 +6,27 @@ matplotlib is imported on first use, and without pyplot: no window, no state tha
 from __future__ import annotations
 
 import io
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-_BANDS = ((0, 50, "#ff7d45"), (50, 70, "#ffdb13"), (70, 90, "#65cbf3"), (90, 100, "#0053d6"))
-"""pLDDT bands with the colours by which AlphaFold DB made them known."""
+from fastfold.inference.output.style import (
+    BANDS,
+    CHAIN_COLOURS,
+    FAINT,
+    FONTS,
+    IDENTITY_COLOURS,
+    INK,
+    PAE_COLOURS,
+)
+from fastfold.protein.protein import chain_name
+
 _MAX_PIXELS = 1_024
+_MAX_CHAIN_NAMES = 26
+"""More names than this do not fit above a plot."""
 
 
 def confidence_png(
@@ -22,56 +36,174 @@ def confidence_png(
     pae: np.ndarray | None = None,
     max_pae: float | None = None,
     title: str = "",
+    ptm: float | None = None,
+    iptm: float | None = None,
 ) -> bytes:
-    """Draws pLDDT per residue and, where there is one, the PAE matrix.
+    """Draw pLDDT per residue and, where there is one, the aligned error, chains marked and numbered each from 1.
 
     Args:
         plddt: ``[N]``, 0 to 100.
-        chain_index: ``[N]``; lines mark where it changes.
+        chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
         pae: ``[N, N]`` in Å.
         max_pae: Upper end of the PAE scale, in Å.
+        title: Text above the plot.
+        ptm: Shown in the title.
+        iptm: Shown in the title.
+
+    Returns:
+        A PNG file, the same bytes for the same input and matplotlib version.
+    """
+    lengths = np.bincount(np.asarray(chain_index)).tolist()
+    scores = {"mean pLDDT": f"{float(np.mean(plddt, dtype=np.float64)):.1f}"}
+    scores |= {name: f"{value:.2f}" for name, value in (("pTM", ptm), ("ipTM", iptm)) if value is not None}
+    line = " · ".join(f"{name} {value}" for name, value in scores.items())
+    width, panels = (7.4, [1]) if pae is None else (12.6, [3, 2])
+    with _figure(width, 4.8, [part for part in (title, line) if part], panels) as (figure, axes):
+        _draw_plddt(axes[0], plddt, lengths)
+        if pae is not None:
+            _draw_pae(figure, axes[1], pae, max_pae, lengths)
+        return _png(figure)
+
+
+def coverage_png(coverage: Mapping[str, Any], *, title: str = "") -> bytes:
+    """Draw how many rows of the alignments cover each residue, by their identity to the query.
+
+    Args:
+        coverage: See :func:`fastfold.data.msa.coverage.alignment_coverage`.
         title: Text above the plot.
 
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.
     """
+    lengths, edges = coverage["chain_lengths"], coverage["identity_edges"]
+    depth = np.asarray(coverage["depth_by_identity"])[::-1]  # the most alike at the bottom
+    names = [f"{low:.0%} to {high:.0%}" for low, high in itertools.pairwise(edges)][::-1]
+    line = f"alignment rows: {', '.join(f'{rows:,}' for rows in coverage['rows'])}"
+    with _figure(7.4, 4.8, [part for part in (title, line) if part], [1]) as (figure, (axis,)):
+        # Steps, so that a single residue is as wide as any other.
+        borders = np.arange(depth.shape[1] + 1) + 0.5
+        values = np.concatenate([depth, depth[:, -1:]], 1)
+        axis.stackplot(borders, values, labels=names, colors=IDENTITY_COLOURS[::-1], step="post", linewidth=0)
+        axis.set(ylabel="rows without a gap", xlim=(0.5, sum(lengths) + 0.5))
+        axis.set_ylim(0, 1.05 * max(1, int(depth.sum(0).max())))
+        _mark_chains(axis, lengths, colour=INK)
+        handles, labels = axis.get_legend_handles_labels()
+        _legend(axis, handles[::-1], labels[::-1], "identity to the query")
+        return _png(figure)
+
+
+@contextmanager
+def _figure(
+    width: float, height: float, title: Sequence[str], panels: Sequence[int]
+) -> Iterator[tuple[Any, Any]]:
+    """A figure in the look of all plots, and its axes from left to right."""
+    import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 if pae is None else 11.6, 4.6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    # Names come from sequence files: a dollar sign in one is not a formula.
-    figure.suptitle(title, fontsize=10, parse_math=False)
-    panels = [5] if pae is None else [3, 2]
-    axes = figure.subplots(1, len(panels), squeeze=False, width_ratios=panels)[0]
-    borders = np.flatnonzero(np.diff(chain_index)) + 1
-    _draw_plddt(axes[0], plddt, borders)
-    if pae is not None:
-        _draw_pae(figure, axes[1], pae, max_pae, borders)
+    look: Any = {
+        "font.family": FONTS[0],
+        "font.size": 9,
+        "text.color": INK,
+        "axes.edgecolor": FAINT,
+        "axes.labelcolor": INK,
+        "axes.linewidth": 0.7,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "legend.frameon": False,
+        # Names come from sequence files: a dollar sign in one is not a formula.
+        "text.parse_math": False,
+    }
+    with matplotlib.rc_context(look):
+        figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle("\n".join(title), fontsize=10)
+        yield figure, figure.subplots(1, len(panels), squeeze=False, width_ratios=panels)[0]
+
+
+def _png(figure: Any) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png", metadata={"Software": None})
     return out.getvalue()
 
 
-def _draw_plddt(axis: Any, plddt: np.ndarray, borders: np.ndarray) -> None:
-    for low, high, colour in _BANDS:
-        axis.axhspan(low, high, color=colour, alpha=0.25, linewidth=0)
+def _draw_plddt(axis: Any, plddt: np.ndarray, lengths: Sequence[int]) -> None:
+    from matplotlib.patches import Patch
+
+    for band in BANDS:
+        axis.axhspan(band.low, band.high, color=band.colour, alpha=0.25, linewidth=0)
     residues = np.arange(1, len(plddt) + 1)
-    axis.plot(residues, plddt, color="black", linewidth=0.9, marker="." if len(plddt) < 3 else None)
-    for border in borders:
-        axis.axvline(border + 0.5, color="black", linewidth=0.6, linestyle="--")
-    axis.set(xlabel="residue", ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, len(plddt) + 0.5))
-    axis.set_title(f"mean pLDDT {float(np.mean(plddt, dtype=np.float64)):.1f}", fontsize=9)
+    axis.plot(residues, plddt, color=INK, linewidth=0.9, marker="." if len(plddt) < 3 else None)
+    axis.set(ylabel="pLDDT", ylim=(0, 100), xlim=(0.5, len(plddt) + 0.5))
+    _mark_chains(axis, lengths, colour=INK)
+    patches = [Patch(color=band.colour, alpha=0.6, linewidth=0) for band in BANDS]
+    names = [f"{band.name} ({band.low} to {band.high})" for band in BANDS]
+    _legend(axis, patches, names, None)
 
 
-def _draw_pae(figure: Any, axis: Any, pae: np.ndarray, max_pae: float | None, borders: np.ndarray) -> None:
+def _draw_pae(figure: Any, axis: Any, pae: np.ndarray, max_pae: float | None, lengths: Sequence[int]) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
     n = len(pae)
     step = -(-n // _MAX_PIXELS)  # more residues than pixels: every step-th one
     extent = (0.5, n + 0.5, n + 0.5, 0.5)
-    image = axis.imshow(pae[::step, ::step], cmap="Greens_r", vmin=0, vmax=max_pae, extent=extent)
-    for border in borders:
-        axis.axvline(border + 0.5, color="tab:red", linewidth=0.8)
-        axis.axhline(border + 0.5, color="tab:red", linewidth=0.8)
-    axis.set(xlabel="scored residue", ylabel="aligned residue")
-    axis.set_title("predicted aligned error", fontsize=9)
-    figure.colorbar(image, ax=axis, label="Å", shrink=0.8)
+    colours = LinearSegmentedColormap.from_list("pae", PAE_COLOURS)
+    image = axis.imshow(pae[::step, ::step], cmap=colours, vmin=0, vmax=max_pae, extent=extent)
+    axis.set_ylabel("aligned residue")
+    _mark_chains(axis, lengths, colour="#d6604d", both=True)
+    axis.set_xlabel("scored residue")
+    figure.colorbar(image, ax=axis, label="aligned error (Å)", shrink=0.8)
+
+
+def _legend(axis: Any, handles: Sequence[Any], names: Sequence[str], title: str | None) -> None:
+    axis.legend(
+        handles, names, title=title, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=5, fontsize=8,
+        title_fontsize=8, handlelength=1.2, columnspacing=1.4,
+    )  # fmt: skip
+
+
+def _mark_chains(axis: Any, lengths: Sequence[int], *, colour: str, both: bool = False) -> None:
+    """Lines between chains, their names, and numbers that begin at 1 in each; on the y axis too if ``both``."""
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    ticks, labels = _chain_ticks(lengths)
+    axis.set_xticks(ticks, labels)
+    if both:
+        axis.set_yticks(ticks, labels)
+    axis.set_xlabel("residue")
+    if len(lengths) == 1:
+        return
+    for border in starts[1:-1]:
+        axis.axvline(border + 0.5, color=colour, linewidth=0.8)
+        if both:
+            axis.axhline(border + 0.5, color=colour, linewidth=0.8)
+    if len(lengths) > _MAX_CHAIN_NAMES:
+        return
+    for number, (start, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
+        axis.text(
+            start + length / 2 + 0.5,
+            1.01,
+            chain_name(number),
+            transform=axis.get_xaxis_transform(),
+            ha="center",
+            va="bottom",
+            fontweight="bold",
+            color=CHAIN_COLOURS[number % len(CHAIN_COLOURS)],
+        )
+
+
+def _chain_ticks(lengths: Sequence[int]) -> tuple[list[int], list[str]]:
+    """Places on the axis of all residues, from 1, and the residue's number in its chain that is written there."""
+    total = sum(lengths)
+    step = next(
+        s * 10**power for power in range(9) for s in (1, 2, 5) if total <= 10 * s * 10**power or power == 8
+    )
+    ticks: list[tuple[int, int]] = []
+    start = 0
+    for length in lengths:
+        if ticks and start + 1 - ticks[-1][0] < 0.4 * step and ticks[-1][1] != 1:
+            ticks.pop()  # the first residue of a chain comes before the last of the one before it
+        if not ticks or start + 1 - ticks[-1][0] >= 0.4 * step:
+            ticks.append((start + 1, 1))
+        ticks += [(start + number, number) for number in range(step, length + 1, step) if number > 1]
+        start += length
+    return [place for place, _ in ticks], [str(number) for _, number in ticks]

@@ -166,7 +166,7 @@ class Prediction:
     def interface_scores(self) -> dict[str, Any]:
         """Scores of the chains and of every pair of them: ipSAE, pDockQ, LIS, ipTM, actifpTM and others.
 
-        See :func:`fastfold.protein.metrics.interface.interface_scores`.
+        See :func:`fastfold.protein.metrics.interface.scores.interface_scores`.
         """
         return interface_scores(
             self.chain_index,
@@ -327,7 +327,13 @@ class Prediction:
 
     def _plot(self) -> bytes:
         return confidence_png(
-            self.plddt, self.chain_index, pae=self.pae, max_pae=self.max_pae, title=self._title
+            self.plddt,
+            self.chain_index,
+            pae=self.pae,
+            max_pae=self.max_pae,
+            title=self._title,
+            ptm=self.ptm,
+            iptm=self.iptm,
         )
 
     def _check_finite(self) -> None:

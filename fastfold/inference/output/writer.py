@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from fastfold._version import __version__
+from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.json_files import lines_json
-from fastfold.inference.output.plots import confidence_png
+from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.utils.hashing import file_digest, input_hash
@@ -136,6 +137,8 @@ def write_prediction(
     prediction: Prediction,
     scores: Mapping[str, Any],
     config: InferConfig,
+    *,
+    more: Mapping[str, str | bytes],
 ) -> PredictionRecord:
     """Add a prediction with its files to a target's results, and rank them.
 
@@ -145,11 +148,12 @@ def write_prediction(
         prediction: What was predicted.
         scores: What it is listed by beyond its own scores: ``seconds`` and ``peak_memory``.
         config: How it was folded.
+        more: Further files by ending.
 
     Raises:
         OutputError: It cannot be written; what was there still is.
     """
-    files = prediction.files(plots=config.plots)
+    files = {**prediction.files(plots=config.plots), **more}
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
     return results.add(
         record["input_hash"],
@@ -191,4 +195,29 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
     lengths = [len(sequence) for sequence in scores["sequences"]]
     chains = np.repeat(np.arange(len(lengths)), lengths)
     title = f"{results.stem} by {scores['model']}"
-    return confidence_png(np.array(scores["plddt"]), chains, pae=pae, max_pae=max_pae, title=title)
+    return confidence_png(
+        np.array(scores["plddt"]),
+        chains,
+        pae=pae,
+        max_pae=max_pae,
+        title=title,
+        ptm=scores["ptm"],
+        iptm=scores["iptm"],
+    )
+
+
+def coverage_files(alignments: Sequence[ChainMsas], target: Target, *, plots: bool) -> dict[str, str | bytes]:
+    """How the alignments cover a target, as files by ending; none for a target without an alignment.
+
+    Args:
+        alignments: Per chain.
+        target: The target.
+        plots: Whether to draw it.
+    """
+    if not any(msa.sequences for chain in alignments for group in chain for msa in group):
+        return {}
+    found = alignment_coverage(alignments, lengths=[len(chain.sequence) for chain in target.chains])
+    files: dict[str, str | bytes] = {"_coverage.json": lines_json(found)}
+    if plots:
+        files["_coverage.png"] = coverage_png(found, title=f"Alignments of {target.name[:100]}")
+    return files

@@ -1,0 +1,36 @@
+"""``fastfold report``: make the page of a folder of results again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_report_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    parser = commands.add_parser(
+        "report",
+        help="make the page of a folder of results",
+        description="Make report.html of a folder that fastfold infer wrote to: one file, to be opened in a browser, "
+        "without a network. The 3D view is Mol*, from the package molstar-cli (pip install molstar-cli).",
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the folder")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code.
+
+    Raises:
+        FastFoldError: There are no results in the folder, or the page cannot be written.
+    """
+    from fastfold.inference.report import write_report
+
+    print(f"wrote {write_report(options.directory, say=_warn)}")
+    return 0
+
+
+def _warn(line: str) -> None:
+    print(f"warning: {line}", file=sys.stderr, flush=True)

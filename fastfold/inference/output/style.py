@@ -1,0 +1,49 @@
+"""Colours and fonts of the plots and of the page, so that they look alike."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Band(NamedTuple):
+    """A range of pLDDT.
+
+    Attributes:
+        low: Its lower end, which belongs to it.
+        high: Its upper end.
+        colour: ``#rrggbb``, those by which AlphaFold DB made the bands known.
+        name: What it is called.
+    """
+
+    low: int
+    high: int
+    colour: str
+    name: str
+
+
+BANDS: Final = (
+    Band(90, 100, "#0053d6", "very high"),
+    Band(70, 90, "#65cbf3", "high"),
+    Band(50, 70, "#ffdb13", "low"),
+    Band(0, 50, "#ff7d45", "very low"),
+)
+
+CHAIN_COLOURS: Final = (
+    "#1b7837", "#762a83", "#2166ac", "#b2182b", "#8c510a", "#01665e",
+    "#c51b7d", "#4d4d4d", "#e08214", "#35978f", "#542788", "#7fbc41",
+)  # fmt: skip
+"""Of chains in order, from the beginning again where there are more."""
+
+IDENTITY_COLOURS: Final = ("#d9d9d9", "#c7c1de", "#a79fcf", "#7c6bb5", "#4a2f8f")
+"""Of alignment rows by their identity to the query, from the least."""
+
+PAE_COLOURS: Final = ("#00441b", "#1b7837", "#5aae61", "#a6dba0", "#d9f0d3", "#f7fcf5")
+"""From no aligned error to the largest."""
+
+INK: Final = "#1f2933"
+"""Text and lines."""
+
+FAINT: Final = "#8a949e"
+"""Grids, frames and what is said in passing."""
+
+FONTS: Final = ("DejaVu Sans", "Verdana", "Arial", "sans-serif")

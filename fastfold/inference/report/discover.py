@@ -1,0 +1,150 @@
+"""Which predictions a folder of results holds, told by their files.
+
+Files are read as data from anywhere: what is damaged or foreign is left out with a line that says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCORES = "_scores.json"
+"""How the file that makes a prediction ends."""
+
+_RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
+_LISTED = ("relaxed_energy", "seconds", "peak_memory")
+
+
+@dataclass(frozen=True)
+class FoundPrediction:
+    """A prediction in a folder.
+
+    Attributes:
+        stem: What its files' names begin with.
+        target: Stem of its target's files.
+        rank: Place among the target's predictions, from 1; None where the name does not tell.
+        scores: The content of the scores file: ``name``, ``model``, ``seed``, ``sequences``, ``plddt`` are there.
+        files: Its files by the ending of their names.
+        listed: More numbers from the folder's table, by column.
+    """
+
+    stem: str
+    target: str
+    rank: int | None
+    scores: Mapping[str, Any]
+    files: Mapping[str, Path]
+    listed: Mapping[str, float]
+
+    @property
+    def structure(self) -> Path | None:
+        """The structure to show: the relaxed one where there is one."""
+        endings = ("_relaxed.pdb", "_relaxed.cif", ".pdb", ".cif")
+        return next((self.files[ending] for ending in endings if ending in self.files), None)
+
+
+def find_predictions(
+    directory: Path, say: Callable[[str], None] = lambda line: None
+) -> list[FoundPrediction]:
+    """Find the predictions in a folder, targets by name and each target's best first.
+
+    Args:
+        directory: The folder.
+        say: Told of each file that is left out.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file() and _is_text(entry.name))
+    stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
+    files = _files_by_stem(names, stems, directory)
+    table = _table(directory / "summary.tsv")
+    found = []
+    for stem in stems:
+        try:
+            scores = _checked(json.loads((directory / f"{stem}{SCORES}").read_bytes()))
+        except (OSError, ValueError, RecursionError) as error:
+            say(f"{stem}{SCORES}: left out of the report, {_reason(error)}")
+            continue
+        match = _RANK.fullmatch(stem)
+        target = match["target"] if match else str(scores["name"])
+        for ending in ("_coverage.json", "_config.json"):  # may belong to the target
+            path = directory / f"{target}{ending}"
+            if ending not in files[stem] and path.is_file():
+                files[stem][ending] = path
+        line = table.get(stem, {})
+        rank = int(match["rank"]) if match else None
+        found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
+    return sorted(found, key=lambda one: (one.target, one.rank or math.inf, one.stem))
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name is UTF-8, as all of ours are: no address leads to another one."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+def _files_by_stem(names: list[str], stems: list[str], directory: Path) -> dict[str, dict[str, Path]]:
+    """Files of each prediction by ending; a file belongs to the longest stem that it begins with."""
+    found: dict[str, dict[str, Path]] = {stem: {} for stem in stems}
+    for name in names:
+        places = [at for at, letter in enumerate(name) if letter in "._"]
+        stem = next((name[:at] for at in reversed(places) if name[:at] in found), None)
+        if stem is not None:
+            found[stem][name[len(stem) :]] = directory / name
+    return found
+
+
+def _checked(scores: Any) -> Mapping[str, Any]:
+    """The content of a scores file.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    if not isinstance(scores, dict):
+        raise ValueError("it is not an object")
+    kinds = {"name": str, "model": str, "seed": int, "sequences": list, "plddt": list}
+    for key, kind in kinds.items():
+        if not isinstance(scores.get(key), kind):
+            raise ValueError(f"{key} is missing or of another kind")
+    sequences, plddt = scores["sequences"], scores["plddt"]
+    if not sequences or not all(isinstance(one, str) and one for one in sequences):
+        raise ValueError("sequences are not text")
+    if len(plddt) != sum(map(len, sequences)) or not all(_is_number(one) for one in plddt):
+        raise ValueError("plddt is not a number for each residue")
+    return scores
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror}"
+    return "it is not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
+
+
+def _table(path: Path) -> dict[str, dict[str, float]]:
+    """Numbers of ``summary.tsv`` by what files are called by; nothing where there is no table or another one."""
+    try:
+        header, *lines = path.read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return {}
+    found = {}
+    for line in lines:
+        cells = dict(zip(header.split("\t"), line.split("\t"), strict=False))
+        numbers = {}
+        for column in _LISTED:
+            try:
+                numbers[column] = float(cells.get(column, ""))
+            except ValueError:
+                continue
+        found[cells.get("files", "")] = {
+            column: value for column, value in numbers.items() if math.isfinite(value)
+        }
+    return found

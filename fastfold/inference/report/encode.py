@@ -1,0 +1,128 @@
+"""Predictions as small pieces of text for a page: quantised, packed with zlib, in base64.
+
+The page unpacks a piece when it is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.read import read_structure
+
+MAX_SIDE = 320
+"""Rows of the largest aligned error that is carried whole; of a larger one the means of squares are."""
+
+PAE_STEP = 0.25
+"""Å; aligned errors are carried as multiples of it in a byte."""
+
+_COORDINATE_STEP = 0.01
+
+
+def pack(data: bytes) -> str:
+    """Data packed with zlib, in base64."""
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def pack_json(value: Any) -> str:
+    """A value of JSON's types, packed.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    return pack(json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii"))
+
+
+def pack_structure(path: Path, sequences: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The atoms of a structure file, turned so that a look along z sees their broad side, the longest axis across.
+
+    Args:
+        path: A PDB or mmCIF file of the prediction.
+        sequences: One letter per residue of each chain, as it was folded.
+
+    Returns:
+        What is needed to read them (``step`` in Å, ``atoms``), and, packed, five bytes per residue that say which of
+        the 37 atoms there are, then little-endian int16 ``x``, ``y``, ``z`` of each in steps from the middle.
+
+    Raises:
+        InputError: The file cannot be read.
+        ValueError: It is of other sequences.
+    """
+    chains = read_structure(path).chains
+    lengths = [len(sequence) for sequence in sequences]
+    mask = np.zeros((sum(lengths), rc.atom_type_num), bool)
+    positions = np.zeros((*mask.shape, 3))
+    starts = np.cumsum([0, *lengths])
+    # A chain of unknown residues has no atoms, and none in the file: chains are told by their sequences.
+    number = 0
+    for chain in chains:
+        while number < len(sequences) and not _is_part(chain.sequence, sequences[number]):
+            number += 1
+        if number == len(sequences):
+            raise ValueError("its chains are not those of the scores")
+        rows = slice(starts[number], starts[number] + len(chain))
+        mask[rows], positions[rows] = chain.mask > 0.5, chain.positions
+        number += 1
+    present = positions[mask]
+    if not len(present):
+        raise ValueError("it has no atoms")
+    present = present @ _principal_axes(present)
+    middle = (present.min(0) + present.max(0)) / 2
+    step = max(_COORDINATE_STEP, float(np.abs(present - middle).max()) / 32_000)
+    quantised = np.rint((present - middle) / step).astype("<i2")
+    return {"step": step, "atoms": len(present)}, pack(
+        np.packbits(mask, axis=1).tobytes() + quantised.tobytes()
+    )
+
+
+def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
+    """The aligned error of a prediction, from its file as AlphaFold DB lays it out.
+
+    Args:
+        path: The JSON file.
+        residues: Number of residues N.
+
+    Returns:
+        What is needed to read it (``side`` of the matrix, ``stride``: residues for each of its rows, ``step`` and
+        ``max`` in Å), and, packed, a byte for each of its elements, row by row.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not the aligned error of so many residues.
+    """
+    try:
+        (found,) = json.loads(path.read_bytes())
+        pae = np.array(found["predicted_aligned_error"], np.float32)
+        largest = float(found["max_predicted_aligned_error"])
+    except (TypeError, KeyError, RecursionError) as error:
+        raise ValueError("it is not an aligned error") from error
+    if pae.shape != (residues, residues) or not np.isfinite(pae).all() or not 0 < largest < 1e4:
+        raise ValueError(f"it is not the aligned error of {residues} residues")
+    stride = -(-residues // MAX_SIDE)
+    side = -(-residues // stride)
+    if stride > 1:
+        edges = np.arange(0, residues, stride)
+        counts = np.diff([*edges, residues])
+        pae = np.add.reduceat(np.add.reduceat(pae, edges, 0), edges, 1) / np.outer(counts, counts)
+    quantised = np.rint(np.clip(pae / PAE_STEP, 0, 255)).astype(np.uint8)
+    return {"side": side, "stride": stride, "step": PAE_STEP, "max": largest}, pack(quantised.tobytes())
+
+
+def _principal_axes(points: np.ndarray) -> np.ndarray:
+    """A rotation matrix ``[3, 3]`` whose columns are the axes of points ``[n, 3]``, the longest first."""
+    axes = np.linalg.eigh(np.cov(points.T, bias=True))[1][:, ::-1]
+    return axes * [1.0, 1.0, np.linalg.det(axes)]
+
+
+def _is_part(read: str, folded: str) -> bool:
+    """Whether a chain that was read is the one that was folded."""
+    return len(read) == len(folded) and all(
+        a == b or "X" in (a, b) for a, b in zip(read, folded, strict=True)
+    )

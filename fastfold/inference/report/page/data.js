@@ -1,0 +1,129 @@
+// What the page carries: packed pieces, unpacked when they are asked for.
+
+const meta = JSON.parse(document.getElementById('meta').textContent);
+const cache = new Map();
+
+async function unpack(number) {
+  const text = document.getElementById('blob-' + number).textContent;
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new DecompressionStream('deflate');
+  const writer = stream.writable.getWriter();
+  const written = writer.write(packed).then(() => writer.close());
+  const reader = stream.readable.getReader();
+  const parts = [];
+  for (let part = await reader.read(); !part.done; part = await reader.read()) parts.push(part.value);
+  await written;
+  const bytes = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let place = 0;
+  for (const part of parts) {
+    bytes.set(part, place);
+    place += part.length;
+  }
+  return bytes;
+}
+
+async function unpackText(number) {
+  return new TextDecoder().decode(await unpack(number));
+}
+
+// The chosen prediction with everything that is known of it; the last few are kept.
+async function loadPrediction(row) {
+  if (cache.has(row)) return cache.get(row);
+  const detail = JSON.parse(await unpackText(row.detail));
+  const prediction = { row, ...detail, ...layoutOf(detail.sequences) };
+  prediction.pae = row.pae ? { ...row.pae, bytes: await unpack(row.pae.blob) } : null;
+  prediction.structure = row.structure ? atomsOf(row.structure, await unpack(row.structure.blob)) : null;
+  cache.set(row, prediction);
+  if (cache.size > 8) cache.delete(cache.keys().next().value);
+  return prediction;
+}
+
+// Chains by the places of their residues in the complex, from 0.
+function layoutOf(sequences) {
+  const chains = [];
+  const chainOf = [];
+  let start = 0;
+  sequences.forEach((sequence, number) => {
+    chains.push({ name: chainName(number), start, length: sequence.length, sequence });
+    for (let i = 0; i < sequence.length; i++) chainOf.push(number);
+    start += sequence.length;
+  });
+  return { chains, chainOf, length: start };
+}
+
+function chainName(number) {
+  const letters = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
+  let name = '';
+  for (let left = number + 1; left > 0; left = Math.floor((left - 1) / letters.length)) {
+    name = letters[(left - 1) % letters.length] + name;
+  }
+  return name;
+}
+
+function residueName(prediction, residue) {
+  const chain = prediction.chains[prediction.chainOf[residue]];
+  const at = residue - chain.start;
+  return `${chain.name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${at + 1}`;
+}
+
+function rangeName(prediction, [from, to]) {
+  const names = [];
+  for (const chain of prediction.chains) {
+    const first = Math.max(from, chain.start);
+    const last = Math.min(to, chain.start + chain.length - 1);
+    if (first <= last) names.push(`${chain.name} ${first - chain.start + 1} to ${last - chain.start + 1}`);
+  }
+  return names.length > 4 ? `${names[0]} … ${names[names.length - 1]}` : names.join(', ');
+}
+
+// Positions in Å and, per atom, its residue and its place among the 37 atoms.
+function atomsOf(layout, bytes) {
+  const count = layout.atoms;
+  const residues = (bytes.length - 6 * count) / 5;
+  const values = new DataView(bytes.buffer, bytes.byteOffset + 5 * residues);
+  const residue = new Int32Array(count);
+  const atom = new Uint8Array(count);
+  let number = 0;
+  for (let i = 0; i < residues; i++) {
+    for (let a = 0; a < 37; a++) {
+      if (bytes[5 * i + (a >> 3)] & (128 >> (a & 7))) {
+        residue[number] = i;
+        atom[number++] = a;
+      }
+    }
+  }
+  const position = (k, axis) => values.getInt16(2 * (3 * k + axis), true) * layout.step;
+  return { count, residue, atom, position };
+}
+
+// The structure as mmCIF, whose residues the viewer numbers as they come here.
+function structureText(prediction) {
+  const { count, residue, atom, position } = prediction.structure;
+  const columns = ['group_PDB', 'id', 'type_symbol', 'label_atom_id', 'label_comp_id', 'label_asym_id',
+    'label_entity_id', 'label_seq_id', 'auth_seq_id', 'auth_asym_id', 'label_alt_id', 'Cartn_x', 'Cartn_y',
+    'Cartn_z', 'occupancy', 'B_iso_or_equiv', 'pdbx_PDB_model_num'];
+  const lines = ['data_prediction', 'loop_', ...columns.map((column) => '_atom_site.' + column)];
+  for (let k = 0; k < count; k++) {
+    const i = residue[k];
+    const number = prediction.chainOf[i];
+    const chain = prediction.chains[number];
+    const at = i - chain.start;
+    const name = meta.atoms[atom[k]];
+    const xyz = [0, 1, 2].map((axis) => position(k, axis).toFixed(2)).join(' ');
+    lines.push(`ATOM ${k + 1} ${name[0]} ${name} ${meta.residues[chain.sequence[at]] || 'UNK'} ${chain.name} ` +
+      `${number + 1} ${at + 1} ${at + 1} ${chain.name} . ${xyz} 1 ${prediction.plddt[i].toFixed(1)} 1`);
+  }
+  return lines.join('\n') + '\n#\n';
+}
+
+function bandOf(plddt) {
+  return meta.style.bands.find((band) => plddt >= band.low) || meta.style.bands[meta.style.bands.length - 1];
+}
+
+function chainColour(number) {
+  return meta.style.chains[number % meta.style.chains.length];
+}
+
+function rgb(colour) {
+  return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+}

@@ -1,0 +1,271 @@
+// The table, the chosen prediction, and what ties its pictures together.
+
+const byId = (id) => document.getElementById(id);
+const state = { prediction: null, hover: null, pin: null, block: null, colour: 'plddt' };
+
+const COLUMNS_OF_TABLE = [
+  ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['rank', 'rank', 0], ['length', 'residues', 0],
+  ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
+  ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
+];
+const TEXT = new Set(['target', 'model']);
+const sorting = { key: null, down: false };
+
+function make(tag, text, attributes = {}) {
+  const element = document.createElement(tag);
+  if (text !== undefined) element.textContent = text;
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+function shown(value, digits) {
+  if (value === undefined || value === null) return '–';
+  return typeof value === 'number' && digits ? value.toFixed(digits) : typeof value === 'number' && !Number.isInteger(value)
+    ? value.toFixed(0) : String(value);
+}
+
+const columns = COLUMNS_OF_TABLE.filter(([key]) => meta.rows.some((row) => row[key] !== undefined && row[key] !== null));
+
+function drawHead() {
+  const row = make('tr');
+  for (const [key, label] of columns) {
+    const cell = make('th', undefined, { scope: 'col', class: TEXT.has(key) ? 'text' : '' });
+    if (sorting.key === key) cell.setAttribute('aria-sort', sorting.down ? 'descending' : 'ascending');
+    const button = make('button', label + (sorting.key === key ? (sorting.down ? ' ▾' : ' ▴') : ''), { type: 'button' });
+    button.addEventListener('click', () => {
+      sorting.down = sorting.key === key ? !sorting.down : !TEXT.has(key) && key !== 'rank' && key !== 'seed';
+      sorting.key = key;
+      drawHead();
+      drawRows();
+    });
+    cell.append(button);
+    row.append(cell);
+  }
+  document.querySelector('#list thead').replaceChildren(row);
+}
+
+const rowElements = meta.rows.map((data) => {
+  const row = make('tr', undefined, { tabindex: '0', 'aria-selected': 'false' });
+  for (const [key, , digits] of columns) {
+    const text = shown(data[key], digits);
+    row.append(make('td', text, TEXT.has(key) ? { class: 'text', title: text } : {}));
+  }
+  row.addEventListener('click', () => choose(data));
+  row.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' || event.key === ' ') {
+      event.preventDefault();
+      choose(data);
+    }
+  });
+  return { data, row };
+});
+
+function drawRows() {
+  const words = byId('find').value.toLowerCase().split(/\s+/).filter(Boolean);
+  const best = byId('best').checked;
+  const kept = rowElements.filter(({ data }) => {
+    const text = `${data.target} ${data.model}`.toLowerCase();
+    return (!best || (data.rank || 1) === 1) && words.every((word) => text.includes(word));
+  });
+  if (sorting.key) {
+    const sign = sorting.down ? -1 : 1;
+    const value = ({ data }) => data[sorting.key];
+    kept.sort((one, other) => {
+      const [a, b] = [value(one), value(other)];
+      const missing = (x) => x === undefined || x === null;
+      if (missing(a) || missing(b)) return missing(a) - missing(b);
+      return sign * (typeof a === 'number' ? a - b : String(a).localeCompare(String(b), 'en', { numeric: true }));
+    });
+  }
+  document.querySelector('#list tbody').replaceChildren(...kept.map(({ row }) => row));
+  const targets = new Set(kept.map(({ data }) => data.target)).size;
+  byId('count').textContent = `${targets} target${targets === 1 ? '' : 's'}, ${kept.length} prediction${kept.length === 1 ? '' : 's'}`;
+}
+
+const events = {
+  hover: (found) => point(found, true),
+  drag: (from, to, done) => {
+    const range = (axis) => [Math.min(from[axis], to[axis]), Math.max(from[axis], to[axis])];
+    const block = { rows: range(0), columns: range(1) };
+    const single = block.rows[0] === block.rows[1] && block.columns[0] === block.columns[1];
+    if (single && done) select(null);
+    else if (!single) select(block);
+  },
+};
+const pae = new PaeChart(byId('pae'), events);
+const plddt = new Strip(byId('plddt'), 'pLDDT', events);
+const coverage = new Strip(byId('coverage'), 'alignment rows', events);
+const view = new View(byId('view'), byId('view-note'), {
+  hover: (residue) => point(residue === null ? null : [residue, residue], false),
+  pick: (residue) => {
+    state.pin = residue;
+    say();
+    redraw();
+  },
+});
+
+// One frame draws what has changed since the last.
+let waiting = false;
+function redraw() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => {
+    waiting = false;
+    for (const chart of [pae, plddt, coverage]) chart.draw(state);
+  });
+}
+
+function point(found, fromChart) {
+  const residue = found === null ? null : found[1];
+  const same = residue === state.hover;
+  state.hover = residue;
+  say(found);
+  if (same) return;
+  if (fromChart) view.mark(residue);
+  redraw();
+}
+
+function select(block) {
+  state.block = block;
+  if (block === null) state.pin = null;
+  say();
+  redraw();
+  legend();
+  view.paint(state.colour, block);
+}
+
+function say(found = null) {
+  const { prediction } = state;
+  if (!prediction) return;
+  const parts = [];
+  if (found && prediction.pae && found[0] !== found[1]) {
+    parts.push(`aligned on ${residueName(prediction, found[0])}, scored ${residueName(prediction, found[1])}: ` +
+      `${pae.error(found[0], found[1]).toFixed(0)} Å`);
+  } else if (found || state.hover !== null || state.pin !== null) {
+    const residue = found ? found[1] : state.hover !== null ? state.hover : state.pin;
+    parts.push(`${residueName(prediction, residue)}: pLDDT ${prediction.plddt[residue].toFixed(1)}`);
+  }
+  if (state.block) {
+    const { rows, columns: scored } = state.block;
+    let text = `block: aligned on ${rangeName(prediction, rows)}, scored ${rangeName(prediction, scored)}`;
+    if (prediction.pae) {
+      let sum = 0;
+      for (let i = rows[0]; i <= rows[1]; i++) for (let j = scored[0]; j <= scored[1]; j++) sum += pae.error(i, j);
+      text += `, mean ${(sum / ((rows[1] - rows[0] + 1) * (scored[1] - scored[0] + 1))).toFixed(1)} Å`;
+    }
+    parts.push(text);
+  }
+  byId('readout').textContent = parts.join(' · ') || 'Drag in the aligned error or along the chains to see residues in the structure.';
+}
+
+function legend() {
+  const entries = [];
+  if (state.block) entries.push([ROWS, 'aligned on'], [COLUMNS, 'scored']);
+  else if (state.colour === 'plddt') {
+    for (const band of meta.style.bands) entries.push([band.colour, `${band.name} (${band.low} to ${band.high})`]);
+  } else state.prediction.chains.forEach((chain, number) => entries.push([chainColour(number), `chain ${chain.name}`]));
+  byId('legend').replaceChildren(...entries.slice(0, 40).map(([colour, text]) => {
+    const entry = make('span', text);
+    const patch = make('i');
+    patch.style.background = colour;
+    entry.prepend(patch);
+    return entry;
+  }));
+}
+
+let chosen = 0;
+async function choose(row) {
+  const turn = ++chosen;
+  for (const one of rowElements) one.row.setAttribute('aria-selected', String(one.data === row));
+  const prediction = await loadPrediction(row);
+  if (turn !== chosen) return;
+  Object.assign(state, { prediction, hover: null, pin: null, block: null });
+  document.querySelector('main').hidden = false;
+  byId('name').textContent = prediction.name;
+  const chains = prediction.chains.map((chain) => `${chain.name} (${chain.length})`).join(', ');
+  const facts = [`${row.model}, seed ${row.seed}`, `chains ${chains}`, `mean pLDDT ${shown(row.mean_plddt, 1)}`];
+  for (const [key, label] of [['ptm', 'pTM'], ['iptm', 'ipTM']]) if (row[key] !== undefined) facts.push(`${label} ${row[key].toFixed(2)}`);
+  if (prediction.relaxed) facts.push('relaxed structure');
+  byId('summary').textContent = facts.join(' · ');
+  view.block = null;
+  pae.show(prediction);
+  plddt.show(prediction, plddtScale(prediction));
+  coverage.show(prediction, coverageScale(prediction));
+  byId('pae-note').textContent = prediction.pae
+    ? (prediction.pae.stride > 1 ? `Means over squares of ${prediction.pae.stride} residues.` : '')
+    : row.omitted ? 'The page has no room for the aligned error of this prediction; its file has it.' : 'There is no aligned error of this prediction.';
+  byId('coverage-note').textContent = prediction.coverage
+    ? `Alignment rows by identity to the query, darker is more alike; ${prediction.coverage.rows.map((rows, number) => `${chainName(number)}: ${Number(rows).toLocaleString('en')}`).join(', ')} rows.`
+    : 'The folder says nothing of the alignments of this target.';
+  drawPairs(prediction);
+  drawFiles(prediction);
+  drawSettings(prediction);
+  legend();
+  say();
+  redraw();
+  // The viewer takes its time to start: what is there already is drawn before.
+  requestAnimationFrame(() => setTimeout(() => {
+    if (!document.body.dataset.ready) document.body.dataset.ready = String(performance.now());
+    if (turn === chosen) view.show(prediction);
+  }));
+}
+
+const OF_PAIRS = [
+  ['iptm', 'ipTM', 3], ['actifptm', 'actifpTM', 3], ['ipsae', 'ipSAE', 3], ['ipsae_d0chn', 'ipSAE d0chn', 3],
+  ['ipsae_d0dom', 'ipSAE d0dom', 3], ['pdockq', 'pDockQ', 3], ['pdockq2', 'pDockQ2', 3], ['lis', 'LIS', 3],
+  ['contacts', 'contacts', 0], ['interface_plddt', 'interface pLDDT', 1], ['interface_pae', 'interface PAE (Å)', 1],
+];
+
+function drawPairs({ interfaces }) {
+  const pairs = Object.entries((interfaces && interfaces.pairs) || {});
+  const table = make('table');
+  const head = make('tr');
+  head.append(make('th', 'chains'), ...OF_PAIRS.map(([, label]) => make('th', label)));
+  table.append(head);
+  for (const [name, pair] of pairs) {
+    const row = make('tr');
+    row.append(make('td', name), ...OF_PAIRS.map(([key, , digits]) => make('td', shown(pair && pair[key], digits))));
+    table.append(row);
+  }
+  const note = interfaces && typeof interfaces.actifptm === 'number' ? `actifpTM of all interfaces: ${interfaces.actifptm.toFixed(3)}` : '';
+  byId('pairs').replaceChildren(...(pairs.length ? [make('h3', 'Pairs of chains'), table, make('p', note)] : []));
+}
+
+function drawFiles({ files }) {
+  const links = files.map((name) => make('a', name, { href: encodeURIComponent(name), download: name }));
+  byId('files').replaceChildren(make('h3', 'Files'), ...links);
+}
+
+function drawSettings({ config }) {
+  const rows = [];
+  const add = (value, path) => {
+    if (value !== null && typeof value === 'object' && (path.length < 2 || !Array.isArray(value))) {
+      for (const [key, inner] of Object.entries(value)) add(inner, [...path, key]);
+    } else rows.push([path.join('.'), typeof value === 'string' ? value : JSON.stringify(value)]);
+  };
+  if (config) add(config, []);
+  const table = make('table');
+  for (const [key, value] of rows) {
+    const row = make('tr');
+    row.append(make('td', key), make('td', value));
+    table.append(row);
+  }
+  const details = make('details');
+  details.append(make('summary', 'Settings and versions'), table);
+  byId('settings').replaceChildren(...(config ? [details] : []));
+}
+
+byId('find').addEventListener('input', drawRows);
+byId('best').addEventListener('change', drawRows);
+byId('clear').addEventListener('click', () => select(null));
+for (const radio of document.getElementsByName('colour')) {
+  radio.addEventListener('change', () => {
+    state.colour = radio.value;
+    state.block = null;
+    select(null);
+  });
+}
+window.addEventListener('resize', redraw);
+drawHead();
+drawRows();
+choose(meta.rows[0]);

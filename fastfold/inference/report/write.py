@@ -1,0 +1,259 @@
+"""Make the page: what is in the folder, packed into one HTML file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fastfold._version import __version__
+from fastfold.errors import InputError
+from fastfold.inference.output import style
+from fastfold.inference.report.discover import FoundPrediction, find_predictions
+from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.molstar import PACKAGE, load_molstar
+from fastfold.protein import residue_constants as rc
+from fastfold.utils.atomic_files import write_atomic
+
+NAME = "report.html"
+"""What the page is called."""
+
+MAX_EMBEDDED = 20_000_000
+"""Characters of packed data that a page carries; structures and aligned errors of the best predictions come first."""
+
+_SCRIPTS = ("data.js", "charts.js", "view.js", "main.js")
+
+
+def write_report(
+    directory: str | os.PathLike[str],
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    max_embedded: int = MAX_EMBEDDED,
+) -> Path:
+    """Make ``report.html`` of a folder of results; one that is there is replaced.
+
+    The page needs no network and loads nothing: neither can what it shows, which may come from anywhere. Its 3D view
+    is Mol*, taken from the package ``molstar-cli``; without that it says which package to install.
+
+    Args:
+        directory: The folder.
+        say: Told of each file that is left out.
+        max_embedded: Characters of packed data that the page may carry. Scores, pLDDT, coverage and settings of all
+            predictions always are in it, structures and aligned errors as long as there is room.
+
+    Returns:
+        The page.
+
+    Raises:
+        InputError: The folder is not there or cannot be read, or there is no prediction in it.
+        OutputError: The page cannot be written.
+    """
+    folder = Path(directory)
+    try:
+        predictions = find_predictions(folder, say)
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror}; give a folder of results", path=folder
+        ) from error
+    if not predictions:
+        raise InputError(
+            "there is no prediction in this folder (a file ..._scores.json); give one that fastfold infer wrote to",
+            path=folder,
+        )
+    page = folder / NAME
+    write_atomic(page, _page(folder, predictions, say, max_embedded))
+    return page
+
+
+def _page(
+    folder: Path, predictions: list[FoundPrediction], say: Callable[[str], None], max_embedded: int
+) -> str:
+    blobs = [pack_json(_detail(prediction, say)) for prediction in predictions]
+    rows = [_row(prediction) | {"detail": number} for number, prediction in enumerate(predictions)]
+    left = max_embedded - sum(map(len, blobs))
+    # The best of all targets before the second best of any.
+    for number in sorted(range(len(rows)), key=lambda k: (predictions[k].rank or 1, k)):
+        if left < max_embedded // 20:  # as good as full: reading the rest would be for nothing
+            rows[number]["omitted"] = True
+            continue
+        found = _heavy(predictions[number], say)
+        size = sum(len(text) for _, text in found.values())
+        if size > left:
+            rows[number]["omitted"] = True
+            continue
+        left -= size
+        for key, (layout, text) in found.items():
+            rows[number][key] = layout | {"blob": len(blobs)}
+            blobs.append(text)
+    script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
+    molstar = load_molstar()
+    meta = {
+        "rows": rows,
+        "viewer": None,
+        "style": _style(),
+        "atoms": list(rc.atom_types),
+        "residues": {letter: rc.restype_1to3.get(letter, "UNK") for letter in (*rc.restypes, "X")},
+    }
+    hashes = [script]
+    if molstar is not None:
+        meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
+        blobs += [pack(molstar.script.encode("utf-8")), pack(molstar.style.encode("utf-8"))]
+        hashes.append(molstar.script)
+    # Scripts run by their hashes alone, so none that a name may smuggle in does. The viewer makes functions from text.
+    allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
+    title = f"Results in {folder.resolve().name.encode('utf-8', 'replace').decode('utf-8')}"
+    policy = (
+        f"default-src 'none'; script-src {' '.join(allowed)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    about = f"FastFold {__version__}"
+    if molstar is not None:
+        about += f", with the viewer Mol* {molstar.version}"
+    values = {
+        "policy": policy,
+        "title": title,
+        "css": _file("page.css"),
+        "package": PACKAGE,
+        "about": about,
+        "licence": "" if molstar is None else molstar.licence,
+        "meta": _inert_json(meta),
+        "script": script,
+        "blobs": "\n".join(
+            f'<script type="application/octet-stream" id="blob-{number}">{text}</script>'
+            for number, text in enumerate(blobs)
+        ),
+    }
+    plain = {"css", "meta", "script", "blobs"}  # ours, or unable to hold markup
+    page = _file("page.html")
+    parts = page.split("{{")
+    filled = [parts[0]]
+    for part in parts[1:]:
+        key, _, rest = part.partition("}}")
+        filled += [values[key] if key in plain else html.escape(values[key], quote=True), rest]
+    return "".join(filled)
+
+
+def _file(name: str) -> str:
+    return (files("fastfold.inference.report") / "page" / name).read_text("utf-8")
+
+
+def _hash(script: str) -> str:
+    """A script in the words of a content security policy."""
+    digest = hashlib.sha256(script.encode("utf-8")).digest()
+    return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
+
+
+def _inert_json(value: Any) -> str:
+    """JSON in ASCII without a letter that could end a script element or begin a comment."""
+    return (
+        json.dumps(value, allow_nan=False)
+        .replace("&", "\\u0026")
+        .replace("<", "\\u003c")
+        .replace(">", "\\u003e")
+    )
+
+
+def _style() -> dict[str, Any]:
+    return {
+        "bands": [band._asdict() for band in style.BANDS],
+        "chains": style.CHAIN_COLOURS,
+        "identity": style.IDENTITY_COLOURS,
+        "pae": style.PAE_COLOURS,
+        "ink": style.INK,
+        "faint": style.FAINT,
+        "fonts": list(style.FONTS),
+    }
+
+
+def _row(prediction: FoundPrediction) -> dict[str, Any]:
+    """A prediction's line in the table."""
+    scores = prediction.scores
+    interfaces = scores.get("interfaces")
+    ipsae = interfaces.get("ipsae_max") if isinstance(interfaces, dict) else None
+    numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
+    numbers |= {"ipsae_max": ipsae, **prediction.listed}
+    return {
+        "target": prediction.target,
+        "model": scores["model"],
+        "seed": scores["seed"],
+        "rank": prediction.rank,
+        "length": len(scores["plddt"]),
+    } | {key: value for key, value in numbers.items() if _is_finite(value)}
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, Any]:
+    """What the page says of a chosen prediction."""
+    scores = prediction.scores
+    found = {
+        "name": scores["name"],
+        "sequences": scores["sequences"],
+        "plddt": [round(float(value), 1) for value in scores["plddt"]],
+        "interfaces": _finite(scores.get("interfaces")),
+        "relaxed": prediction.structure is not None and "_relaxed." in prediction.structure.name,
+        "files": sorted(path.name for path in prediction.files.values()),
+        "config": None,
+        "coverage": None,
+    }
+    for key in ("config", "coverage"):
+        path = prediction.files.get(f"_{key}.json")
+        if path is None:
+            continue
+        try:
+            value = json.loads(path.read_bytes())
+            if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
+                raise ValueError
+        except (OSError, ValueError, RecursionError):
+            say(f"{path.name}: left out of the report, it cannot be read or is not what its name says")
+            continue
+        found[key] = _finite(value)
+    return found
+
+
+def _is_coverage(value: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:
+    lengths = [len(sequence) for sequence in scores["sequences"]]
+    depth, edges = value.get("depth_by_identity"), value.get("identity_edges")
+    return (
+        value.get("chain_lengths") == lengths
+        and isinstance(edges, list)
+        and isinstance(depth, list)
+        and len(depth) == len(edges) - 1
+        and all(isinstance(one, list) and len(one) == sum(lengths) for one in depth)
+        and all(_is_finite(number) for number in (*edges, *(x for one in depth for x in one)))
+        and isinstance(value.get("rows"), list)
+    )
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that are not finite, which JSON has no way to write."""
+    if isinstance(value, dict):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not _is_finite(value) else value
+
+
+def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:
+    """Structure and aligned error of a prediction, as far as they are there."""
+    found = {}
+    structure, pae = prediction.structure, prediction.files.get("_pae.json")
+    for key, path in (("structure", structure), ("pae", pae)):
+        if path is None:
+            continue
+        try:
+            if key == "structure":
+                found[key] = pack_structure(path, prediction.scores["sequences"])
+            else:
+                found[key] = pack_pae(path, len(prediction.scores["plddt"]))
+        except (InputError, OSError, ValueError) as error:
+            say(f"{path.name}: left out of the report, {error}")
+    return found

@@ -1,0 +1,107 @@
+"""Invented predictions whose structures look like proteins, and folders of results."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.msa.coverage import alignment_coverage
+from fastfold.data.msa.msa import Msa
+from fastfold.inference.output.prediction import Prediction
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.interface import ChainConfidence
+
+# Cylindrical coordinates of an alpha helix: radius in Å, angle in degrees, height in Å.
+_HELIX = {
+    "N": (1.55, -27.5, -0.89),
+    "CA": (2.28, 0.0, 0.0),
+    "C": (1.66, 26.3, 1.10),
+    "O": (2.01, 21.8, 2.31),
+    "CB": (3.29, -17.9, -0.60),
+}
+
+
+def helix_prediction(name: str = "helices", *lengths: int, seed: int = 0, **changes: Any) -> Prediction:
+    """A prediction of parallel helices, one per chain, 9 Å apart; of 30 and 20 residues by default."""
+    lengths = lengths or (30, 20)
+    rng = np.random.default_rng(seed)
+    n = sum(lengths)
+    aatype = rng.integers(0, 20, n)
+    positions, mask = np.zeros((n, 37, 3), np.float32), np.zeros((n, 37), np.float32)
+    starts = np.cumsum([0, *lengths])
+    for chain, length in enumerate(lengths):
+        rows = slice(starts[chain], starts[chain] + length)
+        at = np.arange(length)
+        for atom, (radius, angle, height) in _HELIX.items():
+            turn = np.radians(angle + 100.0 * at)
+            x, y = radius * np.cos(turn) + 9.0 * chain, radius * np.sin(turn)
+            positions[rows, rc.atom_order[atom]] = np.stack([x, y, height + 1.5 * at], 1)
+            mask[rows, rc.atom_order[atom]] = 1.0
+    mask[aatype == rc.restype_order["G"], rc.atom_order["CB"]] = 0.0
+    chain_index = np.repeat(np.arange(len(lengths)), lengths)
+    apart = np.abs(np.arange(n)[:, None] - np.arange(n)) / 8.0 + 8.0 * (chain_index[:, None] != chain_index)
+    pae = np.clip(1.0 + apart + rng.normal(0, 0.8, (n, n)), 0.2, 31.7)
+    pairs = np.full((len(lengths),) * 2, 0.55)
+    confidence = ChainConfidence(np.full(len(lengths), 0.7), pairs, pairs + 0.1, 0.65)
+    fields: dict[str, Any] = {
+        "name": name,
+        "sequences": tuple(rc.aatype_to_sequence(aatype[a:b]) for a, b in itertools.pairwise(starts)),
+        "model_name": "model_1_multimer_v3",
+        "seed": seed,
+        "num_recycles": 3,
+        "aatype": aatype,
+        "residue_index": np.concatenate([np.arange(length) for length in lengths]),
+        "chain_index": chain_index,
+        "atom_positions": positions,
+        "atom_mask": mask,
+        "plddt": np.clip(72 + 25 * np.sin(np.arange(n) / 7) + rng.normal(0, 3, n), 20, 98),
+        "pae": pae,
+        "max_pae": 31.75,
+        "ptm": 0.71,
+        "iptm": 0.62,
+        "chain_confidence": confidence,
+    }
+    return Prediction(**(fields | changes))
+
+
+def save_coverage(folder: Path, prediction: Prediction, rows: int = 40) -> Path:
+    """Invent an alignment of each chain, and write the coverage of the prediction's target."""
+    rng = np.random.default_rng(1)
+    alignments = []
+    for sequence in prediction.sequences:
+        letters = np.array(list(sequence))
+        found = [sequence]
+        for _ in range(rows):
+            row = np.where(rng.random(len(letters)) < rng.uniform(0.1, 0.9), letters, "A")
+            row[: rng.integers(0, len(letters))] = "-"
+            found.append("".join(row))
+        alignments.append(
+            ([Msa(tuple(found), np.zeros((len(found), len(letters)), np.int32), tuple(found))], [])
+        )
+    path = folder / f"{prediction.name}_coverage.json"
+    lengths = [len(sequence) for sequence in prediction.sequences]
+    path.write_text(json.dumps(alignment_coverage(alignments, lengths=lengths)))
+    return path
+
+
+def many_targets(folder: Path, targets: int, predictions: int, *lengths: int) -> None:
+    """A folder of many targets, the files of each prediction copied from those of one."""
+    source = folder / "source"
+    one = helix_prediction("source", *lengths)
+    paths = one.save(source, rank=1, plots=False)
+    texts = {kind: path.read_text() for kind, path in paths.items()}
+    endings = {"pdb": ".pdb", "cif": ".cif", "scores": "_scores.json", "pae": "_pae.json"}
+    for target in range(targets):
+        for rank in range(1, predictions + 1):
+            stem = f"target_{target:03d}_rank_{rank:03d}_model_{rank}_multimer_v3_seed_0"
+            for kind, ending in endings.items():
+                text = texts[kind].replace("source", f"target_{target:03d}")
+                text = text.replace("model_1_multimer_v3", f"model_{rank}_multimer_v3")
+                (folder / f"{stem}{ending}").write_text(text)
+    for path in source.iterdir():
+        path.unlink()
+    source.rmdir()

@@ -1,0 +1,228 @@
+"""The page in a real browser: rows are clicked, blocks are dragged, and nothing in a name runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from fastfold.inference.report import write_report
+from fastfold.inference.report.molstar import load_molstar
+from fastfold.protein import residue_constants as rc
+from tests.helpers.browser import Browser
+from tests.helpers.results import helix_prediction, many_targets, save_coverage
+
+HOSTILE = '</script><img src=x onerror="window.attacked = 1">\'"\u2028&lt;b>'
+READY = "document.body && document.body.dataset.ready"
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    with Browser(tmp_path) as found:
+        yield found
+
+
+def results(folder: Path) -> Path:
+    """A complex with everything, and a chain with a hostile name, model and settings."""
+    folder.mkdir()
+    complex_ = helix_prediction("helices", 30, 20)
+    complex_.save(folder, rank=1, plots=False, settings={"precision": "fp32"})
+    save_coverage(folder, complex_)
+    other = helix_prediction(HOSTILE, 25, seed=1, model_name=f"model<b>{HOSTILE}")
+    other.save(folder, rank=1, plots=False, settings={HOSTILE: HOSTILE})
+    return folder
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.evaluate(f"document.querySelector({json.dumps(selector)}).textContent"))
+
+
+def pae_place(browser: Browser, row: float, column: float) -> tuple[float, float]:
+    """Where the shares of the rows and columns are on the canvas of the aligned error."""
+    box = browser.box("#pae")
+    size = box["width"] - 52 - 64
+    return box["x"] + 52 + column * size, box["y"] + 20 + row * size
+
+
+def test_names_are_text_and_nothing_is_loaded(browser: Browser, tmp_path: Path) -> None:
+    """Without the viewer, which makes a test of the rest fast."""
+    folder = results(tmp_path / "results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        page = write_report(folder)
+    browser.open(page)
+    browser.wait(READY)
+    assert text(browser, "#count") == "2 targets, 2 predictions"
+    assert "pip install molstar-cli" in text(browser, "#view-note")
+    assert text(browser, "#name") == "helices"
+    assert "chains A (30), B (20)" in text(browser, "#summary")
+    assert "A-B0.5500.650" in text(browser, "#pairs")
+    assert "rows." in text(browser, "#coverage-note")
+    links = browser.evaluate("[...document.querySelectorAll('#files a')].map((a) => a.getAttribute('href'))")
+    assert sorted(links) == sorted(path.name for path in folder.glob("helices_*"))
+    browser.click("#list tbody tr:nth-child(2)")
+    browser.wait("document.getElementById('name').textContent !== 'helices'")
+    assert text(browser, "#name") == HOSTILE
+    assert f"model<b>{HOSTILE}, seed 1" in text(browser, "#summary")
+    assert HOSTILE in text(browser, "#settings")
+    assert "says nothing of the alignments" in text(browser, "#coverage-note")
+    assert browser.evaluate("document.querySelectorAll('img, b, iframe').length") == 0
+    assert browser.evaluate("window.attacked === undefined")
+    assert browser.requests == [page.resolve().as_uri()]
+    assert browser.messages == []
+    # Even markup that got in could not run: no script without its hash, no handler, no address.
+    browser.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<img src=\"x\" onerror=\"window.attacked = 2\">');"
+        "const s = document.createElement('script'); s.textContent = 'window.attacked = 3'; document.body.append(s);"
+    )
+    time.sleep(0.3)
+    assert browser.evaluate("window.attacked === undefined")
+    assert all("Content Security Policy" in message for message in browser.messages)
+    assert browser.messages
+
+
+def test_a_block_is_dragged_in_the_aligned_error_and_along_the_chains(
+    browser: Browser, tmp_path: Path
+) -> None:
+    folder = results(tmp_path / "results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        browser.open(write_report(folder))
+    browser.wait(READY)
+    written = json.loads(next(folder.glob("helices_*_pae.json")).read_text())[0]["predicted_aligned_error"]
+    pictures = [browser.evaluate("document.getElementById('pae').toDataURL()")]
+    browser.mouse("mouseMoved", *pae_place(browser, 0.11, 0.71))
+    error = f"aligned on A {residue(folder, 0, 5)} 6, scored B {residue(folder, 1, 5)} 6: {written[5][35]} Å"
+    assert text(browser, "#readout") == error
+    browser.drag(pae_place(browser, 0.31, 0.91), pae_place(browser, 0.11, 0.71))  # backwards too
+    mean = np.array(written)[5:16, 35:46].mean()
+    said = f"block: aligned on A 6 to 16, scored B 6 to 16, mean {mean:.1f} Å"
+    assert said in text(browser, "#readout")
+    assert text(browser, "#legend") == "aligned onscored"
+    browser.wait(f"document.getElementById('pae').toDataURL() !== {json.dumps(pictures[0])}")
+    browser.click("#clear")
+    box = browser.box("#plddt")
+    y, width = box["y"] + box["height"] / 2, box["width"] - 64
+    browser.drag((box["x"] + 52 + 0.51 * width, y), (box["x"] + 52 + 0.71 * width, y))
+    assert "block: aligned on A 26 to 30, B 1 to 6, scored A 26 to 30, B 1 to 6" in text(browser, "#readout")
+    assert browser.messages == []
+
+
+def residue(folder: Path, chain: int, at: int) -> str:
+    """Name of a residue of the complex."""
+    scores = json.loads(next(folder.glob("helices_*_scores.json")).read_text())
+    return rc.restype_1to3[scores["sequences"][chain][at]]
+
+
+def test_rows_are_sorted_and_found(browser: Browser, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    many_targets(folder, 3, 2, 12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        browser.open(write_report(folder))
+    browser.wait(READY)
+    rows = (
+        "[...document.querySelectorAll('#list tbody tr')]"
+        ".map((r) => r.cells[0].textContent + r.cells[3].textContent)"
+    )
+    assert browser.evaluate(rows) == [f"target_00{t}{r}" for t in range(3) for r in (1, 2)]
+    browser.click("#list th:nth-child(4) button")
+    assert browser.evaluate(rows) == [f"target_00{t}{r}" for r in (1, 2) for t in range(3)]
+    browser.click("#list th:nth-child(1) button")
+    browser.click("#list th:nth-child(1) button")
+    assert browser.evaluate(rows)[0] == "target_0021"
+    browser.click("#best")
+    assert browser.evaluate(rows) == ["target_0021", "target_0011", "target_0001"]
+    browser.evaluate(
+        "const f = document.getElementById('find'); f.value = '001'; f.dispatchEvent(new Event('input'))"
+    )
+    assert browser.evaluate(rows) == ["target_0011"]
+    assert text(browser, "#count") == "1 target, 1 prediction"
+
+
+@pytest.mark.slow
+def test_a_block_is_dragged_and_seen_in_the_structure_and_back(browser: Browser, tmp_path: Path) -> None:
+    if load_molstar() is None:
+        pytest.skip("needs the viewer, the package molstar-cli")
+    browser.open(write_report(results(tmp_path / "results")))
+    browser.wait(READY)
+    browser.click("#list tbody tr:nth-child(2)")
+    browser.wait("document.getElementById('name').textContent !== 'helices'")
+    browser.wait("document.getElementById('view').dataset.shown === '25'", 240)
+    browser.click("#list tbody tr:nth-child(1)")
+    browser.wait("document.getElementById('view').dataset.shown === '50'", 240)
+    pictures = [picture(browser, tmp_path)]
+    assert share(pictures[0], "#0053d6") > 0.001  # residues of very high pLDDT
+
+    browser.drag(pae_place(browser, 0.11, 0.71), pae_place(browser, 0.31, 0.91))
+    said = text(browser, "#readout")
+    assert "block: aligned on A 6 to 16, scored B 6 to 16" in said
+    browser.wait("document.getElementById('view').dataset.painted")
+    pictures.append(picture(browser, tmp_path))
+    for colour in ("#e08214", "#762a83"):
+        assert share(pictures[0], colour) < 0.0002
+        assert share(pictures[1], colour) > 0.001
+    browser.screenshot(tmp_path / "page.png")
+
+    # The other way: a residue that is pointed at in the structure is marked in both charts.
+    browser.click("#clear")
+    assert "block" not in text(browser, "#readout")
+    box = browser.box("#view")
+    for down in np.linspace(0.3, 0.7, 25):
+        browser.mouse("mouseMoved", box["x"] + box["width"] / 2, box["y"] + down * box["height"])
+        time.sleep(0.15)
+        if "pLDDT" in text(browser, "#readout"):
+            break
+    assert "pLDDT" in text(browser, "#readout")
+    before = browser.evaluate("document.getElementById('pae').toDataURL()")
+    browser.mouse("mouseMoved", 5, 5)
+    browser.wait("!document.getElementById('readout').textContent.includes('pLDDT')")
+    browser.wait(f"document.getElementById('pae').toDataURL() !== {json.dumps(before)}")
+
+    browser.click("input[value=chain]")
+    browser.wait("Number(document.getElementById('view').dataset.painted) >= 3")
+    pictures.append(picture(browser, tmp_path))
+    assert share(pictures[2], "#1b7837") > 0.001
+    assert share(pictures[2], "#762a83") > 0.001
+    assert not any(request.startswith(("http", "ws")) for request in browser.requests)
+
+
+def picture(browser: Browser, folder: Path) -> np.ndarray:
+    """The 3D view, once it has been drawn."""
+    time.sleep(1.5)
+    return np.asarray(matplotlib.image.imread(browser.screenshot(folder / "view.png", "#view")))[..., :3]
+
+
+def share(image: np.ndarray, colour: str) -> float:
+    """The share of the pixels that have a hue, in whatever light."""
+    wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)], float)
+    length = np.linalg.norm(image, axis=-1)
+    cosine = image @ (wanted / np.linalg.norm(wanted)) / np.maximum(length, 1e-6)
+    return float(((cosine > 0.985) & (length > 0.25) & (length < 1.6)).mean())
+
+
+@pytest.mark.slow
+def test_two_hundred_targets_open_in_three_seconds(browser: Browser, tmp_path: Path) -> None:
+    """A thousand predictions of 300 residues, in less than 25 MB without the viewer."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    many_targets(folder, 200, 5, 180, 120)
+    page = write_report(folder)
+    viewer = load_molstar()
+    browser.open(page)
+    took = float(browser.wait(READY)) / 1000  # since the page was asked for, in the page's own clock
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfold.inference.report.write.load_molstar", lambda: None)
+        size = write_report(folder).stat().st_size
+    print(
+        f"{took:.2f} s, {size / 1e6:.1f} MB without the viewer ({viewer.version if viewer else 'not installed'})"
+    )
+    assert text(browser, "#count") == "200 targets, 1000 predictions"
+    assert took < 3.0
+    assert size < 25e6
