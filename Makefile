@@ -1,4 +1,4 @@
-# Daily life of the project: make demo | test | lint | docs | bench. Each target sets itself up in .venv.
+# Daily life of the project: make demo | test | test-quick | lint | docs | bench. Each target sets itself up in .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread per test process: two of them share the cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint docs bench clean
+.PHONY: demo test test-quick test-slow lint docs bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -24,12 +24,15 @@ $(VENV)/installed-docs: $(VENV)/installed
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/fastfold infer examples/proteins.fasta --out demo_output
-	@echo "Written to $(CURDIR)/demo_output:"
-	@ls demo_output
+	$(BIN)/fastfold infer examples/proteins.fasta --out demo_output --relax best
+	$(BIN)/fastfold report --table $(CURDIR)/demo_output
 
 test: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# Tests of a second or less, about one for each thing that can break: under a minute on two cores.
+test-quick: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m quick
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m slow

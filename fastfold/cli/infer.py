@@ -196,6 +196,7 @@ def _add_output(group: Any) -> None:
 def _add_machine(group: Any) -> None:
     group.add_argument(
         "--device",
+        type=_device,
         default=InferConfig.device,
         metavar="DEVICE",
         help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
@@ -235,6 +236,13 @@ def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 0 to 2147483647")
     return int(text)
+
+
+def _device(text: str) -> str:
+    """The name of a device, as an argument type."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
+    return text
 
 
 def run_infer(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ def add_report_command(commands: Any) -> None:
         "without a network. The 3D view is Mol*, from the package molstar-cli (pip install molstar-cli).",
     )
     parser.add_argument("directory", type=Path, metavar="DIR", help="the folder")
+    parser.add_argument("--table", action="store_true", help="print summary.tsv as a table, too")
     parser.set_defaults(run=run_report)
 
 
@@ -26,8 +27,14 @@ def run_report(options: argparse.Namespace) -> int:
     Raises:
         FastFoldError: There are no results in the folder, or the page cannot be written.
     """
+    from fastfold.inference.output.summary import aligned_table, read_summary
     from fastfold.inference.report import write_report
 
+    if options.table and (lines := read_summary(options.directory / "summary.tsv")):
+        shown = [
+            column for column in lines[0] if column != "files" and any(line.get(column) for line in lines)
+        ]
+        print(aligned_table(lines, shown))
     print(f"wrote {write_report(options.directory, say=_warn)}")
     return 0
 

@@ -222,7 +222,10 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
-    given = [msa] if len(target.chains) == 1 and not _is_list_of_one(msa) else list(msa)
+    # A list of text is one alignment's rows where there is one chain, and a list of files where there are several.
+    is_list = isinstance(msa, (list, tuple))
+    is_rows = is_list and not target.is_complex and all(isinstance(one, str) for one in msa)
+    given = list(msa) if is_list and not is_rows else [msa]
     if len(given) != len(target.chains):
         raise ConfigError(
             f"{len(target.chains)} chains, but {len(given)} alignments: give a list of one per chain, None for "
@@ -235,11 +238,6 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     return alignments
 
 
-def _is_list_of_one(msa: Any) -> bool:
-    """Whether this is a list with the alignment of a single chain, rather than the alignment."""
-    return isinstance(msa, (list, tuple)) and len(msa) == 1 and not isinstance(msa[0], str)
-
-
 def _read(msa: Any, query: str) -> Msa:
     """An alignment from a file, rows of letters, or as it is.
 
@@ -248,10 +246,10 @@ def _read(msa: Any, query: str) -> Msa:
         InputError: It cannot be used.
     """
     if isinstance(msa, Msa):
+        check_query(msa, query)
         shape = (len(msa.sequences), len(query))
         if np.shape(msa.deletions) != shape or np.any(np.asarray(msa.deletions) < 0):
             raise ConfigError(f"msa: deletions must be counts of shape {list(shape)}, none of them negative")
-        check_query(msa, query)
         return msa
     if isinstance(msa, (str, Path)):
         return read_msa(msa, query=query)

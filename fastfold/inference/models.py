@@ -7,8 +7,6 @@ from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
-import torch
-
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.model import AlphaFold
@@ -45,16 +43,10 @@ class Network:
         """The network; on the host when it is loaded, which happens once.
 
         Raises:
-            WeightsError: The file cannot be used, or a parameter is not finite.
+            WeightsError: The file cannot be used: it is damaged, or holds what is not finite.
         """
         if self._model is None:
-            model = load_model(self.path)
-            for name, parameter in model.named_parameters():
-                if not torch.isfinite(parameter).all():
-                    raise WeightsError(
-                        f"{self.path}: {name} is not finite: the file is damaged, or its training failed; get it anew"
-                    )
-            self._model = set_precision(model, precision)
+            self._model = set_precision(load_model(self.path), precision)
             self._model.name = self.name
         return self._model
 

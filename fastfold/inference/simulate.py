@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
@@ -125,5 +126,11 @@ def simulate(
             policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
             plan = replace(plan, policy=policy)
         device.budget = plan.peak - FIXED_CUDA
-        run_network(model, features, NetworkPasses(num_recycles, pae=pae), None, plan=plan)
+        run_network(
+            model,
+            features,
+            NetworkPasses(num_recycles, ensemble_size(model.config), pae=pae),
+            None,
+            plan=plan,
+        )
     return Simulated(plan, device.budget, device.peak, host.nbytes)

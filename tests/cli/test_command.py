@@ -32,7 +32,7 @@ def test_the_help_of_infer_teaches(cli: CommandLine):
     done = cli.run("infer", "--help")
     assert done.code == 0
     text = " ".join(done.out.split())
-    assert text.startswith("usage: fastfold infer FASTA [FASTA ...] --out DIR [--weights FILE ...]")
+    assert text.startswith("usage: fastfold infer INPUT [INPUT ...] --out DIR [--weights FILE ...]")
     for option in (
         "msa-dir",
         "complex",
@@ -80,10 +80,10 @@ def test_version(cli: CommandLine):
         (["infer", "a.fasta", "--out", "x", "--seed=-1"], "'-1' is not a whole number from 0 to 2147483647"),
         (["infer", "a.fasta", "--out", "x", "--seed", "1.5"], "'1.5' is not a whole number"),
         (["infer", "a.fasta", "--out", "x", "--seed", "9" * 5000], "is not a whole number"),
-        (["infer", "a.fasta", "--out", "x", "--num-recycles=-1"], "argument --num-recycles: '-1' is not"),
+        (["infer", "a.fasta", "--out", "x", "--num-recycles=-1"], "'-1' is not a whole number"),
         (["infer", "a.fasta", "--out", "x", "--num-recycles", "three"], "'three' is not a whole number"),
         (["infer", "a.fasta", "--out", "x", "--precision", "fp8"], "invalid choice: 'fp8'"),
-        (["infer", "a.fasta", "--out", "x", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (["infer", "a.fasta", "--out", "x", "--device", "tpu"], "'tpu' is not a device"),
         (["weights"], "required: ACTION"),
         (["weights", "info"], "required: FILE"),
         (["verify"], "required: ORACLE_DIR"),

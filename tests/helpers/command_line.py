@@ -103,7 +103,9 @@ class CommandLine:
         if not self.out.exists():
             return []
         left = {str(path.relative_to(self.out)) for path in self.out.rglob("*.tmp")}
-        return sorted(left | {path.name for path in self.out.iterdir()} - {STATE, "summary.tsv"})
+        return sorted(
+            left | {path.name for path in self.out.iterdir()} - {STATE, "summary.tsv", "report.html"}
+        )
 
     def contents(self) -> dict[str, bytes]:
         """Files of targets in the output folder with their contents."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -245,8 +245,7 @@ def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.Mo
         return network(*arguments, **options)
 
     monkeypatch.setattr(folding, "run_network", fails_once)
-    for path in Path(cli.out).iterdir():
-        path.unlink()
+    shutil.rmtree(cli.out)
     done = cli.infer(records)
     assert (done.code, calls) == (0, 2)
     assert "T1: out of memory" in done.err
@@ -269,13 +268,14 @@ def test_without_aligned_errors_nothing_of_their_size_is_ever_made(
     monkeypatch.setattr(folding, "predicted_aligned_error", never)
     monkeypatch.setattr(folding, "MAX_PAE_RESIDUES", len(SEQUENCE) - 1)
     for options, said in (((), True), (("--pae", "no"), False)):
+        cli.out = cli.folder / f"said_{said}"
         done = cli.infer(records, *options)
         assert done.code == 0, done.err
         assert ("aligned errors of all pairs are left out" in done.err) == said
         assert not any(name.endswith("_pae.json") for name in cli.names())
         assert cli.scores("T1") == expected | {"max_pae": None}
     monkeypatch.setattr(folding, "MAX_PAE_RESIDUES", len(SEQUENCE))
-    assert cli.infer(records).code == 1  # kept again, and so computed
+    assert cli.infer(records).code == 1  # wanted again, and so the prediction is made again
 
 
 def test_plan_prints_peak_blocks_slow_down_and_the_longest_that_fits(cli: CommandLine) -> None:

@@ -53,7 +53,8 @@ def test_predictions_are_found_by_target_best_first(tmp_path: Path) -> None:
     (tmp_path / "b_coverage.json").write_text("{}")
     (tmp_path / "b_rank_001_model_1_multimer_v3_seed_1_relaxed.pdb").write_text("")
     (tmp_path / "summary.tsv").write_text(
-        "target\tmodel\tseed\trelaxed_energy\tseconds\tpeak_memory\nb\tmodel_1_multimer_v3\t0\t-5.5\t\tnan\nshort\n"
+        "target\trelaxed_energy\tseconds\tpeak_memory\tfiles\n"
+        "b\t-5.5\t\tnan\tb_rank_002_model_1_multimer_v3_seed_0\nshort\n"
     )
     found = find_predictions(tmp_path)
     assert [(one.target, one.rank) for one in found] == [("a", None), ("b", 1), ("b", 2), ("b", 10)]
