@@ -23,6 +23,44 @@ settings.load_profile("tests")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+QUICK = (
+    "data/msa",
+    "data/test_fasta.py",
+    "data/test_targets.py",
+    "evoformer/test_mini_config.py",
+    "evoformer/test_transition.py",
+    "inference/output/test_results_folder.py",
+    "inference/test_config.py",
+    "inference/test_network_settings.py",
+    "kernels/common",
+    "memory/devices",
+    "memory/planner",
+    "parallel/test_mesh.py",
+    "protein/metrics",
+    "protein/test_geometry.py",
+    "protein/test_protein.py",
+    "test_import_order.py",
+    "test_positional_arguments.py",
+    "test_public_names.py",
+    "training/optim",
+    "training/test_compose.py",
+    "utils",
+)
+"""Files and folders of ``make test-quick``: about one for each part of the package, a second a test or less."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the quick tests."""
+    for item in items:
+        place = (
+            item.path.relative_to(REPOSITORY / "tests")
+            if item.path.is_relative_to(REPOSITORY / "tests")
+            else None
+        )
+        names = [] if place is None else [place, *place.parents]
+        if any(str(name) in QUICK for name in names) and item.get_closest_marker("slow") is None:
+            item.add_marker("quick")
+
 
 def shared_dir() -> Path | None:
     """Folder with oracles and experimental data beside the checkout; None where there is none."""

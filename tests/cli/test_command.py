@@ -48,7 +48,7 @@ def test_the_help_of_infer_teaches(cli: CommandLine):
         "joined by ':' in one record are a complex",
         "pLDDT (0-100) is in the B-factor column",
         "_pae.json predicted aligned error",
-        "Run it again to continue",
+        "run the same command again to continue",
         "far better with an alignment",
         "<id>.a3m, <id>.a3m.gz, <id>.sto",
         "params_model_1.npz",
@@ -164,7 +164,7 @@ class TestClosedPipes:
         assert process.returncode == 0
         assert "Traceback" not in err
         assert "BrokenPipe" not in err
-        assert "T1_complete.json" in cli.names()
+        assert "T1_rank_001_model_1_ptm_seed_0_scores.json" in cli.names()
 
     def test_of_infer_with_its_progress(self, cli: CommandLine, ended):
         process = cli.start(
@@ -176,7 +176,7 @@ class TestClosedPipes:
         process.stdout = None
         process.communicate(timeout=60)
         assert process.returncode == 0
-        assert "T1_complete.json" in cli.names()
+        assert "T1_rank_001_model_1_ptm_seed_0_scores.json" in cli.names()
 
 
 class TestWeights:
@@ -203,7 +203,7 @@ class TestWeights:
         found = cli.contents()
         assert found.keys() == expected.keys()
         same = {name for name in found if found[name] == expected[name]}
-        assert same == {name for name in found if not name.endswith(("_config.json", "_complete.json"))}
+        assert same == {name for name in found if not name.endswith("_config.json")}
 
     @pytest.mark.parametrize("action", [["info"], ["convert"]])
     def test_a_bad_file_is_one_message(self, cli: CommandLine, action: list[str]):

@@ -150,7 +150,7 @@ def test_a_process_that_fails_within_a_target_ends_the_run_with_its_own_error_wi
     assert failed is not None, said
     assert time.monotonic() - failed < 60
     assert re.search(story, said), said
-    assert "T1_complete.json" in cli.names()
+    assert "T1_rank_001_model_1_ptm_seed_0_scores.json" in cli.names()
     assert not any(name.startswith(("T2", "T3")) for name in cli.names())
 
 

@@ -48,10 +48,11 @@ def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: Comm
     assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
 
 
-def test_a_complex_is_refused_by_the_shipped_network(cli: CommandLine):
+def test_a_complex_is_folded_by_the_shipped_network_as_one_chain(cli: CommandLine):
     done = cli.run("infer", cli.fasta({"T1": "MKTAYIAKQR:MKT"}), "--out", cli.out, *QUICK)
-    assert done.code == 1
-    assert "add --weights of a multimer network" in done.err
+    assert done.code == 0
+    assert "a complex folded by a monomer network, as one chain whose residue numbers jump by 200" in done.err
+    assert cli.scores("T1")["sequences"] == ["MKTAYIAKQR", "MKT"]
 
 
 def test_the_file_is_small_enough_to_ship():
