@@ -384,33 +384,14 @@ class _Runner:
         """Relax the best prediction or all, as asked; tells whether there was anything to do."""
         if self.config.relax == "none":
             return False
-        from fastfold.inference.relax.written import energy, relax_written
+        from fastfold.inference.relax.written import relax_results
 
+        chosen = results.records()[: 1 if self.config.relax == "best" else None]
+        relaxation = RelaxConfig(platform=self.config.relax_platform)
         done = False
-        for record in results.records()[: 1 if self.config.relax == "best" else None]:
-            if "relaxation" in record.scores:
-                continue
-            with results.claimed(record.id) as mine:
-                if not mine:
-                    continue
-                self.progress.begin(f"{label} relaxing {record.key}")
-                files, found = relax_written(
-                    results, record, RelaxConfig(platform=self.config.relax_platform)
-                )
-                scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": energy(found)}
-                results.add(record.id, record.key, files, scores, self.ranking)
-                done = True
-                if found["relaxed"]:
-                    said = (
-                        f"relaxed from {found['energy_before_kj_per_mol']:,.0f} to "
-                        f"{found['energy_after_kj_per_mol']:,.0f} kJ/mol, heavy atoms moved by "
-                        f"{found['heavy_atom_rmsd_angstrom']:.2f} Å, {found['seconds']:.0f} s on {found['platform']}"
-                    )
-                    self.progress.line(f"{label} {record.key}: {said}")
-                else:
-                    self.progress.line(
-                        f"warning: {label} {record.key}: not relaxed: {found['reason']}", important=True
-                    )
+        for record, outcome, relaxed in relax_results(results, chosen, self.ranking, relaxation):
+            self.progress.line(f"{label} {record.key}: {outcome}", important=not relaxed)
+            done = True
         return done
 
     def _add(

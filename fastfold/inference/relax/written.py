@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from fastfold.errors import InputError
 from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
-from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
+from fastfold.inference.output.results_folder import PredictionRecord, Ranking, TargetResults
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
@@ -65,7 +66,50 @@ def relax_written(
     return files, found
 
 
-def energy(found: dict[str, Any]) -> float | None:
+def relax_results(
+    results: TargetResults,
+    records: Iterable[PredictionRecord],
+    ranking: Ranking,
+    config: RelaxConfig | None = None,
+) -> Iterator[tuple[PredictionRecord, str, bool]]:
+    """Relax those of some predictions that have not been relaxed, and add the files to each.
+
+    Args:
+        results: The target's.
+        records: The predictions; what another process works on is left to it.
+        ranking: By what the target's predictions are ranked.
+        config: Settings; AlphaFold's by default.
+
+    Yields:
+        Each prediction that was taken, what came out in words, and whether it counts as relaxed.
+
+    Raises:
+        ConfigError: The platform does not work here, or OpenMM is not installed.
+        OutputError: There are no atoms, a position is not finite, or a file cannot be written.
+    """
+    for record in records:
+        if "relaxation" in record.scores:
+            continue
+        with results.claimed(record.id) as mine:
+            if not mine:
+                continue
+            files, found = relax_written(results, record, config)
+            scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": _energy(found)}
+            added = results.add(record.id, record.key, files, scores, ranking)
+        yield added, _in_words(found), found["relaxed"]
+
+
+def _energy(found: Mapping[str, Any]) -> float | None:
     """Energy of a relaxed structure in kJ/mol by its record; None for one that does not count as relaxed."""
     value = found.get("energy_after_kj_per_mol")
     return float(value) if found.get("relaxed") and value is not None and math.isfinite(value) else None
+
+
+def _in_words(found: Mapping[str, Any]) -> str:
+    if not found["relaxed"]:
+        return f"warning: not relaxed: {found['reason']}"
+    return (
+        f"relaxed from {found['energy_before_kj_per_mol']:,.0f} to {found['energy_after_kj_per_mol']:,.0f} kJ/mol, "
+        f"heavy atoms moved by {found['heavy_atom_rmsd_angstrom']:.2f} Å, {found['seconds']:.0f} s on "
+        f"{found['platform']}"
+    )
