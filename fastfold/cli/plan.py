@@ -83,7 +83,7 @@ def run_plan(options: argparse.Namespace) -> int:
         ConfigError: What was asked for is not enough, unknown or impossible.
     """
     if options.memory_budget is not None:
-        from fastfold.inference.plan_report import report_fold_plan
+        from fastfold.inference.planning.report import report_fold_plan
 
         print(report_fold_plan(options))
         return 0

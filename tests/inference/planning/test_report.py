@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference.plan_report import count_parameters
+from fastfold.inference.planning.report import count_parameters
 from tests.helpers.networks import oracle_config
 
 

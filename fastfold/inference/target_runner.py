@@ -1,0 +1,306 @@
+"""One target of a run: which predictions are missing in the folder, and making them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.targets import Target
+from fastfold.errors import WeightsError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.distributed import DistributedFolder
+from fastfold.inference.folding import TargetPredictor, keeps_pae
+from fastfold.inference.models import Network, suitable
+from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
+from fastfold.inference.output.writer import (
+    Wanted,
+    coverage_files,
+    draw_plot,
+    ranking_scores,
+    run_record,
+    stops,
+    write_prediction,
+)
+from fastfold.inference.progress import Progress
+from fastfold.inference.relax.config import RelaxConfig
+from fastfold.utils.device import peak_memory
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run does beside folding.
+
+    Attributes:
+        msa_dir: Folder of alignments; None to fold from the sequences alone.
+        complex_: Each file is one complex.
+        reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
+        skip_bad_weights: Leave weights files out that cannot be used, rather than end the run.
+        overwrite: Fold everything anew, and remove what the folder has of the targets otherwise.
+        sort: ``length`` to fold short targets first, ``input`` to keep their order.
+        quiet: Say nothing but warnings and errors.
+    """
+
+    msa_dir: Path | None = None
+    complex_: bool = False
+    reference: Path | None = None
+    skip_bad_weights: bool = False
+    overwrite: bool = False
+    sort: str = "input"
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One prediction to be made.
+
+    Attributes:
+        network: By which network.
+        seed: With which seed.
+        record: See :func:`fastfold.inference.output.writer.run_record`.
+    """
+
+    network: Network
+    seed: int
+    record: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """What the prediction is known by in the results folder."""
+        return str(self.record["input_hash"])
+
+
+@dataclass
+class TargetRunner:
+    """Folds targets into a results folder, one after the other.
+
+    Attributes:
+        networks: Those of the run; one that cannot be used may be left out.
+        folder: The results folder.
+        device: Where to fold.
+        config: How to fold.
+        options: What else to do.
+        progress: What a person sees.
+        distributed: The processes that fold together, if there are several.
+    """
+
+    networks: list[Network]
+    folder: ResultsFolder
+    device: torch.device
+    config: InferConfig
+    options: RunOptions
+    progress: Progress
+    distributed: DistributedFolder | None = None
+    _checked: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.ranking = partial(ranking_scores, self.config.rank)
+
+    def fold(self, target: Target, label: str, cost: float) -> tuple[TargetResults, bool]:
+        """Fold and write one target; tells whether there was anything to do."""
+        say, warn = self.progress.line, partial(self.progress.line, important=True)
+        for warning in target.warnings:
+            warn(f"warning: {target.name}: {warning}")
+        alignments: Sequence[ChainMsas] = [([], []) for _ in target.chains]
+        if target.alignments is not None:
+            alignments = target.alignments
+        elif self.options.msa_dir is not None:
+            alignments = load_alignments(self.options.msa_dir, target)
+        results = self.folder.target(target)
+        results.rank(self.ranking)
+        jobs = self._jobs(target, alignments)
+        share = cost / len(jobs)
+        predictor: TargetPredictor | None = None
+        coverage: dict[str, str | bytes] = {}
+        done = False
+        for number, job in enumerate(jobs):
+            with ExitStack() as stack:
+                if not stack.enter_context(results.claimed(job.id)):
+                    say(
+                        f"{label}: another process folds it by {job.network.name} with seed {job.seed}, skipped"
+                    )
+                    self.progress.skip(share)
+                    continue
+                found = None if self.options.overwrite else results.find(job.id)
+                missing = None if found is None else self._wanted(target, job).missing(found)
+                if found is not None and missing == {".png"}:
+                    found = self._add(results, found, {".png": draw_plot(results, found)})
+                    missing, done = set(), True
+                if missing == set():
+                    self.progress.skip(share)
+                else:
+                    if predictor is None:
+                        predictor = self._predictor(target, alignments, jobs, label)
+                        coverage = coverage_files(alignments, target, plots=self.config.plots)
+                    if job.network not in self.networks:  # left out by now
+                        self.progress.skip(share)
+                        continue
+                    done = True
+                    found = self._predict(predictor, results, job, coverage, work=label, cost=share)
+            if found is not None and stops(self.config, found.scores, target):
+                self.progress.skip(share * (len(jobs) - number - 1))
+                break
+        done = self._relax(results, label) or done
+        if self.options.overwrite:
+            kept = {job.id for job in jobs}
+            results.remove(record.id for record in results.records() if record.id not in kept)
+            results.rank(self.ranking)
+        if not done:
+            say(f"{label}: finished before with the same input and settings, skipped")
+        elif records := results.records():
+            best = records[0]
+            shown = ", ".join(
+                f"{name} {best.scores[key]:.{digits}f}"
+                for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
+                if best.scores.get(key) is not None
+            )
+            count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
+            say(f"{label}: {shown} by {best.key}, best of {count} in {self.folder.path}")
+        return results, done
+
+    def _jobs(self, target: Target, alignments: Sequence[ChainMsas]) -> list[_Job]:
+        return [
+            _Job(n, s, run_record(target, alignments, n, s, self.config, device=str(self.device)))
+            for n in suitable(self.networks, target)
+            for s in self.config.seeds
+        ]
+
+    def _wanted(self, target: Target, job: _Job) -> Wanted:
+        """The files that a prediction shall have."""
+        config, heads = self.config, job.network.info.config.model.heads
+        return Wanted(
+            plots=config.plots,
+            pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
+            representations=config.save_representations,
+            recycles=config.save_recycles,
+        )
+
+    def _predictor(
+        self, target: Target, alignments: Sequence[ChainMsas], jobs: Sequence[_Job], label: str
+    ) -> TargetPredictor:
+        """Check the networks and plan the target's fold by each of them."""
+        self._check_networks()
+        networks = [n for n in dict.fromkeys(job.network for job in jobs) if n in self.networks]
+        self._announce(target, label, alignments, networks)
+        return TargetPredictor(
+            target,
+            [network.load(self.config.precision) for network in networks],
+            alignments,
+            self.config,
+            device=self.device,
+            say=partial(self.progress.line, important=True),
+            run=None if self.distributed is None else self.distributed.run,
+        )
+
+    def _predict(
+        self,
+        predictor: TargetPredictor,
+        results: TargetResults,
+        job: _Job,
+        more: Mapping[str, str | bytes],
+        *,
+        work: str,
+        cost: float,
+    ) -> PredictionRecord:
+        """Make one prediction and write it, with more files."""
+        model = job.network.load(self.config.precision)
+        work = f"{work} {model.name}" + (f" seed {job.seed}" if len(self.config.seeds) > 1 else "")
+        start = time.monotonic()
+        with (
+            peak_memory(self.device) as peak,
+            self.progress.passes(
+                work, apply_settings(self.config, model.config).model.num_recycle, cost
+            ) as on_cycle,
+        ):
+            prediction = predictor.predict(model, job.seed, on_cycle)
+            most = peak()
+        took = {
+            "seconds": round(time.monotonic() - start, 1),
+            "peak_memory": None if most is None else round(most / 2**20),
+        }
+        return write_prediction(results, job.record, prediction, took, self.config, more=more)
+
+    def _check_networks(self) -> None:
+        """Before the first fold, load all networks: one that cannot be used ends the run, or is left out."""
+        if self._checked:
+            return
+        for network in list(self.networks):
+            try:
+                network.load(self.config.precision)
+            except WeightsError as error:
+                if not self.options.skip_bad_weights or len(self.networks) == 1:
+                    raise
+                self.progress.line(f"warning: left out: {error}", important=True)
+                self.networks.remove(network)
+        self._checked = True
+
+    def _relax(self, results: TargetResults, label: str) -> bool:
+        """Relax the best prediction or all, as asked; tells whether there was anything to do."""
+        if self.config.relax == "none":
+            return False
+        from fastfold.inference.relax.written import relax_results
+
+        chosen = results.records()[: 1 if self.config.relax == "best" else None]
+        relaxation = RelaxConfig(platform=self.config.relax_platform)
+        done = False
+        for record, outcome, relaxed in relax_results(results, chosen, self.ranking, relaxation):
+            self.progress.line(f"{label} {record.key}: {outcome}", important=not relaxed)
+            done = True
+        return done
+
+    def _add(
+        self, results: TargetResults, record: PredictionRecord, files: dict[str, str | bytes]
+    ) -> PredictionRecord:
+        """Add files to a finished prediction."""
+        return results.add(record.id, record.key, files, record.scores, self.ranking)
+
+    def compare(self, results: TargetResults, target: Target, label: str, reference: Path) -> None:
+        """Compare a finished target with its experimental structure, if there is one."""
+        path = find_reference(reference, target.name)
+        if path is None:
+            self.progress.line(
+                f"warning: {target.name}: no structure of this name in {reference}", important=True
+            )
+            return
+        best = next(iter(compare_target(self.folder.path, results.stem, path).values()))
+        self.progress.line(
+            f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
+            f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"
+        )
+
+    def _announce(
+        self, target: Target, label: str, alignments: Sequence[ChainMsas], networks: Sequence[Network]
+    ) -> None:
+        """Say what a target is folded from, and by which networks."""
+        say, warn = self.progress.line, partial(self.progress.line, important=True)
+        rows = [sum(len(msa.sequences) for group in pair for msa in group) for pair in alignments]
+        for chain, count in zip(target.chains, rows, strict=True):
+            if self.options.msa_dir is not None and target.alignments is None and not count:
+                what = f"chain {chain.id}" if target.is_complex else repr(target.record)
+                warn(
+                    f"warning: {target.name}: no alignment of {what} in {self.options.msa_dir}; its sequence alone is "
+                    "used"
+                )
+        evidence = f"{sum(rows):,} alignment rows" if any(rows) else "no alignment, from the sequence alone"
+        if self.config.pae is None and not keeps_pae(target.num_residues, None):
+            say(
+                f"{label}: aligned errors of all pairs are left out of so long a target; --pae yes writes them"
+            )
+        if target.is_complex and not all(network.info.multimer for network in networks):
+            warn(
+                f"warning: {target.name}: a complex folded by a monomer network, as one chain whose residue numbers "
+                "jump by 200 between the chains; --weights of a multimer network (params_model_1_multimer_v3.npz and "
+                "the like) is made for complexes"
+            )
+        names = ", ".join(network.name for network in networks)
+        seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
+        say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
