@@ -275,10 +275,10 @@ def run_network(
         set_policy(model, FOLDING_POLICY)
     else:
         plan.apply(model)
-    distogram = model.heads["distogram"]
-    if passes.is_complex and isinstance(distogram, DistogramHead) and distogram.has_columns:
+    distogram, heads = model.heads["distogram"], model.policy.heads
+    if passes.is_complex and heads is not None and isinstance(distogram, DistogramHead) and distogram.has_columns:
         # For actifpTM, in blocks of rows; where columns are elsewhere the logits would have to be there whole.
-        model.policy = replace(model.policy, heads=(*(model.policy.heads or ()), "distogram"))
+        model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
     model.eval()
     try:

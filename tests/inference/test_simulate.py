@@ -107,8 +107,15 @@ def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() ->
     assert found.host == found.plan.chunks.host == found.plan.unit
 
 
-@pytest.mark.parametrize("preset", [MONOMER, MULTIMER])
-@pytest.mark.parametrize("host", [0, 100])
+@pytest.mark.parametrize(
+    ("host", "preset"),
+    [
+        (0, MONOMER),
+        pytest.param(100, MONOMER, marks=pytest.mark.slow),
+        pytest.param(0, MULTIMER, marks=pytest.mark.slow),
+        (100, MULTIMER),
+    ],
+)
 def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str) -> None:
     """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
     config, budget = _config(preset), _small_budget(1024, host * GB, preset)
@@ -118,7 +125,7 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str)
     assert found.host == found.plan.chunks.host == (3 * found.plan.unit // 2 if host else 0)
 
 
-@pytest.mark.parametrize("host", [0, 100])
+@pytest.mark.parametrize("host", [0, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
     budget = _small_budget(384, host * GB)
@@ -127,7 +134,7 @@ def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     assert (once.peak, once.host) == (twice.peak, twice.host)
 
 
-@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_members_of_an_ensemble_take_what_is_planned(members: int) -> None:
     """The pair of the cycle before, the sum of the members and the pair of the one that is embedded."""
     config = _config()

@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY
 @pytest.mark.parametrize(
     ("dtype", "architecture"),
     [
-        (torch.bfloat16, 90),
+        pytest.param(torch.bfloat16, 90, marks=pytest.mark.slow),
         pytest.param(torch.float16, 80, marks=pytest.mark.slow),
         pytest.param(torch.float32, 90, marks=pytest.mark.slow),
         pytest.param(torch.float32, 100, marks=pytest.mark.slow),

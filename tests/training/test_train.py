@@ -111,7 +111,7 @@ def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path
     assert "valid_distogram_ce_6_12_msa" not in logged  # no chain has an alignment
 
 
-@pytest.mark.parametrize("order", ["draw", "ready"])
+@pytest.mark.parametrize("order", ["draw", pytest.param("ready", marks=pytest.mark.slow)])
 def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
     data_folder: Path, tmp_path: Path, order: str
 ):
@@ -214,6 +214,7 @@ def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path:
     assert "helix1\t" in listed
 
 
+@pytest.mark.slow
 def test_predicted_structures_are_mixed_in_where_they_are_sure(data_folder: Path, tmp_path: Path):
     """Samples of the second folder come by their probability; one that is unsure everywhere is listed."""
     for name, plddt in (("sure", 90.0), ("unsure", 30.0)):
@@ -251,6 +252,7 @@ def test_no_sample_after_the_filters_says_which_filter_took_how_many(data_folder
         here(data_folder, tmp_path / "run", "data.min_length=100")
 
 
+@pytest.mark.slow
 def test_one_sample_and_eight_workers(tmp_path: Path):
     write_helix(tmp_path / "data" / "only.pdb", 12)
     run(tmp_path / "data", tmp_path / "run", "data.workers=8", "data.order=ready")

@@ -191,7 +191,9 @@ def _check(found: list[list[tuple[float, str]]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ways", "steps"), [(RING, 3), pytest.param(RESHARD, 3, marks=pytest.mark.slow)], ids=str
+    ("ways", "steps"),
+    [pytest.param(RING, 3, marks=pytest.mark.slow), pytest.param(RESHARD, 3, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_monomer_trains_as_on_one_process(ways: dict[str, str], steps: int) -> None:
     """Recycling, templates, all heads, the whole loss, dropout, recomputed blocks; parameters after every step."""

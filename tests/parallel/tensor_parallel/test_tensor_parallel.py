@@ -282,7 +282,7 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_layers_equal_plain_ones_and_need_every_reduction(size: int) -> None:
     found = launch(_everything, size, timeout=200)[0]
     assert [reductions for _, _, reductions, _ in found] == REDUCTIONS[size]
