@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from importlib import import_module
@@ -51,7 +52,7 @@ suppress_warnings = ["ref.python", "config.cache"]
 # A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up,
 # nor are type variables and private names.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|_\w+)")]
+nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|Params|_\w+)")]
 
 
 def exported(package: str) -> list[str]:
@@ -108,13 +109,17 @@ def _through_package(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.Element | None:
     """A reference by the name that a package exports, to where the thing is defined."""
-    module, _, name = node.get("reftarget", "").rpartition(".")
-    if node.get("refdomain") != "py" or not module.startswith("fastfold"):
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target.startswith("fastfold."):
         return None
-    try:
-        place = defined(getattr(import_module(module), name))
-    except (ImportError, AttributeError):
-        return None
+    package, *names = target.split(".")
+    thing = import_module(package)
+    for name in names:
+        with contextlib.suppress(ImportError):
+            package = f"{package}.{name}"
+            import_module(package)
+        thing = getattr(thing, name, None)
+    place = defined(thing)
     if place is None:
         return None
     python = env.get_domain("py")
