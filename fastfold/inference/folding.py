@@ -276,7 +276,12 @@ def run_network(
     else:
         plan.apply(model)
     distogram, heads = model.heads["distogram"], model.policy.heads
-    if passes.is_complex and heads is not None and isinstance(distogram, DistogramHead) and distogram.has_columns:
+    if (
+        passes.is_complex
+        and heads is not None
+        and isinstance(distogram, DistogramHead)
+        and distogram.has_columns
+    ):
         # For actifpTM, in blocks of rows; where columns are elsewhere the logits would have to be there whole.
         model.policy = replace(model.policy, heads=(*heads, "distogram"))
     training = model.training
