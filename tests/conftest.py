@@ -36,7 +36,6 @@ QUICK = (
     "kernels/common/test_shapes.py",
     "kernels/ops/test_layer_norm.py",
     "memory/devices",
-    "memory/planner",
     "parallel/test_mesh.py",
     "protein/metrics",
     "protein/test_geometry.py",
