@@ -19,7 +19,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 SEQUENCES = {"one": "MKTAYIAKQR", "two": "GSHMAWLPE", "a/b": "MKTAYIAKQRW", "a_b": "MKTAYIAKWW"}
-SEEDS = range(4)
+SEEDS = range(60)
 
 
 def command(fasta: Path, out: Path, weights: Path) -> list[str]:
@@ -45,7 +45,8 @@ def kill_runs(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen(command(fasta, out, weights), env=environment, stderr=subprocess.PIPE)
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        return subprocess.Popen(command(fasta, out, weights), env=environment, stdout=nothing, stderr=pipe)
 
     began = time.monotonic()
     first = start()
@@ -57,9 +58,10 @@ def kill_runs(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     for _ in range(kills):
         victim = rng.randrange(2)
         time.sleep(rng.uniform(0.0, 1.6 * warm))
+        assert running[victim].poll() is None, "all is done before the last kill: give it more seeds"
         running[victim].send_signal(signal.SIGKILL)
         running[victim].communicate()
-        found = {path.stem for path in out.rglob(".fastfold/*/*.json") if path.name != "target.json"}
+        found = finished(out)
         assert known <= found, f"lost: {known - found}"
         known = found
         running[victim] = start()
@@ -71,6 +73,12 @@ def kill_runs(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     )
     assert check.stdout.startswith(f"0 folded, {len(SEQUENCES)} finished before"), check.stdout
     return check_folder(out)
+
+
+def finished(out: Path) -> set[str]:
+    """Predictions that are finished, while others are being made."""
+    targets = [path for path in (out / ".fastfold").iterdir() if path.suffix != ".tmp" and path.is_dir()]
+    return {path.stem for target in targets for path in target.glob("*.json") if path.name != "target.json"}
 
 
 def check_folder(out: Path) -> dict[str, int]:
@@ -90,7 +98,7 @@ def check_folder(out: Path) -> dict[str, int]:
         confidences = [one["ranking_confidence"] for one in loaded]
         assert confidences == sorted(confidences, reverse=True), confidences
         for end in (".pdb", ".cif", "_pae.json", "_config.json"):
-            assert len(list(out.glob(f"{stem}_rank_*_seed_?{end}"))) == len(SEEDS), (stem, end)
+            assert len(list(out.glob(f"{stem}_rank_*_seed_*{end}"))) == len(SEEDS), (stem, end)
     lines = (out / "summary.tsv").read_text().splitlines()
     assert len(lines) == 1 + len(SEQUENCES) * len(SEEDS)
     assert not list(out.rglob("*.tmp"))
