@@ -10,7 +10,15 @@ from typing import Any, get_args
 
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.errors import ConfigError
-from fastfold.inference.config import InferConfig, RankBy, check_seeds, parse_max_msa, parse_seeds
+from fastfold.inference.config import (
+    InferConfig,
+    RankBy,
+    RelaxWhich,
+    check_seeds,
+    parse_max_msa,
+    parse_seeds,
+)
+from fastfold.inference.relax.config import PLATFORMS
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -167,7 +175,7 @@ def _add_output(group: Any) -> None:
     group.add_argument(
         "--relax",
         nargs="?",
-        choices=("none", "best", "all"),
+        choices=get_args(RelaxWhich),
         const="best",
         default=InferConfig.relax,
         help="relax the best prediction of each target, or all, in the Amber force field (default none)",
@@ -203,7 +211,7 @@ def _add_machine(group: Any) -> None:
     )
     group.add_argument(
         "--relax-platform",
-        choices=("auto", "CUDA", "HIP", "OpenCL", "CPU", "Reference"),
+        choices=("auto", *PLATFORMS),
         default=InferConfig.relax_platform,
         help="OpenMM's platform for relaxation (default: the fastest that works)",
     )

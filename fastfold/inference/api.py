@@ -30,8 +30,16 @@ _log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, or an alignment that was read before."""
-_NOT_FOR_PYTHON = {"plots", "device", "parallel", "seeds", "precision"}
-"""Settings of a run of the command, which the network or other arguments have here."""
+_NOT_FOR_PYTHON = {
+    "plots": "Prediction.save(folder, plots=True) draws them",
+    "device": "load_model(path, device=...) sets it",
+    "parallel": "only fastfold infer folds on several devices",
+    "seeds": "predict takes seed=, predict_many seeds=",
+    "precision": "load_model(path, precision=...) sets it",
+    "relax": "fastfold.inference.relax.relax_prediction(prediction) relaxes one",
+    "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
+}
+"""Settings of a run of the command, and what stands for each here."""
 Templates = Mapping[str, np.ndarray]
 """Raw template features of one chain, as :func:`fastfold.data.features.raw.template_features` describes them."""
 
@@ -185,8 +193,10 @@ def predict_many(
 
 def _config(seeds: int | Sequence[int], settings: Mapping[str, Any]) -> InferConfig:
     """The settings, each of which must be one."""
-    known = {field.name for field in fields(InferConfig)} - _NOT_FOR_PYTHON
+    known = {field.name for field in fields(InferConfig)} - set(_NOT_FOR_PYTHON)
     for name in settings:
+        if name in _NOT_FOR_PYTHON:
+            raise ConfigError(f"{name} is no setting here: {_NOT_FOR_PYTHON[name]}")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             raise ConfigError(

@@ -117,6 +117,10 @@ class TargetPredictor:
             own = self._configs[id(model)]
             self._fits[id(model)] = fit(model, device, target.num_residues, config.budget, config=own)
 
+    def num_recycles(self, model: AlphaFold) -> int:
+        """How often one of the networks recycles, at most."""
+        return int(self._configs[id(model)].model.num_recycle)
+
     def predict(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> Prediction:
         """Fold by one of the networks with a seed.
 

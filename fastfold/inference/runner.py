@@ -86,6 +86,9 @@ def run(
             )
         if config.relax != "none":
             check_installed()
+            from fastfold.inference.relax.platforms import choose_platform  # OpenMM takes its time to import
+
+            choose_platform(config.relax_platform)
         skipped: list[str] = []
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +18,6 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding import TargetPredictor, keeps_pae
 from fastfold.inference.models import Network, suitable
-from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
@@ -29,6 +27,7 @@ from fastfold.inference.output.writer import (
     ranking_scores,
     run_record,
     stops,
+    target_digest,
     write_prediction,
 )
 from fastfold.inference.progress import Progress
@@ -79,6 +78,20 @@ class _Job:
         return str(self.record["input_hash"])
 
 
+class _Prepared(NamedTuple):
+    """What the predictions of a target have in common.
+
+    Attributes:
+        predictor: Makes them.
+        coverage: The files of the coverage by its alignments.
+        label: What the target is called in messages.
+    """
+
+    predictor: TargetPredictor
+    coverage: dict[str, str | bytes]
+    label: str
+
+
 @dataclass
 class TargetRunner:
     """Folds targets into a results folder, one after the other.
@@ -107,45 +120,26 @@ class TargetRunner:
 
     def fold(self, target: Target, label: str, cost: float) -> tuple[TargetResults, bool]:
         """Fold and write one target; tells whether there was anything to do."""
-        say, warn = self.progress.line, partial(self.progress.line, important=True)
         for warning in target.warnings:
-            warn(f"warning: {target.name}: {warning}")
-        alignments: Sequence[ChainMsas] = [([], []) for _ in target.chains]
-        if target.alignments is not None:
-            alignments = target.alignments
-        elif self.options.msa_dir is not None:
-            alignments = load_alignments(self.options.msa_dir, target)
+            self.progress.line(f"warning: {target.name}: {warning}", important=True)
+        alignments = self._alignments(target)
         results = self.folder.target(target)
         results.rank(self.ranking)
         jobs = self._jobs(target, alignments)
         share = cost / len(jobs)
-        predictor: TargetPredictor | None = None
-        coverage: dict[str, str | bytes] = {}
+        prepare = cache(partial(self._prepare, target, alignments, jobs, label))
         done = False
         for number, job in enumerate(jobs):
-            with ExitStack() as stack:
-                if not stack.enter_context(results.claimed(job.id)):
-                    say(
+            with results.claimed(job.id) as mine:
+                if mine:
+                    found, made = self._complete(results, job, self._wanted(target, job), prepare, share)
+                    done = done or made
+                else:
+                    found = None
+                    self.progress.skip(share)
+                    self.progress.line(
                         f"{label}: another process folds it by {job.network.name} with seed {job.seed}, skipped"
                     )
-                    self.progress.skip(share)
-                    continue
-                found = None if self.options.overwrite else results.find(job.id)
-                missing = None if found is None else self._wanted(target, job).missing(found)
-                if found is not None and missing == {".png"}:
-                    found = self._add(results, found, {".png": draw_plot(results, found)})
-                    missing, done = set(), True
-                if missing == set():
-                    self.progress.skip(share)
-                else:
-                    if predictor is None:
-                        predictor = self._predictor(target, alignments, jobs, label)
-                        coverage = coverage_files(alignments, target, plots=self.config.plots)
-                    if job.network not in self.networks:  # left out by now
-                        self.progress.skip(share)
-                        continue
-                    done = True
-                    found = self._predict(predictor, results, job, coverage, work=label, cost=share)
             if found is not None and stops(self.config, found.scores, target):
                 self.progress.skip(share * (len(jobs) - number - 1))
                 break
@@ -154,22 +148,60 @@ class TargetRunner:
             kept = {job.id for job in jobs}
             results.remove(record.id for record in results.records() if record.id not in kept)
             results.rank(self.ranking)
-        if not done:
-            say(f"{label}: finished before with the same input and settings, skipped")
-        elif records := results.records():
-            best = records[0]
-            shown = ", ".join(
-                f"{name} {best.scores[key]:.{digits}f}"
-                for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
-                if best.scores.get(key) is not None
-            )
-            count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
-            say(f"{label}: {shown} by {best.key}, best of {count} in {self.folder.path}")
+        self._conclude(results.records() if done else [], label)
         return results, done
 
+    def _alignments(self, target: Target) -> Sequence[ChainMsas]:
+        """Those that came with the target, or else those of the folder of alignments."""
+        if target.alignments is not None:
+            return target.alignments
+        if self.options.msa_dir is not None:
+            return load_alignments(self.options.msa_dir, target)
+        return [([], []) for _ in target.chains]
+
+    def _complete(
+        self, results: TargetResults, job: _Job, wanted: Wanted, prepare: Callable[[], _Prepared], cost: float
+    ) -> tuple[PredictionRecord | None, bool]:
+        """One finished prediction, and whether anything had to be done for it; None if its network was left out."""
+        found = None if self.options.overwrite else results.find(job.id)
+        missing = None if found is None else wanted.missing(found)
+        if found is not None and missing is not None and missing <= {".png"}:
+            self.progress.skip(cost)
+            if missing:
+                picture = {".png": draw_plot(results, found)}
+                found = results.add(found.id, found.key, picture, found.scores, self.ranking)
+            return found, bool(missing)
+        prepared = prepare()
+        if job.network not in self.networks:  # left out by now
+            self.progress.skip(cost)
+            return None, False
+        return self._predict(prepared, results, job, cost), True
+
+    def _conclude(self, records: Sequence[PredictionRecord], label: str) -> None:
+        """Say what was found; no records if there was nothing to do."""
+        if not records:
+            self.progress.line(f"{label}: finished before with the same input and settings, skipped")
+            return
+        best = records[0]
+        shown = ", ".join(
+            f"{name} {best.scores[key]:.{digits}f}"
+            for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
+            if best.scores.get(key) is not None
+        )
+        count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
+        self.progress.line(f"{label}: {shown} by {best.key}, best of {count} in {self.folder.path}")
+
     def _jobs(self, target: Target, alignments: Sequence[ChainMsas]) -> list[_Job]:
+        record = partial(
+            run_record,
+            target,
+            alignments,
+            config=self.config,
+            digest=target_digest(target, alignments, self.config),
+            device=str(self.device),
+        )
         return [
-            _Job(n, s, run_record(target, alignments, n, s, self.config, device=str(self.device)))
+            _Job(n, s, record(network=n, seed=s))
             for n in suitable(self.networks, target)
             for s in self.config.seeds
         ]
@@ -184,14 +216,14 @@ class TargetRunner:
             recycles=config.save_recycles,
         )
 
-    def _predictor(
+    def _prepare(
         self, target: Target, alignments: Sequence[ChainMsas], jobs: Sequence[_Job], label: str
-    ) -> TargetPredictor:
+    ) -> _Prepared:
         """Check the networks and plan the target's fold by each of them."""
         self._check_networks()
         networks = [n for n in dict.fromkeys(job.network for job in jobs) if n in self.networks]
         self._announce(target, label, alignments, networks)
-        return TargetPredictor(
+        predictor = TargetPredictor(
             target,
             [network.load(self.config.precision) for network in networks],
             alignments,
@@ -200,34 +232,29 @@ class TargetRunner:
             say=partial(self.progress.line, important=True),
             run=None if self.distributed is None else self.distributed.run,
         )
+        return _Prepared(predictor, coverage_files(alignments, target, plots=self.config.plots), label)
 
     def _predict(
-        self,
-        predictor: TargetPredictor,
-        results: TargetResults,
-        job: _Job,
-        more: Mapping[str, str | bytes],
-        *,
-        work: str,
-        cost: float,
+        self, prepared: _Prepared, results: TargetResults, job: _Job, cost: float
     ) -> PredictionRecord:
-        """Make one prediction and write it, with more files."""
+        """Make one prediction and write it, with the files of the target's coverage."""
         model = job.network.load(self.config.precision)
-        work = f"{work} {model.name}" + (f" seed {job.seed}" if len(self.config.seeds) > 1 else "")
+        work = f"{prepared.label} {model.name}"
+        if len(self.config.seeds) > 1:
+            work += f" seed {job.seed}"
         start = time.monotonic()
+        num_recycles = prepared.predictor.num_recycles(model)
         with (
             peak_memory(self.device) as peak,
-            self.progress.passes(
-                work, apply_settings(self.config, model.config).model.num_recycle, cost
-            ) as on_cycle,
+            self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
-            prediction = predictor.predict(model, job.seed, on_cycle)
+            prediction = prepared.predictor.predict(model, job.seed, on_cycle)
             most = peak()
         took = {
             "seconds": round(time.monotonic() - start, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        return write_prediction(results, job.record, prediction, took, self.config, more=more)
+        return write_prediction(results, job.record, prediction, took, self.config, more=prepared.coverage)
 
     def _check_networks(self) -> None:
         """Before the first fold, load all networks: one that cannot be used ends the run, or is left out."""
@@ -256,12 +283,6 @@ class TargetRunner:
             self.progress.line(f"{label} {record.key}: {outcome}", important=not relaxed)
             done = True
         return done
-
-    def _add(
-        self, results: TargetResults, record: PredictionRecord, files: dict[str, str | bytes]
-    ) -> PredictionRecord:
-        """Add files to a finished prediction."""
-        return results.add(record.id, record.key, files, record.scores, self.ranking)
 
     def compare(self, results: TargetResults, target: Target, label: str, reference: Path) -> None:
         """Compare a finished target with its experimental structure, if there is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import openmm
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders import ring_offset
 from fastfold.inference.output.summary import aligned_table, read_summary
 from fastfold.inference.output.writer import ranking_scores
+from fastfold.inference.relax.config import PLATFORMS
 from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import ORACLES, CommandLine
 
@@ -155,6 +157,17 @@ def test_relaxation_adds_to_a_finished_prediction(cli: CommandLine):
     assert cli.infer(fasta, "--relax", "best").out.startswith("0 folded, 2 finished before")
 
 
+def test_a_platform_that_does_not_work_ends_the_run_before_the_first_fold(cli: CommandLine):
+    here = {openmm.Platform.getPlatform(i).getName() for i in range(openmm.Platform.getNumPlatforms())}
+    absent = [name for name in PLATFORMS if name not in here]
+    if not absent:
+        pytest.skip("every platform of OpenMM is installed here")
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--relax", "--relax-platform", absent[0])
+    assert done.code == 1
+    assert f"the relaxation platform {absent[0]} cannot be used here" in done.err
+    assert not cli.out.exists()
+
+
 class TestSettingsOfTheNetwork:
     def test_dropout_follows_the_seed(self, model: fastfold.AlphaFold):
         torch.manual_seed(0)
@@ -254,6 +267,9 @@ class TestPredictMany:
             ({"msas": {"a": 3}}, "msa must be a file, an alignment, or rows of letters, got int"),
             ({"seeds": "0"}, "seeds must be a whole number"),
             ({"num_recycle": 3}, "there is no setting 'num_recycle'; did you mean 'num_recycles'"),
+            ({"relax": "best"}, "relax is no setting here: .*relax_prediction"),
+            ({"relax_platform": "CPU"}, "relax_platform is no setting here: .*relax_prediction"),
+            ({"device": "cpu"}, "device is no setting here: load_model"),
             ({"num_recycles": 1.5}, "num_recycles must be a whole number, got 1.5"),
             ({"memory_budget": []}, "memory_budget must be text or a number of bytes"),
         ],

@@ -33,6 +33,16 @@ _KINDS = {".png": "plot"}
 """What a file is, where its ending does not say it."""
 
 
+def multimer_confidence(ptm: float, iptm: float) -> float:
+    """AlphaFold-Multimer's ranking confidence, 0 to 1 (Evans et al., 2021)."""
+    return 0.8 * iptm + 0.2 * ptm
+
+
+def prediction_title(name: str, model_name: str) -> str:
+    """What files and plots of a prediction are headed by, in printable ASCII."""
+    return re.sub(r"[^ -~]", "?", f"Predicted structure of {name[:100]} by {model_name[:100]}")
+
+
 class Recycle(NamedTuple):
     """The structure after one pass of the network.
 
@@ -184,7 +194,7 @@ class Prediction:
         Only predictions of the same kind of network compare.
         """
         if self.iptm is not None and self.ptm is not None:
-            return 0.8 * float(self.iptm) + 0.2 * float(self.ptm)
+            return multimer_confidence(float(self.ptm), float(self.iptm))
         return self.mean_plddt
 
     def to_pdb(self) -> str:
@@ -194,7 +204,7 @@ class Prediction:
             OutputError: There are no atoms, or a value is not finite.
             PdbLimitError: The structure does not fit into a PDB file; :meth:`to_mmcif` holds it.
         """
-        return to_pdb(self.protein, title=f"{self._title}; pLDDT in the B-factor column")
+        return to_pdb(self.protein, title=f"{self.title}; pLDDT in the B-factor column")
 
     def to_mmcif(self) -> str:
         """The structure as ModelCIF, pLDDT in the B-factor column and as quality metric.
@@ -207,7 +217,7 @@ class Prediction:
         return to_modelcif(
             self.protein,
             entry_id=self.name,
-            title=self._title,
+            title=self.title,
             software_version=__version__,
             model_name=self.model_name,
             plddt=self.plddt,
@@ -217,9 +227,9 @@ class Prediction:
         )
 
     @property
-    def _title(self) -> str:
-        title = f"Predicted structure of {self.name[:100]} by {self.model_name[:100]}"
-        return re.sub(r"[^ -~]", "?", title)
+    def title(self) -> str:
+        """What files and plots are headed by."""
+        return prediction_title(self.name, self.model_name)
 
     def scores(self) -> dict[str, Any]:
         """What the scores file holds: plain numbers, text and lists.
@@ -331,7 +341,7 @@ class Prediction:
             self.chain_index,
             pae=self.pae,
             max_pae=self.max_pae,
-            title=self._title,
+            title=self.title,
             ptm=self.ptm,
             iptm=self.iptm,
         )

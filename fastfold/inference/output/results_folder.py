@@ -124,11 +124,6 @@ class ResultsFolder:
                 return TargetResults(self, stem, folder)
         raise WriteError(f"{self.state / target.name} is damaged: remove it, or choose another output folder")
 
-    def stems(self) -> list[str]:
-        """Stems of all targets, sorted."""
-        found = (_read_json(path) for path in self.state.glob("*/target.json"))
-        return sorted(str(owner["stem"]) for owner in found if owner is not None and "stem" in owner)
-
 
 @dataclass(frozen=True)
 class TargetResults:

@@ -23,9 +23,26 @@ from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
-from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.utils.hashing import file_digest, input_hash
+
+
+def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:
+    """The hash of what all predictions of a target depend on: chains, alignments and initial guess.
+
+    Args:
+        target: The target.
+        alignments: Its alignments, all rows of which are read.
+        config: How it is folded.
+    """
+    chains = [(chain.id, chain.sequence, chain.letters) for chain in target.chains]
+    rows = [
+        [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
+        for pair in alignments
+    ]
+    guess = None if config.initial_guess is None else file_digest(config.initial_guess)
+    return input_hash(chains, rows, guess)
 
 
 def run_record(
@@ -35,6 +52,7 @@ def run_record(
     seed: int,
     config: InferConfig,
     *,
+    digest: str,
     device: str,
 ) -> dict[str, Any]:
     """Settings, versions and ``input_hash``, the hash of everything that the numbers depend on, in JSON's types.
@@ -45,17 +63,12 @@ def run_record(
         network: The network that folds it.
         seed: The seed.
         config: How it is folded.
+        digest: See :func:`target_digest`.
         device: Where it is folded; for the record only, a result from another device is as good.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
-    letters = [chain.letters for chain in target.chains]
-    rows = [
-        [[(m.sequences, m.deletions, m.descriptions, m.as_is) for m in group] for group in pair]
-        for pair in alignments
-    ]
     settings = {"seed": seed, **numeric_settings(config, network.info.config)}
-    guess = None if config.initial_guess is None else file_digest(config.initial_guess)
     return {
         "schema_version": 2,
         "name": target.name,
@@ -72,7 +85,7 @@ def run_record(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "input_hash": input_hash(chains, letters, rows, weights, settings, guess, __version__),
+        "input_hash": input_hash(digest, weights, settings, __version__),
     }
 
 
@@ -117,7 +130,7 @@ def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
 
     def number(one: Mapping[str, Any]) -> float:
         if by == "multimer" and None not in (one.get("iptm"), one.get("ptm")):
-            return 0.8 * float(one["iptm"]) + 0.2 * float(one["ptm"])
+            return multimer_confidence(float(one["ptm"]), float(one["iptm"]))
         return -math.inf if one.get(by) is None else float(one[by])
 
     return [number(one) for one in scores]
@@ -194,7 +207,7 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
         pae, max_pae = np.array(found["predicted_aligned_error"]), found["max_predicted_aligned_error"]
     lengths = [len(sequence) for sequence in scores["sequences"]]
     chains = np.repeat(np.arange(len(lengths)), lengths)
-    title = f"{results.stem} by {scores['model']}"
+    title = prediction_title(results.stem, scores["model"])
     return confidence_png(
         np.array(scores["plddt"]),
         chains,

@@ -35,7 +35,7 @@ class RelaxedPrediction:
             OutputError: The minimiser failed (``result.minimized`` is false).
             PdbLimitError: The structure does not fit into a PDB file; :meth:`to_mmcif` holds it.
         """
-        return relaxed_pdb(self.result, title=self._title)
+        return relaxed_pdb(self.result, title=self.prediction.title)
 
     def to_mmcif(self) -> str:
         """The relaxed structure with hydrogens as ModelCIF, with the confidences of the prediction.
@@ -46,7 +46,7 @@ class RelaxedPrediction:
         made = self.prediction
         return relaxed_mmcif(
             self.result,
-            title=self._title,
+            title=self.prediction.title,
             entry_id=made.name,
             model_name=made.model_name,
             plddt=made.plddt,
@@ -54,10 +54,6 @@ class RelaxedPrediction:
             iptm=made.iptm,
             details=f"network {made.model_name}, seed {made.seed}, {made.num_recycles} recycles",
         )
-
-    @property
-    def _title(self) -> str:
-        return f"Predicted structure of {self.prediction.name[:100]} by {self.prediction.model_name[:100]}"
 
 
 def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) -> RelaxedPrediction:

@@ -13,6 +13,7 @@ import numpy as np
 from fastfold.errors import InputError
 from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
+from fastfold.inference.output.prediction import prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, TargetResults
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
@@ -49,7 +50,7 @@ def relax_written(
     else:
         found = result.to_dict()
         if result.minimized:
-            title = f"Predicted structure of {results.stem[:100]} by {scores['model'][:100]}"
+            title = prediction_title(results.stem, scores["model"])
             with contextlib.suppress(PdbLimitError):  # as the structure itself, which is in .cif alone
                 files["_relaxed.pdb"] = relaxed_pdb(result, title=title)
             files["_relaxed.cif"] = relaxed_mmcif(
