@@ -8,6 +8,7 @@ import html
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,12 @@ def write_report(
     return page
 
 
+@lru_cache(maxsize=2)
+def _packed_viewer_file(text: str) -> str:
+    """A file of the viewer, packed once for all pages of a process."""
+    return pack(text.encode("utf-8"))
+
+
 def _page(
     folder: Path, predictions: list[FoundPrediction], say: Callable[[str], None], max_embedded: int
 ) -> str:
@@ -103,7 +110,7 @@ def _page(
     hashes = [script]
     if molstar is not None:
         meta["viewer"] = {"script": len(blobs), "style": len(blobs) + 1, "version": molstar.version}
-        blobs += [pack(molstar.script.encode("utf-8")), pack(molstar.style.encode("utf-8"))]
+        blobs += [_packed_viewer_file(molstar.script), _packed_viewer_file(molstar.style)]
         hashes.append(molstar.script)
     # Scripts run by their hashes alone, so none that a name may smuggle in does. The viewer makes functions from text.
     allowed = [*map(_hash, hashes), *(["'unsafe-eval'"] if molstar is not None else [])]
