@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
@@ -68,6 +69,7 @@ def parallelize(
     asked = plan.plan if isinstance(plan, ParallelMesh) else plan
     shard_fns = _shard_fns(model, asked, layers)
     _check(model, asked, stages, sequence, dap)
+    _check_tied_layers(model, shard_fns)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type)
     _same_weights(model, mesh, bucket_elements)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
@@ -161,6 +163,31 @@ def _check(
         raise ConfigError(
             f"tp={plan.tp_mode} cuts {' and '.join(tied)} differently, so they cannot be one parameter"
         )
+    _check_batch_norm(model, plan)
+
+
+def _check_tied_layers(model: nn.Module, shard_fns: Mapping[str, ShardFn]) -> None:
+    """Refuse parameters that are one and of which a part of the places is cut, so that they could not stay one."""
+    for names in _tied(model):
+        cut = [any(name.startswith(f"{path}.") for path in shard_fns) for name in names]
+        if any(cut) and not all(cut):
+            whole = next(name for name, is_cut in zip(names, cut, strict=True) if not is_cut)
+            part = next(name for name, is_cut in zip(names, cut, strict=True) if is_cut)
+            raise ConfigError(
+                f"{whole} and {part} are one parameter, of which layers= cuts the second alone; cut both, or neither"
+            )
+
+
+def _check_batch_norm(model: nn.Module, plan: ParallelPlan) -> None:
+    """Refuse statistics over a batch of which every rank would see its own part."""
+    axes = [axis for axis in ("dp", "sp", "dap", "pp") if getattr(plan, axis) > 1]
+    for path, module in model.named_modules():
+        if axes and isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{axes[0]}={getattr(plan, axes[0])}: {path or type(model).__name__} is {type(module).__name__}, whose "
+                "statistics would be those of each rank's part of the batch; use LayerNorm or GroupNorm, or on GPUs "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+            )
 
 
 def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
@@ -208,6 +235,12 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
     stages = list(split(model, group.size))
     if len(stages) % group.size or not stages:
         raise ConfigError(f"{len(stages)} stages cannot be spread over pp={group.size} ranks")
+    placed = {id(x) for stage in stages for x in (*stage.parameters(), *stage.buffers())}
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if id(x) not in placed:
+            raise ConfigError(
+                f"no stage of the pipeline has {name}: stages= must return every part of the model"
+            )
     module = nn.ModuleDict(
         {str(number): stage for number, stage in enumerate(stages) if number % group.size == group.rank}
     )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.data_parallel.flat_pieces import Factory, on_pieces
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
@@ -19,8 +19,6 @@ from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import layouts
-
-Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
 
 
 class Parallel:
@@ -94,8 +92,10 @@ class Parallel:
         """After the backward passes of a step: sum the gradients over the ranks that hold the same parameters."""
         self.gradients.finish(self.gradients.take_sample())
 
-    def clip_gradients(self, max_norm: float) -> float:
-        """After :meth:`reduce_gradients`: scale the gradient down to a norm.
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """After :meth:`reduce_gradients`: scale the gradient down to a norm, that of the whole model on all ranks.
+
+        PyTorch's function of this name sees what this rank has of the gradient, which under ZeRO 2 is nothing.
 
         Args:
             max_norm: Largest norm of the whole gradient.
@@ -108,16 +108,23 @@ class Parallel:
             for parameter in self.gradients.optimised.values():
                 if parameter.grad is not None:
                     parameter.grad.mul_(max_norm / norm)
+            self.gradients.accept_gradients()
         return norm
 
     def optimizer(self, factory: Factory) -> ParallelOptimizer:
         """An optimizer of the plan.
 
         Args:
-            factory: Makes it of the parameters by name: of this rank's share of them, flat pieces from ZeRO stage 1
-                on. For example ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
+            factory: Makes it of the parameters by name, in their own shapes. For example
+                ``lambda named: torch.optim.Adam(named.values(), lr=1e-3)`` or ``Lamb``.
+
+        Raises:
+            ConfigError: Under ZeRO 1 and 2, whose ranks step flat pieces of the parameters: the optimizer looks at
+                whole parameters, as Adafactor and Muon do.
         """
-        return ParallelOptimizer(factory(self.gradients.optimised), self.gradients, self._full_state)
+        pieces, parameters = self.gradients.optimised, self.gradients.parameters
+        inner = factory(parameters) if pieces is parameters else on_pieces(factory, parameters, pieces)
+        return ParallelOptimizer(inner, self.module, self.gradients, self._full_state)
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -129,8 +136,11 @@ class Parallel:
         """Take a plain state; any plan's :meth:`state_dict` is one.
 
         Raises:
-            ConfigError: Names or shapes are not the model's.
+            ConfigError: Names or shapes are not the model's, or the state has more than the model.
         """
+        unknown = sorted(set(state) - set(self._full_state.names))
+        if unknown:
+            raise ConfigError(f"the model has no {unknown[0]}, which the state has; is it another model's?")
         kept = self.module.state_dict(keep_vars=True)
         own = self.shard(state)
         for name, x in kept.items():

@@ -26,10 +26,16 @@ OPTIMIZERS: dict[str, Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimiz
 }
 
 
-def make_gpt(*, tied: bool = True, layers: int = 2) -> GPT:
-    """The same random weights everywhere, none of them near its neutral value."""
+def make_gpt(*, tied: bool = True, layers: int = 2, unused: bool = False) -> GPT:
+    """The same random weights everywhere, none of them near its neutral value.
+
+    With ``unused`` there are two parameters more: ``sometimes``, which only the first row's loss uses, and ``never``.
+    """
     torch.manual_seed(0)
     model = GPT(GPTConfig(VOCABULARY, 8, layers, 3, 12, tied)).double()
+    if unused:
+        model.sometimes = nn.Parameter(torch.zeros(3, 5, dtype=torch.float64))
+        model.never = nn.Parameter(torch.zeros(7, dtype=torch.float64))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) / max(parameter.shape[-1], 4) ** 0.5 + 0.1)
@@ -41,7 +47,9 @@ def make_tokens(step: int = 0) -> Tensor:
     return torch.randint(VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(step))
 
 
-def make_parallel(plan: ParallelPlan | dict[str, Any], *, tied: bool | None = None, **more: Any) -> Parallel:
+def make_parallel(
+    plan: ParallelPlan | dict[str, Any], *, tied: bool | None = None, unused: bool = False, **more: Any
+) -> Parallel:
     """The model under a plan; tied if the plan can have it."""
     plan = plan if isinstance(plan, ParallelPlan) else ParallelPlan.from_dict(plan)
     if tied is None:
@@ -52,7 +60,7 @@ def make_parallel(plan: ParallelPlan | dict[str, Any], *, tied: bool | None = No
         "stages": split_stages,
         "bucket_elements": BUCKET,
     }
-    return parallelize(make_gpt(tied=tied), plan, **(settings | more))
+    return parallelize(make_gpt(tied=tied, unused=unused), plan, **(settings | more))
 
 
 def is_tied(plan: ParallelPlan) -> bool:
@@ -60,9 +68,15 @@ def is_tied(plan: ParallelPlan) -> bool:
     return plan.pp == 1 and plan.tp_mode == "1d"
 
 
+def has_unused(plan: ParallelPlan) -> bool:
+    """Whether the tests have parameters that some or all ranks don't use."""
+    return plan.pp == 1 and plan.tp_mode == "1d" and plan.zero < 3
+
+
 def parallel_loss(parallel: Parallel, tokens: Tensor) -> Tensor:
     """This rank's share of the mean loss over all tokens but each row's first."""
-    tokens = tokens[parallel.rows(len(tokens))]
+    rows = parallel.rows(len(tokens))
+    tokens = tokens[rows]
     targets = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -100)], 1)
     if parallel.sequence is not None:
         targets = parallel.sequence.shard(targets)
@@ -70,12 +84,23 @@ def parallel_loss(parallel: Parallel, tokens: Tensor) -> Tensor:
     scores = parallel.module(tokens)
     count = int((targets >= 0).sum())
     total = nn.functional.cross_entropy(scores.flatten(0, -2), targets.flatten(), reduction="sum")
-    return total / max(count, 1) * parallel.loss_share(count)
+    loss = total / max(count, 1) * parallel.loss_share(count)
+    if hasattr(parallel.module, "sometimes") and rows.start == 0 and parallel.mesh.group("sp").rank == 0:
+        loss = loss + first_row_loss(parallel.module)
+    return loss
+
+
+def first_row_loss(model: nn.Module) -> Tensor:
+    """What the parameter adds to the loss that only one rank uses."""
+    sometimes: Any = model.sometimes
+    return (sometimes - 1).square().mean()
 
 
 def plain_step(model: GPT, tokens: Tensor) -> Tensor:
     """Forward and backward on one process."""
     loss = next_token_loss(model(tokens), tokens)
+    if hasattr(model, "sometimes"):
+        loss = loss + first_row_loss(model)
     loss.backward()
     return loss.detach()
 
@@ -103,7 +128,7 @@ class Reference:
     """Steps of the plain model on one process."""
 
     def __init__(self, plan: ParallelPlan, optimizer: str) -> None:
-        self.model = make_gpt(tied=is_tied(plan))
+        self.model = make_gpt(tied=is_tied(plan), unused=has_unused(plan))
         self.optimizer = OPTIMIZERS[optimizer](dict(self.model.named_parameters()))
 
     def step(self, number: int) -> dict[str, Tensor]:
@@ -129,7 +154,7 @@ def flat(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def three_steps(plan: ParallelPlan, optimizer: str) -> float:
     """Largest difference in loss, gradients, parameters and optimizer state over three steps."""
-    reference, parallel = Reference(plan, optimizer), make_parallel(plan)
+    reference, parallel = Reference(plan, optimizer), make_parallel(plan, unused=has_unused(plan))
     inner = parallel.optimizer(OPTIMIZERS[optimizer])
     worst = 0.0
     for number in range(3):
@@ -150,7 +175,7 @@ def one_step_differences(plan: ParallelPlan, optimizer: str) -> Callable[[], flo
     wanted = copy.deepcopy(reference.model.state_dict())
 
     def run() -> float:
-        parallel = make_parallel(plan)
+        parallel = make_parallel(plan, unused=has_unused(plan))
         inner = parallel.optimizer(OPTIMIZERS[optimizer])
         parallel_loss(parallel, make_tokens(0)).backward()
         parallel.reduce_gradients()

@@ -92,7 +92,7 @@ def _gpt(plan: ParallelPlan, schedule: str, optimizer: str, steps: int) -> float
         torch.distributed.all_reduce(loss)
         # clip_grad_norm_ adds 1e-6 to the norm.
         norm = float(parallel.gradients.gradient_square().sqrt())
-        parallel.clip_gradients(CLIP * norm / (norm + 1e-6))
+        parallel.clip_grad_norm_(CLIP * norm / (norm + 1e-6))
         expected_loss, expected = reference.step(number)
         worst = max(
             worst, abs(loss.item() - expected_loss), largest_differences(gradients(parallel), expected)

@@ -104,6 +104,17 @@ class FullySharded:
             found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
         return found
 
+    def check_step(self) -> None:
+        """Nothing: gradients are added up while the backward pass runs."""
+
+    def accept_gradients(self) -> None:
+        """Nothing to remember."""
+
+    def forget_gradients(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     def zeros(self) -> list[Tensor]:
         """What :meth:`take_sample` gives for a gradient of zeros."""
         return [torch.zeros_like(local(parameter)) for parameter in self.parameters.values()]

@@ -44,6 +44,11 @@ class FullStateDict:
         self._module, self._mesh = module, mesh
         self._shard_fns, self._shapes, self._renamed = dict(shard_fns), dict(shapes), dict(renamed)
 
+    @property
+    def names(self) -> list[str]:
+        """Those of the plain model's parameters and buffers."""
+        return list(self._shapes)
+
     def plain(self, values: Mapping[str, Tensor], *, everywhere: bool = True) -> dict[str, Tensor]:
         """The plain model's tensors (a collective).
 

@@ -37,7 +37,8 @@ class LayerwiseOptimizer(Optimizer):
             if not defaults[name] >= 0:
                 raise ConfigError(f"optim.{name} must be at least 0, got {defaults[name]}")
         super().__init__(parameters.values(), defaults)
-        self._names = {parameter: name for name, parameter in parameters.items()}
+        self.names = {parameter: name for name, parameter in parameters.items()}
+        """Each parameter's name."""
         self.norms = ShardNorms({})
         """How norms are added up over the ranks; alone until a plan says otherwise."""
 
@@ -82,12 +83,12 @@ class LayerwiseOptimizer(Optimizer):
             present = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not present:
                 continue
-            gradients = {self._names[p]: local(p.grad) for p in present if p.grad is not None}
+            gradients = {self.names[p]: local(p.grad) for p in present if p.grad is not None}
             updates = {
                 name: self._update(p, gradient, group)
                 for p, (name, gradient) in zip(present, gradients.items(), strict=True)
             }
-            layers = {self._names[p]: local(p) for p in present}
+            layers = {self.names[p]: local(p) for p in present}
             weights = self.norms.squares(layers).sqrt()
             lengths = self.norms.squares(gradients if self.measures_gradient else updates).sqrt()
             ratio = self._ratio(weights, lengths, group)

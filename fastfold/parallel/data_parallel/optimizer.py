@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
@@ -25,8 +25,10 @@ class ParallelOptimizer:
         inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
     """
 
-    def __init__(self, inner: Optimizer, stage: Replicated | FullySharded, full_state: FullStateDict) -> None:
-        self.inner = inner
+    def __init__(
+        self, inner: Optimizer, module: nn.Module, stage: Replicated | FullySharded, full_state: FullStateDict
+    ) -> None:
+        self.inner, self._module = inner, module
         self._stage, self._full_state = stage, full_state
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
@@ -37,15 +39,26 @@ class ParallelOptimizer:
         return self.inner.param_groups
 
     def step(self) -> None:
-        """Update all parameters on all ranks (a collective where states are sharded)."""
+        """Update all parameters on all ranks (a collective where states are sharded).
+
+        Raises:
+            ConfigError: The gradients are not those that were added up over the ranks, or a parameter trains that did
+                not when the plan was applied.
+        """
+        for name, parameter in self._module.named_parameters():
+            if parameter.requires_grad and name not in self._stage.parameters:
+                raise ConfigError(
+                    f"{name} was made to train after parallelize(), and would be added up over no ranks; choose what "
+                    "trains before, or call parallelize() again on a new model"
+                )
+        self._stage.check_step()
         self.inner.step()
         self._stage.all_gather_params()
 
     def zero_grad(self) -> None:
         """Forget the gradients, of the parameters and of this rank's share of them."""
         self.inner.zero_grad(set_to_none=True)
-        for parameter in self._stage.parameters.values():
-            parameter.grad = None
+        self._stage.forget_gradients()
 
     def initialise(self) -> None:
         """Make the state before the first step, so that checkpoints always hold the same tensors.
@@ -78,11 +91,16 @@ class ParallelOptimizer:
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Take the state that :meth:`state_dict` gave under any plan (a collective).
 
+        A parameter that has no state there had no gradient yet, and starts anew.
+
         Raises:
-            ConfigError: Parameters or keys are missing, or have other shapes.
+            ConfigError: Keys are missing, shapes are others, or the state has parameters that the model does not.
         """
         if not state:
             return
+        unknown = sorted(set(state) - set(self._full_state.names))
+        if unknown:
+            raise ConfigError(f"the optimizer's state has {unknown[0]}, which the model has not")
         self.initialise()
         for key in self._keys():
             wanted = self._values(key)
@@ -99,9 +117,12 @@ class ParallelOptimizer:
             else:
                 own = self._stage.part(self._full_state.shard(values))
             for name, kept in wanted.items():
-                if name not in own or own[name].shape != kept.shape:
-                    shape = tuple(own[name].shape) if name in own else "missing"
-                    raise ConfigError(f"{key} of {name} is {shape}, this model needs {tuple(kept.shape)}")
+                if name not in own:
+                    continue  # it never had a gradient
+                if own[name].shape != kept.shape:
+                    raise ConfigError(
+                        f"{key} of {name} is {tuple(own[name].shape)}, this model needs {tuple(kept.shape)}"
+                    )
                 with torch.no_grad():
                     kept.copy_(own[name])
 

@@ -8,19 +8,27 @@ the two a caller may clip each sample's gradient, or add up several.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.utils.absent_tensor import AbsentTensor
 
 # Of the groups of one sample the innermost first, as gradients are added up.
 SAMPLE_GROUPS = ("dap", "sp")
 DATA_GROUPS = ("dp",)
+
+_SCATTERED = (
+    "under zero=2 the gradient lies in pieces on the ranks; clip with clip_grad_norm_() of what parallelize() "
+    "returned, and call optimizer.zero_grad() before the next backward()"
+)
 
 
 class Replicated:
@@ -50,6 +58,9 @@ class Replicated:
         self._values = list(parameters.values())
         self.buckets = Buckets(self._values, self.every.ranks, elements)
         self._norms = ShardNorms(shard_groups, mesh.group("pp"))
+        self._used = [False] * len(self._values)
+        self._finished: dict[str, tuple[weakref.ref[Tensor], int]] | None = None
+        self._left: list[weakref.ref[Tensor]] = []
 
     # ---- what the optimizer sees -----------------------------------------------------------------------
 
@@ -78,6 +89,44 @@ class Replicated:
         """Squared norm of the gradient that the optimizer is about to use, of the whole model (a collective)."""
         return self.norms.total({name: p.grad for name, p in self.optimised.items()})
 
+    def check_step(self) -> None:
+        """Refuse a step with other gradients than :meth:`finish` has left.
+
+        Raises:
+            ConfigError: Nothing was added up over the ranks since the last step, or gradients were changed afterwards
+                by somebody who sees this rank's part of them alone.
+        """
+        if self._finished is None:
+            if self.stage or self.every.ranks > 1:
+                raise ConfigError(
+                    "optimizer.step() before the gradients were added up over the ranks: call reduce_gradients() after "
+                    "backward()"
+                )
+            return
+        whole = not self.stage and not any(self.shard_groups.values()) and self.mesh.plan.pp == 1
+        for name, parameter in self.optimised.items() if not whole else ():
+            gradient, kept = parameter.grad, self._finished.get(name)
+            same = (gradient is None) == (kept is None)
+            if gradient is not None and kept is not None:
+                same = gradient is kept[0]() and gradient._version == kept[1]
+            if not same:
+                raise ConfigError(
+                    f"the gradient of {name} was changed after reduce_gradients(), of which this rank has a part; "
+                    "clip with clip_grad_norm_() of what parallelize() returned, and scale the loss"
+                )
+
+    def accept_gradients(self) -> None:
+        """Take the gradients of :attr:`optimised` as they are for those of the step."""
+        found = {name: p.grad for name, p in self.optimised.items() if p.grad is not None}
+        self._finished = {name: (weakref.ref(gradient), gradient._version) for name, gradient in found.items()}
+        self._left = [weakref.ref(p.grad) for p in self._values if p.grad is not None]
+
+    def forget_gradients(self) -> None:
+        """Forget the gradients, of the parameters and of this rank's share of them."""
+        for parameter in (*self.parameters.values(), *self.optimised.values()):
+            parameter.grad = None
+        self._finished, self._left = None, []
+
     # ---- gradients -------------------------------------------------------------------------------------
 
     def take_sample(self) -> list[Tensor]:
@@ -87,7 +136,17 @@ class Replicated:
 
         Returns:
             Buffers that may be scaled and added to those of another sample.
+
+        Raises:
+            ConfigError: The gradients of the last step are still there, and those of this sample were added to them.
         """
+        left = {id(gradient) for kept in self._left if (gradient := kept()) is not None}
+        if any(id(p.grad) in left for p in self._values):
+            raise ConfigError(
+                "the gradients of the last step are still there: call optimizer.zero_grad() before backward()"
+            )
+        self._finished, self._left = None, []
+        self._used = [used or p.grad is not None for used, p in zip(self._used, self._values, strict=True)]
         found = []
         for bucket in self.buckets:
             flat = self.buckets.join(bucket, [p.grad for p in self._values])
@@ -108,11 +167,26 @@ class Replicated:
         return self._norms.total(self._by_name(buffers))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
-        """Sum over the ranks with other samples, into the ``grad`` of what the optimizer updates (a collective)."""
+        """Sum over the ranks with other samples, into the ``grad`` of what the optimizer updates (a collective).
+
+        Parameters that were used on no rank have None.
+        """
+        self._finish(buffers, self._used_anywhere())
+        self.accept_gradients()
+
+    def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
         for bucket, flat in zip(self.buckets, buffers, strict=True):
             total = self.data.all_reduce(flat)
             for number, gradient in self.buckets.split(bucket, total).items():
-                self._values[number].grad = gradient
+                self._values[number].grad = gradient if used[number] else None
+
+    def _used_anywhere(self) -> list[bool]:
+        """Which parameters had a gradient on any rank since the last time (a collective)."""
+        own, self._used = self._used, [False] * len(self._values)
+        if not own or self.every.ranks == 1:
+            return own
+        flags = torch.tensor(own, dtype=torch.float32, device=self._values[0].device)
+        return [bool(x) for x in self.every.all_reduce(flags).cpu()]
 
     def _within_sample(self, flat: Tensor) -> Tensor:
         return self.sample.all_reduce(flat)
@@ -175,11 +249,11 @@ class ShardedStates(Replicated):
                 self._values[number].copy_(values)
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather pieces; those of all parameters have to be given."""
+        """Gather pieces, of parameters that are the same on all ranks."""
         found: dict[int, Tensor] = {}
         for bucket in self.buckets:
             found |= self._gathered(bucket, values)
-        return {name: found[number] for number, name in enumerate(self.names)}
+        return {name: found[number] for number, name in enumerate(self.names) if name in values}
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's pieces."""
@@ -188,17 +262,21 @@ class ShardedStates(Replicated):
         return {name: x.reshape(-1)[spans[number_of[name]][0]] for name, x in values.items()}
 
     def _gathered(self, bucket: Bucket, pieces: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        own = [pieces[self.names[number]].detach() for number in bucket.numbers]
+        own = []
+        for name in (self.names[number] for number in bucket.numbers):
+            piece = pieces.get(name)
+            own.append(torch.zeros_like(self._pieces[name]) if piece is None else piece.detach())
         shard = torch.cat([*own, own[0].new_zeros(bucket.length // self.every.ranks - sum(map(len, own)))])
         return self.buckets.split(bucket, self.every.gather(shard))
 
-    def finish(self, buffers: Sequence[Tensor]) -> None:
+    def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
         """As stage 0; the pieces get their part of the gradient, which the parameters hold whole."""
-        super().finish(buffers)
-        for name, piece in self.part(
-            {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        ).items():
-            self._pieces[name].grad = piece
+        super()._finish(buffers, used)
+        for piece in self._pieces.values():
+            piece.grad = None
+        found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        for name, gradient in self.part(found).items():
+            self._pieces[name].grad = gradient
 
 
 class ShardedGradients(ShardedStates):
@@ -223,12 +301,14 @@ class ShardedGradients(ShardedStates):
         """As stage 0, of a sample's gradient that lies in shards over the ranks of the sample."""
         return self._sample_norms.total(self._by_name(buffers))
 
-    def finish(self, buffers: Sequence[Tensor]) -> None:
+    def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
         """Reduce-scatter over the ranks with other samples, into the ``grad`` of the pieces."""
         for flat, spans in zip(buffers, self._spans, strict=True):
             shard = self.data.reduce_scatter(flat)
             for number, (_, inside) in spans.items():
-                self._pieces[self.names[number]].grad = shard[inside]
+                self._pieces[self.names[number]].grad = shard[inside] if used[number] else None
+        for parameter in self._values:
+            parameter.grad = AbsentTensor(parameter, _SCATTERED)
 
     def _within_sample(self, flat: Tensor) -> Tensor:
         return self.sample.reduce_scatter(flat)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from fastfold.errors import ConfigError
@@ -23,7 +23,9 @@ class SequenceParallel:
 
     Whatever acts on positions alone needs no change. In the modules that are named here calls of
     ``torch.nn.functional.scaled_dot_product_attention`` become ring or all-to-all attention over the ranks, also when
-    activation checkpointing calls them again, and tables of learned positions are read where the part lies.
+    activation checkpointing calls them again, and ``nn.MultiheadAttention`` too; tables of learned positions are read
+    where the part lies. A module that is named here and calls neither, because its attention is written by hand, would
+    look at its own part alone: that is refused when it runs.
 
     Ranks hold the same parameters and use them on different positions: the gradient of the sum of all ranks' losses is
     the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).
@@ -61,6 +63,8 @@ class SequenceParallel:
             kind: Any = type(layer)
             layer.__class__ = _parallel_variant(kind)
             layer.sequence = self
+            # A module with a hook is never run by PyTorch's fused encoder layer, which would not ask for attention.
+            layer.register_forward_pre_hook(_nothing)
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
 
@@ -104,8 +108,15 @@ def _parallel_variant(layer: Any) -> Any:
     """A variant of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with self.sequence.attention():
-            return layer.forward(self, *args, **kwargs)
+        with self.sequence.attention() as attention:
+            result = layer.forward(self, *args, **kwargs)
+        if not attention.calls:
+            raise ConfigError(
+                f"sequence parallelism: {layer.__name__} has called no attention that can be spread over the ranks, so "
+                "each position saw this rank's part alone; let it call "
+                "torch.nn.functional.scaled_dot_product_attention"
+            )
+        return result
 
     return type(f"Sequence{layer.__name__}", (layer,), {"forward": forward})
 
@@ -116,12 +127,15 @@ class _Attention(TorchFunctionMode):
     def __init__(self, method: str, group: Group, sizes: list[int]) -> None:
         super().__init__()
         self.method, self.group, self.sizes = method, group, sizes
+        self.calls = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
+        if func is multi_head_attention_forward:
+            return self.attend_heads(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def attend(
@@ -135,21 +149,101 @@ class _Attention(TorchFunctionMode):
         *,
         scale: float | None = None,
         enable_gqa: bool = False,
+        keys: Tensor | None = None,
     ) -> Tensor:
-        """PyTorch's attention of ``[*, H, N, D]``; ``attn_mask`` is for own queries and all keys."""
+        """PyTorch's attention of ``[*, H, N, D]``; ``attn_mask`` is for own queries and all keys.
+
+        ``keys`` ``[*, N]`` tells own keys to use from those to leave out.
+        """
         if dropout_p or enable_gqa or key.shape != value.shape:
             raise ConfigError(
                 "sequence parallel attention is without dropout of its weights, and keys and values have as many "
                 "heads and channels as queries"
             )
+        self.calls += 1
         # [*, H, N, D] -> [*, 1, N, H, D]
         q, k, v = (x.transpose(-3, -2).unsqueeze(-4) for x in (query, key, value))
-        bias = None
+        bias = unseen = None
         if attn_mask is not None:
             if attn_mask.dtype == torch.bool:
                 attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
             bias = attn_mask.expand(*query.shape[:-1], sum(self.sizes))
+            # A query that may look at nothing gets zeros, as from PyTorch.
+            unseen = (bias == -torch.inf).all(-1, keepdim=True)
+            bias = bias.masked_fill(unseen, 0)
+        mask = None if keys is None else keys.unsqueeze(-2)
         mixed = METHODS[self.method](
-            q, k, v, bias, group=self.group, sizes=self.sizes, causal=is_causal, scale=scale
+            q, k, v, bias, mask, group=self.group, sizes=self.sizes, causal=is_causal, scale=scale
         )
-        return mixed.squeeze(-4).transpose(-3, -2)
+        mixed = mixed.squeeze(-4).transpose(-3, -2)
+        return mixed if unseen is None else mixed.masked_fill(unseen, 0)
+
+    def attend_heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        embed_dim: int,
+        num_heads: int,
+        in_proj_weight: Tensor | None,
+        in_proj_bias: Tensor | None,
+        bias_k: Tensor | None,
+        bias_v: Tensor | None,
+        add_zero_attn: bool,
+        dropout_p: float,
+        out_proj_weight: Tensor,
+        out_proj_bias: Tensor | None,
+        training: bool = True,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        use_separate_proj_weight: bool = False,
+        q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None,
+        v_proj_weight: Tensor | None = None,
+        static_k: Tensor | None = None,
+        static_v: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, None]:
+        """What ``nn.MultiheadAttention`` computes, of own positions ``[N, B, C]`` or ``[N, C]``."""
+        extras = {"bias_k": bias_k, "bias_v": bias_v, "static_k": static_k, "static_v": static_v}
+        given = [name for name, x in extras.items() if x is not None] + ["add_zero_attn"] * add_zero_attn
+        if given:
+            raise ConfigError(f"sequence parallelism: nn.MultiheadAttention with {given[0]} is not supported")
+        if need_weights:
+            raise ConfigError(
+                "sequence parallelism: no rank has all weights of attention; call nn.MultiheadAttention with "
+                "need_weights=False"
+            )
+        keys = None
+        if key_padding_mask is not None:
+            keys = key_padding_mask == 0  # True, or minus infinity, is to be left out
+            if key_padding_mask.dtype != torch.bool and not (keys | key_padding_mask.isneginf()).all():
+                raise ConfigError("sequence parallelism: key_padding_mask must be 0 or minus infinity")
+        if use_separate_proj_weight:
+            weights = [q_proj_weight, k_proj_weight, v_proj_weight]
+        else:
+            assert in_proj_weight is not None
+            weights = list(in_proj_weight.chunk(3))
+        biases = [None] * 3 if in_proj_bias is None else list(in_proj_bias.chunk(3))
+
+        def heads(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            # [N, *, C] -> [*, H, N, C / H]
+            assert weight is not None
+            return linear(x, weight, bias).unflatten(-1, (num_heads, -1)).movedim(0, -2)
+
+        if is_causal:
+            attn_mask = None  # which says the same
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                attn_mask = ~attn_mask  # here True means to leave out
+            if attn_mask.dim() == 3 and query.dim() == 3:
+                attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+        q, k, v = map(heads, (query, key, value), weights, biases)
+        mixed = self.attend(q, k, v, attn_mask, dropout_p if training else 0.0, is_causal, keys=keys)
+        return linear(mixed.movedim(-2, 0).flatten(-2), out_proj_weight, out_proj_bias), None
+
+
+def _nothing(module: nn.Module, inputs: Any) -> None:
+    """A hook that does nothing."""

@@ -176,7 +176,10 @@ class RingAttention(Function):
                 largest[at] = highest
                 total[at] = total[at] * shrink + weights.sum(-1, keepdim=True)
                 out[at] = out[at] * shrink + weights @ v[b, :, row]
-        out /= total
+        # A query whose keys are all at minus infinity has seen nothing; its weights and result are zeros.
+        unseen = largest == -math.inf
+        largest.masked_fill_(unseen, 0)
+        out /= total.masked_fill_(unseen, 1)
         ctx.save_for_backward(q, kv, bias, masked, out, largest, total)
         ctx.ring = ring
         return out.movedim(-4, -2).to(q.dtype)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
@@ -22,16 +24,16 @@ class ParallelMLP(nn.Module):
     def from_plain(cls, mlp: nn.Sequential, mesh: ParallelMesh) -> ParallelMLP:
         """This rank's part of ``nn.Sequential(nn.Linear, activation, nn.Linear)``.
 
-        The activation has to work on each number alone.
-
         Raises:
-            ConfigError: The modules are others.
+            ConfigError: The modules are others, or the activation does not work on each number alone: it has
+                parameters of its own (``nn.PReLU``), or looks at several features (``nn.Softmax``).
         """
         modules = list(mlp)
         first, second = modules[0], modules[-1]
         if len(modules) != 3 or not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
             names = ", ".join(type(module).__name__ for module in modules)
             raise ConfigError(f"a parallel MLP is made of Linear, an activation and Linear, got {names}")
+        _check_elementwise(modules[1])
         return cls(
             ParallelLinear.from_plain(first, mesh, "first"),
             modules[1],
@@ -45,3 +47,26 @@ class ParallelMLP(nn.Module):
     def forward(self, x: Tensor, row_sizes: Sequence[int] | None = None) -> Tensor:
         """Apply to ``x`` ``[batch, ..., features]``; ``row_sizes`` as in :meth:`ParallelLinear.forward`."""
         return self.second(self.activation(self.first(x, row_sizes)), row_sizes)
+
+
+@torch.no_grad()
+def _check_elementwise(activation: nn.Module) -> None:
+    """Refuse what would differ between features on one rank and features on several."""
+    name = type(activation).__name__
+    if next(activation.parameters(), None) is not None:
+        raise ConfigError(
+            f"a parallel MLP cannot cut the parameters of its activation {name}, which would drift apart between the "
+            "ranks; use an activation without parameters"
+        )
+    x = torch.linspace(-3, 3, 24).reshape(3, 8)
+    try:
+        probed = copy.deepcopy(activation).to("cpu").eval()
+        whole, parts = probed(x), torch.cat([probed(part) for part in x.split(4, -1)], -1)
+        alike = whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-5, atol=1e-6)
+    except (RuntimeError, IndexError, ValueError):
+        alike = False
+    if not alike:
+        raise ConfigError(
+            f"a parallel MLP needs an activation that works on each number alone, and {name} looks at several "
+            "features, which lie on several ranks"
+        )

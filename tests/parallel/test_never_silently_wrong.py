@@ -1,0 +1,255 @@
+"""What no rank could notice by itself is right, or refused before anything is sent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.sequence_parallel.attention import ring_attention
+from fastfold.parallel.sequence_parallel.module import METHODS, SequenceParallel
+from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
+from tests.helpers.spawn_ranks import launch
+
+
+class _Network(nn.Module):
+    """A layer, a scale of one dimension, and a parameter that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 5, dtype=torch.float64)
+        self.scale = nn.Parameter(torch.randn(5, dtype=torch.float64))
+        self.never = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def _by_dimension(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """The usual groups: matrices decay, all else does not."""
+    decayed = [p for p in named.values() if p.dim() > 1]
+    rest = [p for p in named.values() if p.dim() <= 1]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.5}, {"params": rest, "weight_decay": 0.0}], lr=0.1
+    )
+
+
+def _adam(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(named.values(), lr=0.1)
+
+
+ROWS = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _backward(parallel: Parallel) -> None:
+    (parallel.module(ROWS[parallel.rows(len(ROWS))]).square().sum()).backward()
+
+
+def _plain_steps() -> tuple[dict[str, Tensor], float]:
+    """Parameters after two clipped steps on one process, and the gradient's norm of the last."""
+    model = _Network()
+    optimizer = _by_dimension(dict(model.named_parameters()))
+    norm = 0.0
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(ROWS).square().sum().backward()
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), 0.5))
+        optimizer.step()
+    return model.state_dict(), norm
+
+
+def _data_parallel() -> None:
+    expected, norm = _plain_steps()
+    for zero in range(4):
+        parallel = parallelize(_Network(), {"dp": 2, "zero": zero})
+        optimizer = parallel.optimizer(_by_dimension)
+        for _ in range(2):
+            optimizer.zero_grad()
+            _backward(parallel)
+            parallel.reduce_gradients()
+            found = parallel.clip_grad_norm_(0.5)
+            optimizer.step()
+        assert abs(found - norm) < 1e-12
+        for name, x in parallel.state_dict().items():
+            # clip_grad_norm_ of PyTorch adds 1e-6 to the norm.
+            assert (x - expected[name]).abs().max() < 1e-5, (zero, name)
+        if zero < 3:
+            assert torch.equal(parallel.state_dict()["never"], torch.ones(2, dtype=torch.float64))
+    for zero in range(3):
+        _refused_steps(zero)
+    for zero in (1, 2):
+        parallel = parallelize(_Network(), {"dp": 2, "zero": zero})
+        with pytest.raises(ConfigError, match="Adafactor looks at whole parameters"):
+            parallel.optimizer(lambda named: torch.optim.Adafactor(named.values()))
+
+
+def _refused_steps(zero: int) -> None:
+    parallel = parallelize(_Network(), {"dp": 2, "zero": zero})
+    optimizer = parallel.optimizer(_adam)
+    _backward(parallel)
+    with pytest.raises(ConfigError, match="call reduce_gradients"):
+        optimizer.step()
+    parallel.reduce_gradients()
+    if zero:
+        with pytest.raises(ConfigError, match="clip_grad_norm_"):  # noqa: PT012
+            nn.utils.clip_grad_norm_(parallel.module.parameters(), 1e-3)
+            optimizer.step()
+    else:
+        nn.utils.clip_grad_norm_(parallel.module.parameters(), 1e-3)  # whole gradients are here
+    optimizer.zero_grad()
+    _backward(parallel)
+    parallel.reduce_gradients()
+    optimizer.step()
+    with pytest.raises(ConfigError, match=r"call optimizer\.zero_grad\(\)"):  # noqa: PT012
+        _backward(parallel)
+        parallel.reduce_gradients()
+    optimizer.zero_grad()
+    parallel.module.layer.register_parameter("late", nn.Parameter(torch.zeros(2)))
+    with pytest.raises(ConfigError, match=r"layer\.late was made to train after parallelize"):
+        optimizer.step()
+
+
+class _HandWritten(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).softmax(-1) @ x
+
+
+class _Heads(nn.Module):
+    def __init__(self, **settings: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.attention = nn.MultiheadAttention(8, 2, dtype=torch.float64, **settings)
+        nn.init.normal_(self.attention.in_proj_bias)
+
+    def forward(self, x: Tensor, **more: object) -> Tensor:
+        return self.attention(x, x, x, need_weights=False, **more)[0]  # type: ignore[no-any-return]
+
+
+def _sequence_parallel() -> None:
+    group = ParallelMesh(ParallelPlan(sp=2)).group("sp")
+    x = torch.randn(2, 7, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    seen = torch.rand(7, 7, generator=torch.Generator().manual_seed(4)) > 0.4
+    seen[3] = False  # a query that may look at nothing
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[0, 5:] = True
+    future = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.float64)
+    for method in METHODS:
+        for batch_first in (True, False):
+            plain = _Heads(batch_first=batch_first)
+            sequence = SequenceParallel(
+                copy.deepcopy(plain), group, attention=nn.MultiheadAttention, method=method
+            )
+            given = x if batch_first else x.transpose(0, 1)
+            dim = 1 if batch_first else 0
+            own = sequence.shard(given, dim)
+            mine = slice(sequence.first, sequence.first + own.shape[dim])
+            for whole, part in (
+                ({}, {}),
+                ({"attn_mask": future}, {"attn_mask": future[mine]}),
+                ({"attn_mask": future, "is_causal": True}, {"attn_mask": future[mine], "is_causal": True}),
+                ({"key_padding_mask": padding}, {"key_padding_mask": padding[:, mine]}),
+                ({"attn_mask": ~seen}, {"attn_mask": ~seen[mine]}),
+            ):
+                expected = plain(given, **whole).narrow(dim, mine.start, own.shape[dim])
+                assert torch.allclose(sequence(own, **part), expected, atol=1e-12), (method, list(whole))
+        # PyTorch's fused layer would look at this rank's part alone.
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, dtype=torch.float64).eval()
+        sequence = SequenceParallel(
+            copy.deepcopy(layer), group, attention=nn.MultiheadAttention, method=method
+        )
+        own = sequence.shard(x, 1)
+        with torch.no_grad():
+            expected = layer(x)[:, sequence.first : sequence.first + own.shape[1]]
+            assert torch.allclose(sequence(own), expected, atol=1e-12)
+    sequence = SequenceParallel(_HandWritten(), group, attention=_HandWritten)
+    with pytest.raises(ConfigError, match="_HandWritten has called no attention"):
+        sequence(sequence.shard(x, 1))
+    sequence = SequenceParallel(_Heads(batch_first=True), group, attention=nn.MultiheadAttention)
+    own = sequence.shard(x, 1)
+    with pytest.raises(ConfigError, match="need_weights=False"):
+        sequence.module.attention(own, own, own)
+
+
+def _everything() -> None:
+    _data_parallel()
+    _sequence_parallel()
+
+
+def test_on_two_ranks() -> None:
+    launch(_everything, 2)
+
+
+def test_a_query_that_sees_no_key_gets_zeros_and_no_gradient() -> None:
+    q, k, v = torch.randn(3, 1, 1, 4, 2, 3, dtype=torch.float64).unbind(0)
+    bias = torch.zeros(1, 2, 4, 4, dtype=torch.float64)
+    bias[:, :, 1] = -torch.inf
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = ring_attention(*leaves, bias, group=Group(None))
+    assert torch.equal(out[:, :, 1], torch.zeros_like(out[:, :, 1]))
+    gradients = torch.autograd.grad(out.sum(), leaves)
+    assert all(x.isfinite().all() for x in gradients)
+    assert torch.equal(gradients[0][:, :, 1], torch.zeros_like(out[:, :, 1]))
+
+
+@pytest.mark.parametrize(
+    ("activation", "message"),
+    [
+        (nn.PReLU(), "parameters of its activation PReLU"),
+        (nn.Softmax(-1), "Softmax looks at several features"),
+        (nn.GLU(), "GLU looks at several features"),
+        (nn.LayerNorm(6, elementwise_affine=False), "LayerNorm looks at several features"),
+    ],
+)
+def test_an_activation_that_cannot_be_cut_is_refused(activation: nn.Module, message: str) -> None:
+    mlp = nn.Sequential(nn.Linear(3, 6), activation, nn.Linear(6, 3))
+    with pytest.raises(ConfigError, match=message):
+        ParallelMLP.from_plain(mlp, ParallelMesh(ParallelPlan()))
+
+
+def test_usual_activations_can_be_cut() -> None:
+    for activation in (nn.GELU(), nn.SiLU(), nn.Sequential(nn.ReLU(), nn.Dropout(0.5))):
+        mlp = nn.Sequential(nn.Linear(3, 6), activation, nn.Linear(6, 3))
+        ParallelMLP.from_plain(mlp, ParallelMesh(ParallelPlan()))
+
+
+class _Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.mlp[0].weight
+
+
+class _Normed(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.layer = norm, nn.Linear(2, 2)
+
+
+def test_one_parameter_of_which_one_place_is_cut_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"head\.weight and mlp\.0\.weight are one parameter"):
+        parallelize(_Tied(), {"tp": 2}, layers={"mlp": ParallelMLP.from_plain})
+
+
+@pytest.mark.parametrize("plan", [{"dp": 2}, {"pp": 2}])
+def test_statistics_of_a_batch_that_lies_on_several_ranks_are_refused(plan: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="norm is BatchNorm1d"):
+        parallelize(_Normed(nn.BatchNorm1d(2)), plan, stages=lambda model, size: list(model.children()))
+    parallelize(_Normed(nn.BatchNorm1d(2)), {})
+
+
+def test_a_state_with_more_than_the_model_is_refused() -> None:
+    parallel = parallelize(_Network(), {})
+    with pytest.raises(ConfigError, match="the model has no extra"):
+        parallel.load_state_dict(parallel.state_dict() | {"extra": torch.zeros(1)})
+    optimizer = parallel.optimizer(_adam)
+    optimizer.initialise()
+    with pytest.raises(ConfigError, match="has extra, which the model has not"):
+        optimizer.load_state_dict(optimizer.state_dict() | {"extra": {"exp_avg": torch.zeros(1)}})
