@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
@@ -127,8 +129,8 @@ def largest_differences(found: Mapping[str, Tensor], expected: Mapping[str, Tens
 class Reference:
     """Steps of the plain model on one process."""
 
-    def __init__(self, plan: ParallelPlan, optimizer: str) -> None:
-        self.model = make_gpt(tied=is_tied(plan), unused=has_unused(plan))
+    def __init__(self, plan: ParallelPlan, optimizer: str, *, unused: bool = False) -> None:
+        self.model = make_gpt(tied=is_tied(plan), unused=unused)
         self.optimizer = OPTIMIZERS[optimizer](dict(self.model.named_parameters()))
 
     def step(self, number: int) -> dict[str, Tensor]:
@@ -154,7 +156,8 @@ def flat(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def three_steps(plan: ParallelPlan, optimizer: str) -> float:
     """Largest difference in loss, gradients, parameters and optimizer state over three steps."""
-    reference, parallel = Reference(plan, optimizer), make_parallel(plan, unused=has_unused(plan))
+    unused = has_unused(plan)
+    reference, parallel = Reference(plan, optimizer, unused=unused), make_parallel(plan, unused=unused)
     inner = parallel.optimizer(OPTIMIZERS[optimizer])
     worst = 0.0
     for number in range(3):
@@ -170,7 +173,7 @@ def three_steps(plan: ParallelPlan, optimizer: str) -> float:
 
 def one_step_differences(plan: ParallelPlan, optimizer: str) -> Callable[[], float]:
     """A function that takes one step of new models and gives the largest difference of gradients and parameters."""
-    reference = Reference(plan, optimizer)
+    reference = Reference(plan, optimizer, unused=has_unused(plan))
     expected = reference.step(0)
     wanted = copy.deepcopy(reference.model.state_dict())
 
@@ -179,7 +182,13 @@ def one_step_differences(plan: ParallelPlan, optimizer: str) -> Callable[[], flo
         inner = parallel.optimizer(OPTIMIZERS[optimizer])
         parallel_loss(parallel, make_tokens(0)).backward()
         parallel.reduce_gradients()
-        worst = largest_differences(gradients(parallel), expected)
+        found = gradients(parallel)
+        alike = torch.tensor(float(found.keys() == expected.keys()))
+        if dist.is_initialized():  # every rank steps, or none
+            dist.all_reduce(alike, dist.ReduceOp.MIN)
+        if not alike:
+            return math.inf
+        worst = largest_differences(found, expected)
         inner.step()
         return max(worst, largest_differences(parallel.state_dict(), wanted))
 

@@ -6,6 +6,7 @@ import pytest
 from torch.distributed.tensor import DTensor
 
 from fastfold.parallel import ParallelPlan
+from fastfold.utils.absent_tensor import AbsentTensor
 from tests.helpers.spawn_ranks import launch
 from tests.parallel.gpt_case import BUCKET, OPTIMIZERS, make_gpt, make_parallel, make_tokens, parallel_loss
 
@@ -26,7 +27,7 @@ def _kept() -> list[tuple[int, int, int, float]]:
         own = list(parallel.module.parameters())
         states = [optimizer.inner.state[p]["exp_avg"] for p in parallel.gradients.optimised.values()]
         held = own if zero != 2 else [*own, *parallel.gradients.optimised.values()]
-        gradients = [p.grad for p in held if p.grad is not None]
+        gradients = [p.grad for p in held if not isinstance(p.grad, (AbsentTensor, type(None)))]
         found.append(
             (
                 sum(map(_elements, own)),
