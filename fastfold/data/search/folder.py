@@ -81,7 +81,8 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
         if os.path.lexists(path) and _digest(path) not in (digest, *ours.get(name, ())):
             raise _foreign(path)
     # Listed before anything moves: after an interruption, too, it is known which files are ours.
-    record[key.name] = {"settings": key.settings, "files": digests, "replaced": ours}
+    replaced = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
+    record[key.name] = {"settings": key.settings, "files": digests, "replaced": replaced}
     write_atomic(place / RECORD, json.dumps(record, indent=1) + "\n")
     for name, source in files.items():
         _link(source, place / name)
