@@ -6,9 +6,10 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fastfold.cli.process import orderly_termination, silence_stdout
+from fastfold.cli.search import add_database_option, add_worker_option, search_inputs
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
     InferConfig,
@@ -19,6 +20,9 @@ from fastfold.inference.config import (
     parse_seeds,
 )
 from fastfold.inference.relax.config import PLATFORMS
+
+if TYPE_CHECKING:
+    from fastfold.data.search.hmmer import HmmerEngine
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -42,7 +46,8 @@ _INFER_EPILOG = """\
 alignments:
   The prediction is far better with an alignment. --msa-dir DIR is searched for <id>.a3m, <id>.a3m.gz, <id>.sto, and
   for *.a3m and *.sto in <id>/ (as OpenFold and AlphaFold lay them out; chains of a complex: <id>_A/, <id>/A/).
-  FastFold does not search sequence databases itself.
+  --db FASTA ... searches databases first, as fastfold search does, whose help names them and has more settings. The
+  alignments go to --msa-dir, or to alignments/ among the results; with --msa-only nothing is folded.
 
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
@@ -83,6 +88,8 @@ def add_infer_command(commands: Any) -> None:
         help="weights files (default: mini)",
     )
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
+    add_database_option(infer)
+    infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
     infer.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     infer.add_argument(
         "--reference",
@@ -221,6 +228,7 @@ def _add_machine(group: Any) -> None:
         help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
         "blocks follow from it",
     )
+    add_worker_option(group)
     group.add_argument(
         "--parallel",
         metavar="dap=N",
@@ -253,6 +261,15 @@ def _device(text: str) -> str:
     return text
 
 
+def _engines(options: argparse.Namespace) -> list[HmmerEngine]:
+    """Where to search for alignments."""
+    if not options.db:
+        return []
+    from fastfold.data.search.local import LocalSearch
+
+    return LocalSearch(tuple(options.db), num_workers=options.num_workers).engines()
+
+
 def run_infer(options: argparse.Namespace) -> int:
     """Carry the subcommand out; returns the exit code.
 
@@ -265,7 +282,18 @@ def run_infer(options: argparse.Namespace) -> int:
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
     if not options.inputs:
-        raise ConfigError("no input given; fastfold infer --help explains the command")
+        raise ConfigError(
+            "no input given; put the inputs first, because every name after --db is a database"
+            if options.db
+            else "no input given; fastfold infer --help explains the command"
+        )
+    if options.msa_only:
+        if not options.db:
+            raise ConfigError("--msa-only searches and stops; say where to search: --db FASTA")
+        from fastfold.inference.alignment_search import ALIGNMENTS
+
+        folder = options.msa_dir or options.out / ALIGNMENTS
+        return search_inputs(options, folder, _engines(options), needed_alone=True)
 
     from fastfold.inference.runner import RunOptions, run
 
@@ -293,6 +321,7 @@ def run_infer(options: argparse.Namespace) -> int:
     )
     around = RunOptions(
         msa_dir=options.msa_dir,
+        engines=tuple(_engines(options)),
         complex_=options.complex,
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,

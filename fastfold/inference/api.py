@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastfold.data.msa.find import ChainMsas, read_msa
+from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
@@ -29,7 +29,7 @@ from fastfold.utils.device import choose_device
 _log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
-"""An A3M or Stockholm file, or an alignment that was read before."""
+"""An A3M or Stockholm file, a folder of alignments, or an alignment that was read before."""
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
     "device": "load_model(path, device=...) sets it",
@@ -89,7 +89,8 @@ def predict(
         model: A network from :func:`load_model`, or a path for it.
         msa: An alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an
             A3M file as text or as an array of letters; for a complex a list of one per chain, None where a chain has
-            none. Without, the network sees the sequence alone.
+            none. Or a folder of alignments, of ``fastfold.search`` for example, which has some under ``name``.
+            Without, the network sees the sequence alone.
         templates: Raw features of the templates (``template_aatype`` and so on); for a complex one mapping per
             chain, None where a chain has none.
         num_recycles: Extra passes; by default the network's own number.
@@ -232,6 +233,11 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
+    if isinstance(msa, (str, Path)) and Path(msa).is_dir():
+        found = load_alignments(msa, target)
+        if not any(unpaired or paired for unpaired, paired in found):
+            raise InputError(f"has no alignment of {target.record!r}", path=msa)
+        return found
     # A list of text is one alignment's rows where there is one chain, and a list of files where there are several.
     is_list = isinstance(msa, (list, tuple))
     is_rows = is_list and not target.is_complex and all(isinstance(one, str) for one in msa)
@@ -243,8 +249,8 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
         )
     alignments: list[ChainMsas] = []
     for chain, one in zip(target.chains, given, strict=True):
-        found = None if one is None else _read(one, chain.sequence)
-        alignments.append(([found] if found else [], []))
+        read = None if one is None else _read(one, chain.sequence)
+        alignments.append(([read] if read else [], []))
     return alignments
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.search.engine import SearchEngine
 from fastfold.data.targets import Target
 from fastfold.errors import WeightsError
 from fastfold.inference.config import InferConfig
@@ -41,6 +42,8 @@ class RunOptions:
 
     Attributes:
         msa_dir: Folder of alignments; None to fold from the sequences alone.
+        engines: Where to search for alignments first. They go to ``msa_dir``, or to a folder ``alignments`` among the
+            results.
         complex_: Each file is one complex.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         skip_bad_weights: Leave weights files out that cannot be used, rather than end the run.
@@ -50,6 +53,7 @@ class RunOptions:
     """
 
     msa_dir: Path | None = None
+    engines: tuple[SearchEngine, ...] = ()
     complex_: bool = False
     reference: Path | None = None
     skip_bad_weights: bool = False

@@ -3,8 +3,8 @@
 For a target ``ID`` the first of these places that exists counts (chains of a complex have one each):
 
 - one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments;
-- chain ``A`` of a complex: ``ID_A.a3m``, ``ID_A/`` (OpenFold), ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/``
-  (AlphaFold-Multimer), or the places of the FASTA record that the chain came from;
+- chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
+  (OpenFold), or the places of the FASTA record that the chain came from;
 - a complex as a whole: the places of one chain, which then hold an alignment for its only sequence, or
   ColabFold's alignment of all chains.
 
@@ -235,9 +235,9 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
     if chain is not None:
         for stem in stems:
             yield from (
-                folder / f"{stem}_{chain.id}",
                 folder / stem / chain.id,
                 folder / stem / "msas" / chain.id,
+                folder / f"{stem}_{chain.id}",  # last: it may be the name of a target of its own
             )
         stems = _lookup_stems([chain.record]) if chain.record else []
     for stem in stems:
@@ -245,14 +245,16 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
 
 
 def _lookup_stems(names: list[str]) -> list[str]:
-    """The names that cannot lead out of a folder, as they are and in their safe forms."""
+    """The names that cannot lead out of a folder, as they are, and then in their safe forms.
+
+    In this order: the safe form of one target's name may be the name of another.
+    """
     stems: dict[str, None] = {}
     for name in names:
         raw = name.encode("utf-8", "replace")
         if name not in ("", ".", "..") and len(raw) <= 200 and not any(c in name for c in "/\\\0:"):
             stems[name] = None
-        stems[safe_stem(name)] = None
-    return list(stems)
+    return list(stems | dict.fromkeys(map(safe_stem, names)))
 
 
 def _files_at(place: Path) -> ChainAlignments:

@@ -49,6 +49,19 @@ def test_each_format_is_read(tmp_path: Path, name: str) -> None:
     assert caught.value.path == path
 
 
+def test_targets_whose_names_resemble_each_other_keep_their_own(tmp_path: Path) -> None:
+    """The safe form of one name, or the name of a chain, may be another target's name."""
+    put(tmp_path, "x_1/a.a3m")
+    put(tmp_path, "x_1_hash/a.a3m", rows=2)
+    assert find_alignments(tmp_path, "x|1").unpaired == [tmp_path / "x_1/a.a3m"]
+    target = Target("x_1_hash", (Chain("A", "MKV"),), "", "x|1", ())
+    assert depths(tmp_path, target) == [([2], [])]
+    put(tmp_path, "y_A/a.a3m")
+    put(tmp_path, "y/A/a.a3m", rows=3)
+    put(tmp_path, "y/B/a.a3m", query="LLAA")
+    assert depths(tmp_path, target_from_sequence(DIMER, "y")) == [([3], []), ([1], [])]
+
+
 def test_unknown_extension_and_bad_files(tmp_path: Path) -> None:
     """What cannot be read is refused by name."""
     for name, message in [("x.fasta", "must end in .a3m or .sto"), ("y.a3m", "no such file")]:
