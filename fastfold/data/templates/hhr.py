@@ -52,7 +52,7 @@ def parse_hhr(text: str, query: str, *, path: PathLike | None = None) -> list[Te
     if not any(line.startswith("Query ") for line in lines[:20]):
         raise InputError("is not HHsearch's output (no line 'Query'); search again", path=path)
     starts = [i for i, line in enumerate(lines) if line.startswith("No ")]
-    ends = [*starts[1:], len(lines)]
+    ends = [*starts[1:], len(lines)][: len(starts)]
     return [_parse_hit(lines, start, end, query, path) for start, end in zip(starts, ends, strict=True)]
 
 

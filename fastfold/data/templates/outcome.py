@@ -8,6 +8,7 @@ from typing import Literal
 Reason = Literal[
     "used",
     "repeated",
+    "not needed",
     "withdrawn",
     "date",
     "coverage",
@@ -26,6 +27,7 @@ Reason = Literal[
 ]
 """``used``, or why not:
 
+- there are enough templates without it (``not needed``);
 - the search says so: it covers too little of the query (``coverage``), is the query itself (``duplicate``), too short
   (``short``), repeats a template (``repeated``), or is no PDB chain by its name (``name``);
 - the PDB has withdrawn it (``withdrawn``), or it is too new by the list of release dates (``date``) or by its file

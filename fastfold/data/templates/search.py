@@ -12,17 +12,24 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastfold.data.msa.msa import Msa
+from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.text_files import PathLike
+
+if TYPE_CHECKING:
+    from pyhmmer.plan7 import HMM, Pipeline
 
 _FILTER = 0.1
 """P-value up to which a sequence passes each of HMMER's three filters."""
 _MAX_E_VALUE = 100.0
 """E-value of sequences and of their domains up to which they are reported, and included."""
+_MAX_OWN_E_VALUE = 0.1
+"""The same where the sequences are few and given by the user: an unrelated one has about 1."""
 _HHM = "_hhm.ffdata"
 
 
@@ -82,40 +89,104 @@ def hmmsearch(msa: Msa, database: PathLike) -> str:
     Raises:
         InputError: The database cannot be read.
     """
-    from pyhmmer import easel, plan7
+    from pyhmmer import easel
 
-    alphabet = easel.Alphabet.amino()
-    with easel.MSAFile(
-        io.BytesIO(to_stockholm(msa).encode()), "stockholm", digital=True, alphabet=alphabet
-    ) as file:
-        aligned = file.read()
-    assert aligned is not None
-    aligned.name = "query"
-    background = plan7.Background(alphabet)
-    profile, _, _ = plan7.Builder(alphabet, architecture="hand").build_msa(aligned, background)
-    pipeline = plan7.Pipeline(
-        alphabet,
-        background,
-        F1=_FILTER,
-        F2=_FILTER,
-        F3=_FILTER,
-        E=_MAX_E_VALUE,
-        domE=_MAX_E_VALUE,
-        incE=_MAX_E_VALUE,
-        incdomE=_MAX_E_VALUE,
-    )
+    profile, pipeline = _profile(msa), _pipeline()
     try:
-        with easel.SequenceFile(str(database), "fasta", digital=True, alphabet=alphabet) as sequences:
+        with easel.SequenceFile(str(database), "fasta", digital=True, alphabet=profile.alphabet) as sequences:
             hits = pipeline.search_hmm(profile, sequences)
     except (OSError, EOFError, ValueError) as error:
         raise InputError(f"cannot be searched for templates: {error}", path=database) from None
     if not len(hits.included):
         return ""
-    found = hits.to_msa(alphabet, all_consensus_cols=True)
+    found = hits.to_msa(profile.alphabet, all_consensus_cols=True)
     found.name, found.author = "query", "hmmsearch"
     text = io.BytesIO()
     found.write(text, "stockholm")
     return text.getvalue().decode("utf-8", "replace")
+
+
+def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
+    """Aligns sequences with the profile of an alignment.
+
+    Args:
+        msa: The alignment; its first row is the query.
+        sequences: The sequences.
+
+    Returns:
+        For each sequence, where the query's residues stand in it: those of its largest domain, and of others that lie
+        in the same order in both; empty if no part of it is related to the query.
+    """
+    from pyhmmer import easel
+
+    if not sequences:
+        return []
+    profile, pipeline = _profile(msa), _pipeline(filtered=False)
+    given = [
+        easel.TextSequence(name=f"c_{i}", description="mol:protein", sequence=sequence).digitize(
+            profile.alphabet
+        )
+        for i, sequence in enumerate(sequences)
+    ]
+    hits = pipeline.search_hmm(profile, easel.DigitalSequenceBlock(profile.alphabet, given))
+    domains: dict[int, list[dict[int, int]]] = {}
+    if len(hits.included):
+        text = io.BytesIO()
+        hits.to_msa(profile.alphabet, all_consensus_cols=True).write(text, "stockholm")
+        for hit in parse_hmmsearch(text.getvalue().decode(), msa.sequences[0]):
+            pairs = zip(hit.indices_query, hit.indices_hit, strict=True)
+            places = {mine: theirs for mine, theirs in pairs if theirs >= 0}
+            domains.setdefault(int(hit.name.removeprefix("c_")), []).append(places)
+    return [_collinear(domains.get(i, [])) for i in range(len(sequences))]
+
+
+def _collinear(domains: Sequence[dict[int, int]]) -> dict[int, int]:
+    """The largest domain, and those that stand before or behind what is taken in both sequences."""
+    taken: list[dict[int, int]] = []
+    for domain in sorted(domains, key=len, reverse=True):
+        if all(_is_before(domain, other) or _is_before(other, domain) for other in taken):
+            taken.append(domain)
+    return {mine: place for domain in sorted(taken, key=min) for mine, place in domain.items()}
+
+
+def _is_before(first: dict[int, int], second: dict[int, int]) -> bool:
+    return max(first) < min(second) and max(first.values()) < min(second.values())
+
+
+def _profile(msa: Msa) -> HMM:
+    """The profile of an alignment, whose match states are the residues of the query."""
+    from pyhmmer import easel, plan7
+
+    alphabet = easel.Alphabet.amino()
+    text = io.BytesIO(to_stockholm(msa).encode())
+    with easel.MSAFile(text, "stockholm", digital=True, alphabet=alphabet) as file:
+        aligned = file.read()
+    assert aligned is not None
+    aligned.name = "query"
+    profile, _, _ = plan7.Builder(alphabet, architecture="hand").build_msa(
+        aligned, plan7.Background(alphabet)
+    )
+    return profile
+
+
+def _pipeline(*, filtered: bool = True) -> Pipeline:
+    """hmmsearch with AlphaFold-Multimer's settings; or without filters, for a few sequences."""
+    from pyhmmer import easel, plan7
+
+    alphabet = easel.Alphabet.amino()
+    share, limit = (_FILTER, _MAX_E_VALUE) if filtered else (1.0, _MAX_OWN_E_VALUE)
+    return plan7.Pipeline(
+        alphabet,
+        plan7.Background(alphabet),
+        bias_filter=filtered,
+        F1=share,
+        F2=share,
+        F3=share,
+        E=limit,
+        domE=limit,
+        incE=limit,
+        incdomE=limit,
+    )
 
 
 def is_profile_database(database: PathLike) -> bool:

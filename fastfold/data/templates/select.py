@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 import numpy as np
 
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.features import Template, template_of_hit
 from fastfold.data.templates.hits import TemplateHit, is_ranked
+from fastfold.data.templates.options import MAX_TEMPLATES
 from fastfold.data.templates.outcome import Outcome, TemplateSkipped
 from fastfold.data.templates.prefilter import check_hit
 from fastfold.protein import residue_constants as rc
 
-MAX_TEMPLATES = 4
-"""Templates that the networks of AlphaFold take."""
+_SHOWN = 3
+"""Hits that are named with the reason why they are no templates."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,41 @@ class ChainTemplates:
     outcomes: tuple[Outcome, ...] = ()
     found: int = 0
     sources: tuple[str, ...] = ()
+
+    def __add__(self, other: ChainTemplates) -> ChainTemplates:
+        """These templates, then others."""
+        return ChainTemplates(
+            self.templates + other.templates,
+            self.outcomes + other.outcomes,
+            self.found + other.found,
+            self.sources + other.sources,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """How many were found and used, and why others were not, in JSON's types."""
+        used = {outcome.name: outcome for outcome in self.outcomes if outcome.used}
+        return {
+            "sources": list(self.sources),
+            "found": self.found,
+            "used": [
+                {"name": one.name, "aligned_residues": len(one.mapping), "remark": used[one.name].message}
+                for one in self.templates
+            ],
+            "left_out": [{"name": one.name, "reason": one.message} for one in self.outcomes if not one.used],
+        }
+
+    def describe(self) -> str:
+        """One line for people: how many were found and used, and why others were not."""
+        found = f"{self.found:,} found" if self.found else "none found"
+        where = f" in {' and '.join(self.sources)}" if self.sources else ""
+        names = f": {', '.join(one.name for one in self.templates)}" if self.templates else ""
+        line = f"{len(self.templates)} used of {found}{where}{names}" if self.found else f"{found}{where}"
+        left = [one for one in self.outcomes if not one.used]
+        if left:
+            shown = ", ".join(f"{one.name} ({one.message})" for one in left[:_SHOWN])
+            more = f" and {len(left) - _SHOWN:,} more" if len(left) > _SHOWN else ""
+            line += f"; left out: {shown}{more}"
+        return line
 
     def features(self) -> dict[str, np.ndarray]:
         """Raw template features, as :func:`fastfold.data.features.raw.template_features` describes them.
@@ -67,6 +104,7 @@ def choose_templates(
     max_templates: int = MAX_TEMPLATES,
     max_date: date | None = None,
     source: str = "",
+    taken: Sequence[Template] = (),
 ) -> ChainTemplates:
     """Takes templates from a search's hits until there are enough.
 
@@ -80,6 +118,7 @@ def choose_templates(
         max_templates: Templates wanted.
         max_date: Newest release date allowed, None for any.
         source: Where the hits come from.
+        taken: Templates that the chain has before; a hit with the same letters repeats them.
     """
     ranked = is_ranked(hits)
     order = sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if ranked else list(hits)
@@ -94,7 +133,7 @@ def choose_templates(
         except TemplateSkipped as skipped:
             outcomes.append(Outcome(name, skipped.reason, str(skipped), hit.index))
             continue
-        if not ranked and any(template.sequence == other.sequence for other in chosen):
+        if any(template.sequence == other.sequence for other in (*taken, *(() if ranked else chosen))):
             outcomes.append(
                 Outcome(template.name, "repeated", "it repeats the letters of a template", hit.index)
             )

@@ -17,9 +17,9 @@ from fastfold.data.msa.find import read_hits as read_alignment
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.templates.hits import TemplateHit, is_ranked
 from fastfold.data.templates.outcome import TemplateSkipped
-from fastfold.data.templates.read import read_hits
 from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import ChainTemplates, choose_templates
+from fastfold.data.templates.source import read_hits
 from fastfold.errors import InputError
 from fastfold.inference.verify.recorded_array import RecordedArray
 
