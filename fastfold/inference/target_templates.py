@@ -60,8 +60,8 @@ def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
         names = ", ".join(network.name for network in networks)
         raise ConfigError(
             f"templates are given, but {names} {'take' if len(networks) > 1 else 'takes'} none; of AlphaFold's "
-            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, or "
-            "leave the templates out"
+            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
+            "or leave the templates out"
         )
 
 
@@ -100,11 +100,13 @@ def find_templates(
         return TargetTemplates(nothing, lines=(f"{line}files, makes them templates",))
     if not takers:
         names = ", ".join(network.name for network in networks)
-        kind = " of a complex" if target.is_complex else ""
-        return TargetTemplates(nothing, lines=(f"without templates: {names} takes none{kind}",))
+        kind = " for a complex" if target.is_complex else ""
+        return TargetTemplates(
+            nothing, lines=(f"without templates, which these networks do not take{kind}: {names}",)
+        )
     found = finder.find(target, alignments, msa_dir)
     others = [network.name for network in networks if network not in takers]
-    notes = [f"without templates, which they do not take: {', '.join(others)}"] if others else []
+    notes = [f"without templates, which these networks do not take: {', '.join(others)}"] if others else []
     return _found_templates(target, found, notes)
 
 

@@ -148,7 +148,7 @@ def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msa
     found = find_templates(finder, pair, nothing, networks[:2], None)
     assert (found.number, found.lines) == (
         0,
-        ("without templates: model_1, model_3 takes none of a complex",),
+        ("without templates, which these networks do not take for a complex: model_1, model_3",),
     )
     found = find_templates(finder, pair, nothing, networks[2:], None)
     assert [one["chain"] for one in found.report] == ["A", "B"]

@@ -14,6 +14,7 @@ from fastfold.data.msa.msa import Msa, parse_a3m
 from fastfold.data.templates import search
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.search import (
+    _collinear,
     align_to_profile,
     find_hhsearch,
     hhsearch,
@@ -70,19 +71,21 @@ def test_a_database_that_cannot_be_read_is_refused(tmp_path: Path, msa: Msa) -> 
 
 
 def test_sequences_are_aligned_with_the_profile(msa: Msa) -> None:
-    """Domains in the same order in both are joined; what is unrelated has no place."""
-    loop = "GSGSGSPPGGSSPGSGSGGSPGSSGGPSGGSGPGSGGSPGGSGPGSGPGGSS"
-    found = align_to_profile(
-        msa, [f"GG{HOMOLOGUE}", QUERY[:20] + loop + QUERY[20:], "W" * 50, QUERY[20:] + QUERY[:20]]
-    )
-    assert found[0] == {place: place + 2 for place in range(40)}
-    places = found[1]
-    assert places[10] == 10
-    assert places[30] == 30 + len(loop)
-    assert all(a < b for a, b in zip(places.values(), list(places.values())[1:], strict=False))
-    assert found[2] == {}
-    assert len(found[3]) <= 24  # the halves have changed places: one of them
+    """What is unrelated has no place."""
+    found = align_to_profile(msa, [f"GG{HOMOLOGUE}", "W" * 50])
+    assert found == [{place: place + 2 for place in range(40)}, {}]
     assert align_to_profile(msa, []) == []
+
+
+def test_domains_in_the_same_order_in_both_are_joined() -> None:
+    """The largest counts, then those that do not cross or overlap what is taken."""
+    large = {place: place + 50 for place in range(20, 60)}
+    before = {place: place for place in range(10)}
+    crossing = {place: place for place in range(70, 80)}
+    overlapping = {place: place + 60 for place in range(55, 70)}
+    assert _collinear([before, crossing, large, overlapping]) == before | large
+    assert list(_collinear([large, before])) == [*range(10), *range(20, 60)]
+    assert _collinear([]) == {}
 
 
 def test_a_single_row_is_a_profile_too() -> None:
