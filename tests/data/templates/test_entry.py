@@ -81,6 +81,41 @@ def test_what_is_no_protein_has_no_chain() -> None:
     assert read(entry({"A": QUERY}).replace("'L-peptide linking'", "'L-PEPTIDE LINKING'")).sequences
 
 
+def survive(number: int) -> int:
+    """Reads mutated entries; how many were refused."""
+    rng, refused = np.random.default_rng(0), 0
+    text = entry({"A": QUERY[:6], "B": "GR"})
+    for _ in range(number):
+        data = list(text)
+        for _ in range(rng.integers(1, 5)):
+            at = int(rng.integers(len(data)))
+            kind = rng.integers(3)
+            if kind == 0:
+                data[at] = str(rng.choice(list("\0\n #'?._;9-xé²")))
+            elif kind == 1:
+                del data[at : at + int(rng.integers(1, 60))]
+            else:
+                data[at:at] = data[at : at + int(rng.integers(1, 60))]
+        try:
+            found = read("".join(data))
+            for chain_id, sequence in found.sequences.items():
+                chain = found.chain(chain_id)
+                assert chain.positions.shape == (len(sequence), 37, 3)
+                assert np.isfinite(chain.positions).all()
+        except InputError:
+            refused += 1
+    return refused
+
+
+def test_mutated_entries_give_chains_or_one_clear_error() -> None:
+    assert 50 < survive(300) < 300
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_entries_give_chains_or_one_clear_error() -> None:
+    assert 1000 < survive(10_000) < 10_000
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import stat
@@ -58,6 +59,9 @@ def test_hmmsearch_finds_homologues_and_tells_what_is_no_protein(tmp_path: Path,
     assert {hit.name for hit in hits} >= {"1abc_A", "3abc_C"}
     best = next(hit for hit in hits if hit.name == "1abc_A")
     assert (best.indices_hit[0], best.letters, best.aligned_cols) == (2, HOMOLOGUE, 40)
+    packed = tmp_path / "pdb_seqres.txt.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert hmmsearch(msa, packed) == hmmsearch(msa, database)
     database.write_text(f">2abc_B mol:protein length:8 TEST\n{other[:8]}\n")
     assert hmmsearch(msa, database) == "" or parse_hmmsearch(hmmsearch(msa, database), QUERY)
 
