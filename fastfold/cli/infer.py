@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import add_database_option, add_worker_option, search_inputs
+from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
     InferConfig,
@@ -48,6 +50,13 @@ alignments:
   for *.a3m and *.sto in <id>/ (as OpenFold and AlphaFold lay them out; chains of a complex: <id>_A/, <id>/A/).
   --db FASTA ... searches databases first, as fastfold search does, whose help names them and has more settings. The
   alignments go to --msa-dir, or to alignments/ among the results; with --msa-only nothing is folded.
+
+templates:
+  Known structures of similar proteins, which model_1, model_2 and the multimer networks take (mini takes none).
+  --templates gives structures of your own, which are aligned with each chain by the profile of its alignment.
+  --template-mmcif-dir gives a folder of the PDB's mmCIF files (1abc.cif, 1abc.cif.gz, also in ab/): pdb_hits.sto,
+  pdb_hits.hhr, hmm_output.sto or pdb70_hits.hhr in the folder of a target's alignments are then used, or with
+  --template-db the database is searched. _scores.json says which templates were used and why others were not.
 
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
@@ -90,6 +99,7 @@ def add_infer_command(commands: Any) -> None:
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
     add_database_option(infer)
     infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
+    _add_templates(infer.add_argument_group("templates"))
     infer.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     infer.add_argument(
         "--reference",
@@ -101,6 +111,80 @@ def add_infer_command(commands: Any) -> None:
     _add_output(infer.add_argument_group("output"))
     _add_machine(infer.add_argument_group("machine"))
     infer.set_defaults(run=run_infer)
+
+
+def _add_templates(group: Any) -> None:
+    group.add_argument(
+        "--templates",
+        "--custom-template-path",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="PATH",
+        default=[],
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them",
+    )
+    group.add_argument(
+        "--template-alignment",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
+    )
+    group.add_argument(
+        "--template-db",
+        type=Path,
+        metavar="FILE",
+        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
+    )
+    group.add_argument(
+        "--template-mmcif-dir",
+        "--template_mmcif_dir",
+        "--local-pdb-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+    )
+    group.add_argument(
+        "--max-template-date",
+        "--max_template_date",
+        type=_date,
+        metavar="DATE",
+        help="use no hits released after this date, YYYY-MM-DD (default: any)",
+    )
+    group.add_argument(
+        "--max-templates",
+        type=_count,
+        metavar="N",
+        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
+    )
+    group.add_argument(
+        "--obsolete-pdbs",
+        "--obsolete_pdbs_path",
+        type=Path,
+        metavar="FILE",
+        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
+    )
+
+
+def _template_options(options: argparse.Namespace) -> TemplateOptions:
+    """Where templates come from, by the options."""
+    if options.max_template_date is not None and options.template_mmcif_dir is None:
+        raise ConfigError(
+            "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are used "
+            "whatever their date"
+        )
+    return TemplateOptions(
+        structures=tuple(options.templates),
+        alignments=tuple(options.template_alignment),
+        database=options.template_db,
+        mmcif_dir=options.template_mmcif_dir,
+        obsolete=options.obsolete_pdbs,
+        max_date=options.max_template_date,
+        max_templates=MAX_TEMPLATES if options.max_templates is None else options.max_templates,
+    )
 
 
 def _add_sampling(group: Any) -> None:
@@ -254,6 +338,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _date(text: str) -> date:
+    """A date, as an argument type."""
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a date such as 2021-11-01") from None
+
+
 def _device(text: str) -> str:
     """The name of a device, as an argument type."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
@@ -322,6 +416,7 @@ def run_infer(options: argparse.Namespace) -> int:
     around = RunOptions(
         msa_dir=options.msa_dir,
         engines=tuple(_engines(options)),
+        templates=_template_options(options),
         complex_=options.complex,
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,

@@ -24,6 +24,7 @@ from fastfold.inference.folding import TargetPredictor
 from fastfold.inference.models import network_name, weights_path
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
+from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,9 @@ _NOT_FOR_PYTHON = {
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
 """Settings of a run of the command, and what stands for each here."""
-Templates = Mapping[str, np.ndarray]
-"""Raw template features of one chain, as :func:`fastfold.data.features.raw.template_features` describes them."""
+Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path]
+"""Templates of a chain: structure files (mmCIF or PDB, also with ``.gz``) or folders of them, or raw features, as
+:func:`fastfold.data.features.raw.template_features` describes them."""
 
 
 def load_model(
@@ -91,8 +93,9 @@ def predict(
             A3M file as text or as an array of letters; for a complex a list of one per chain, None where a chain has
             none. Or a folder of alignments, of ``fastfold.search`` for example, which has some under ``name``.
             Without, the network sees the sequence alone.
-        templates: Raw features of the templates (``template_aatype`` and so on); for a complex one mapping per
-            chain, None where a chain has none.
+        templates: Structure files or folders of them, which are aligned with each chain by its sequence; or raw
+            features of the templates (``template_aatype`` and so on). For a complex either files for all chains, or a
+            list of one of these per chain, None where a chain has none.
         num_recycles: Extra passes; by default the network's own number.
         seed: Seed of everything random: the same seed gives the same prediction.
         name: Name for files and scores.
@@ -171,14 +174,16 @@ def predict_many(
     networks = [model if isinstance(model, AlphaFold) else load_model(_is_path(model)) for model in given]
     found: dict[str, list[Prediction]] = {}
     for name, target in targets.items():
-        shown = (templates or {}).get(name)
+        shown = read_templates(target, alignments[name], (templates or {}).get(name))
+        for line in () if shown is None else shown.lines:
+            _log.log(logging.INFO if shown and shown.number else logging.WARNING, "%s: %s", name, line)
         predictor = TargetPredictor(
             target,
             networks,
             alignments[name],
             config,
             device=next(networks[0].parameters()).device,
-            templates=[shown] if isinstance(shown, Mapping) else shown,
+            templates=shown,
             say=_log.warning,
         )
         predictions: list[Prediction] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
+from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
@@ -26,6 +27,7 @@ from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.target_runner import RunOptions, TargetRunner
+from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 
 _WITHOUT_ALIGNMENT = (
@@ -103,6 +105,8 @@ def run(
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
         )
+        check_takers(options.templates, networks)
+        finder = TemplateFinder(options.templates) if options.templates.wanted else None
         targets, errors = read_targets(inputs, complex_=options.complex_)
         if options.sort == "length":
             targets = sorted(targets, key=lambda target: target.num_residues)
@@ -124,7 +128,9 @@ def run(
             if targets:
                 device = where if distributed is None else distributed.context.device
                 folder = ResultsFolder(output, partial(progress.line, important=True))
-                runner = TargetRunner(networks, folder, device, config, options, progress, distributed)
+                runner = TargetRunner(
+                    networks, folder, device, config, options, progress, distributed, finder
+                )
                 summary = _Run(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 

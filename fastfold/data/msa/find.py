@@ -34,7 +34,13 @@ _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
 # UniRef90, BFD (searched together with UniClust30 or UniRef30, or in its small form), MGnify.
 _ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
 _PAIRING = "uniprot_hits"
-_TEMPLATE_HITS = frozenset(("pdb_hits", "pdb70_hits", "hmm_output"))
+TEMPLATE_HITS = (
+    ("pdb_hits", ".sto"),
+    ("pdb_hits", ".hhr"),
+    ("hmm_output", ".sto"),
+    ("pdb70_hits", ".hhr"),
+)
+"""Names of the searches for templates of AlphaFold-Multimer, AlphaFold and OpenFold."""
 
 MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
 """Rows that AlphaFold reads of a search at most, the query's included, by the name of its file."""
@@ -148,6 +154,42 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
             raise _holds_nothing(place or next(iter(empty.values())))
         msas = _read_common(common, target)
     return [msas[chain.sequence] for chain in target.chains]
+
+
+def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
+    """Finds hits of searches for templates that lie among the alignments of a target.
+
+    Args:
+        msa_dir: Folder of alignments.
+        target: The target.
+
+    Returns:
+        By a chain's sequence the files, ``pdb_hits.sto`` and ``pdb_hits.hhr`` for example, in the order in which
+        they are preferred; chains without any are not there.
+
+    Raises:
+        InputError: ``msa_dir`` cannot be searched.
+    """
+    names = [target.record, target.name]
+    alike = len({chain.sequence for chain in target.chains}) == 1
+    found: dict[str, list[Path]] = {}
+    try:
+        for chain in target.chains:
+            places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
+            places += _places(Path(msa_dir), names, None) if alike else ()
+            for place in places:
+                files = [
+                    place / f"{stem}{end}{packed}"
+                    for stem, end in TEMPLATE_HITS
+                    for packed in ("", ".gz")
+                    if (place / f"{stem}{end}{packed}").is_file()
+                ]
+                if files:
+                    found.setdefault(chain.sequence, files)
+                    break
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be searched for template hits: {error}", path=msa_dir) from None
+    return found
 
 
 def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
@@ -274,7 +316,7 @@ def _files_at(place: Path) -> ChainAlignments:
         stem = name.rsplit(".", 1)[0]
         if stem == _PAIRING:
             found.paired.append(files[name])
-        elif stem not in _TEMPLATE_HITS:
+        elif stem not in {name for name, _ in TEMPLATE_HITS}:
             found.unpaired.append(files[name])
     return found
 

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from fastfold.data.fasta import read_fasta
-from fastfold.data.msa.find import MAX_ROWS, find_alignments, load_alignments, read_msa
+from fastfold.data.msa.find import (
+    MAX_ROWS,
+    find_alignments,
+    find_template_hits,
+    load_alignments,
+    read_msa,
+)
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -315,3 +321,28 @@ def test_real_alignments_begin_with_their_chains() -> None:
         assert unpaired[0].sequences[0] == sequences[name]
         assert unpaired[0].deletions.shape == (len(unpaired[0].sequences), len(sequences[name]))
         assert len(unpaired[0].sequences) >= 8
+
+
+def test_template_hits_are_found_where_alignments_are(tmp_path: Path) -> None:
+    """Of a chain, of the chains of a complex, and of a complex of equal chains as a whole."""
+    single, dimer = target_from_sequence("MKV", "t"), target_from_sequence(DIMER, "t")
+    copies = target_from_sequence("MKV:MKV", "t")
+    names = (
+        "t/pdb70_hits.hhr",
+        "t/pdb_hits.sto.gz",
+        "t/msas/A/pdb_hits.hhr",
+        "t_B/hmm_output.sto",
+        "t/pdb_hits.txt",
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    common = [tmp_path / "t" / "pdb_hits.sto.gz", tmp_path / "t" / "pdb70_hits.hhr"]
+    assert find_template_hits(tmp_path, single) == {"MKV": common}
+    assert find_template_hits(tmp_path, dimer) == {
+        "MKV": [tmp_path / "t" / "msas" / "A" / "pdb_hits.hhr"],
+        "LLAA": [tmp_path / "t_B" / "hmm_output.sto"],
+    }
+    (tmp_path / "t" / "msas" / "A" / "pdb_hits.hhr").unlink()
+    assert find_template_hits(tmp_path, copies) == {"MKV": common}
+    assert find_template_hits(tmp_path, target_from_sequence("MKV", "other")) == {}
