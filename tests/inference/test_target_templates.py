@@ -144,7 +144,7 @@ def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msa
     finder, nothing = TemplateFinder(options), [([], []), ([], [])]
     found = find_templates(finder, target, nothing[:1], networks[:2], None)
     assert found.number == 1
-    assert found.lines[-1] == "without templates, which they do not take: model_3"
+    assert found.lines[-1] == "without templates, which these networks do not take: model_3"
     found = find_templates(finder, pair, nothing, networks[:2], None)
     assert (found.number, found.lines) == (
         0,
