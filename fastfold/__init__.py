@@ -13,6 +13,7 @@ from fastfold.utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from fastfold.data.features.pipeline import featurize
+    from fastfold.data.search.local import search
     from fastfold.evoformer.config import model_config
     from fastfold.evoformer.model import AlphaFold
     from fastfold.inference.api import load_model, predict, predict_many
@@ -39,6 +40,7 @@ __all__ = [
     "parallelize",
     "predict",
     "predict_many",
+    "search",
     "train",
 ]
 
@@ -46,6 +48,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "featurize": "fastfold.data.features.pipeline",
+        "search": "fastfold.data.search.local",
         "model_config": "fastfold.evoformer.config",
         "AlphaFold": "fastfold.evoformer.model",
         "load_model": "fastfold.inference.api",

@@ -87,7 +87,9 @@ def test_train_overfit() -> None:
     assert "the trained weights fold: (20, 37, 3)" in printed
 
 
-@pytest.mark.parametrize(("plan", "share"), [("dp=2", 1.0), ("tp=2", 0.6)])
+@pytest.mark.parametrize(
+    ("plan", "share"), [("dp=2", 1.0), pytest.param("tp=2", 0.6, marks=pytest.mark.slow)]
+)
 def test_parallelize_my_model(plan: str, share: float) -> None:
     """Two processes compute what one computes; tensor parallelism holds about half of the model."""
     printed = run("parallelize_my_model.py", "--plan", plan, launcher=TORCHRUN)

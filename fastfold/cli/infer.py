@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from datetime import date
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fastfold.cli.process import orderly_termination, silence_stdout
+from fastfold.cli.search import add_database_option, add_worker_option, search_inputs
+from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
     InferConfig,
@@ -19,6 +22,9 @@ from fastfold.inference.config import (
     parse_seeds,
 )
 from fastfold.inference.relax.config import PLATFORMS
+
+if TYPE_CHECKING:
+    from fastfold.data.search.hmmer import HmmerEngine
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -42,7 +48,15 @@ _INFER_EPILOG = """\
 alignments:
   The prediction is far better with an alignment. --msa-dir DIR is searched for <id>.a3m, <id>.a3m.gz, <id>.sto, and
   for *.a3m and *.sto in <id>/ (as OpenFold and AlphaFold lay them out; chains of a complex: <id>_A/, <id>/A/).
-  FastFold does not search sequence databases itself.
+  --db FASTA ... searches databases first, as fastfold search does, whose help names them and has more settings. The
+  alignments go to --msa-dir, or to alignments/ among the results; with --msa-only nothing is folded.
+
+templates:
+  Known structures of similar proteins, which model_1, model_2 and the multimer networks take (mini takes none).
+  --templates gives structures of your own, which are aligned with each chain by the profile of its alignment.
+  --template-mmcif-dir gives a folder of the PDB's mmCIF files (1abc.cif, 1abc.cif.gz, also in ab/): pdb_hits.sto,
+  pdb_hits.hhr, hmm_output.sto or pdb70_hits.hhr in the folder of a target's alignments are then used, or with
+  --template-db the database is searched. _scores.json says which templates were used and why others were not.
 
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
@@ -83,6 +97,9 @@ def add_infer_command(commands: Any) -> None:
         help="weights files (default: mini)",
     )
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
+    add_database_option(infer)
+    infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
+    _add_templates(infer.add_argument_group("templates"))
     infer.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     infer.add_argument(
         "--reference",
@@ -94,6 +111,80 @@ def add_infer_command(commands: Any) -> None:
     _add_output(infer.add_argument_group("output"))
     _add_machine(infer.add_argument_group("machine"))
     infer.set_defaults(run=run_infer)
+
+
+def _add_templates(group: Any) -> None:
+    group.add_argument(
+        "--templates",
+        "--custom-template-path",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="PATH",
+        default=[],
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them",
+    )
+    group.add_argument(
+        "--template-alignment",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
+    )
+    group.add_argument(
+        "--template-db",
+        type=Path,
+        metavar="FILE",
+        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
+    )
+    group.add_argument(
+        "--template-mmcif-dir",
+        "--template_mmcif_dir",
+        "--local-pdb-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+    )
+    group.add_argument(
+        "--max-template-date",
+        "--max_template_date",
+        type=_date,
+        metavar="DATE",
+        help="use no hits released after this date, YYYY-MM-DD (default: any)",
+    )
+    group.add_argument(
+        "--max-templates",
+        type=_count,
+        metavar="N",
+        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
+    )
+    group.add_argument(
+        "--obsolete-pdbs",
+        "--obsolete_pdbs_path",
+        type=Path,
+        metavar="FILE",
+        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
+    )
+
+
+def _template_options(options: argparse.Namespace) -> TemplateOptions:
+    """Where templates come from, by the options."""
+    if options.max_template_date is not None and options.template_mmcif_dir is None:
+        raise ConfigError(
+            "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are used "
+            "whatever their date"
+        )
+    return TemplateOptions(
+        structures=tuple(options.templates),
+        alignments=tuple(options.template_alignment),
+        database=options.template_db,
+        mmcif_dir=options.template_mmcif_dir,
+        obsolete=options.obsolete_pdbs,
+        max_date=options.max_template_date,
+        max_templates=MAX_TEMPLATES if options.max_templates is None else options.max_templates,
+    )
 
 
 def _add_sampling(group: Any) -> None:
@@ -221,6 +312,7 @@ def _add_machine(group: Any) -> None:
         help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
         "blocks follow from it",
     )
+    add_worker_option(group)
     group.add_argument(
         "--parallel",
         metavar="dap=N",
@@ -246,11 +338,30 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _date(text: str) -> date:
+    """A date, as an argument type."""
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a date such as 2021-11-01") from None
+
+
 def _device(text: str) -> str:
     """The name of a device, as an argument type."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
     return text
+
+
+def _engines(options: argparse.Namespace) -> list[HmmerEngine]:
+    """Where to search for alignments."""
+    if not options.db:
+        return []
+    from fastfold.data.search.local import LocalSearch
+
+    return LocalSearch(tuple(options.db), num_workers=options.num_workers).engines()
 
 
 def run_infer(options: argparse.Namespace) -> int:
@@ -265,7 +376,18 @@ def run_infer(options: argparse.Namespace) -> int:
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
     if not options.inputs:
-        raise ConfigError("no input given; fastfold infer --help explains the command")
+        raise ConfigError(
+            "no input given; put the inputs first, because every name after --db is a database"
+            if options.db
+            else "no input given; fastfold infer --help explains the command"
+        )
+    if options.msa_only:
+        if not options.db:
+            raise ConfigError("--msa-only searches and stops; say where to search: --db FASTA")
+        from fastfold.inference.alignment_search import ALIGNMENTS
+
+        folder = options.msa_dir or options.out / ALIGNMENTS
+        return search_inputs(options, folder, _engines(options), needed_alone=True)
 
     from fastfold.inference.runner import RunOptions, run
 
@@ -293,6 +415,8 @@ def run_infer(options: argparse.Namespace) -> int:
     )
     around = RunOptions(
         msa_dir=options.msa_dir,
+        engines=tuple(_engines(options)),
+        templates=_template_options(options),
         complex_=options.complex,
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,

@@ -12,9 +12,10 @@ def add_verify_command(commands: Any) -> None:
     verify = commands.add_parser(
         "verify",
         help="compare this installation with the official AlphaFold program",
-        description="Repeat a recorded run of the official program, of its network or of its data pipeline (a folder "
-        "with expected.npz, query.fasta and alignments; templates are left out), and print, for each output, the "
-        "relative error, the largest absolute error (Å for positions) and whether both are within tolerance.",
+        description="Repeat a recorded run of the official program, of its network, of its data pipeline (a folder "
+        "with expected.npz, query.fasta and alignments) or of its template search, and print, for each output, the "
+        "relative error, the largest absolute error (Å for positions) and whether both are within tolerance. A folder "
+        "of such folders stands for all of them.",
     )
     verify.add_argument("directories", nargs="+", type=Path, metavar="ORACLE_DIR")
     verify.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -23,12 +24,12 @@ def add_verify_command(commands: Any) -> None:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Carry the subcommand out; returns the exit code."""
-    from fastfold.inference.verify import verify
+    from fastfold.inference.verify import recorded_runs, verify
     from fastfold.utils.device import choose_device
 
     device = choose_device(options.device)
     failed = total = 0
-    for directory in options.directories:
+    for directory in [run for given in options.directories for run in recorded_runs(given)]:
         print(f"{directory} on {device}")
         print(f"{'output':<76} {'relative':>9} {'largest':>9}")
         for found in verify(directory, device=str(device)):

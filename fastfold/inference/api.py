@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastfold.data.msa.find import ChainMsas, read_msa
+from fastfold.data.msa.find import ChainMsas, load_alignments, read_msa
 from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
@@ -24,12 +24,13 @@ from fastfold.inference.folding import TargetPredictor
 from fastfold.inference.models import network_name, weights_path
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
+from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
 
 _log = logging.getLogger(__name__)
 
 AnyMsa = str | Path | Msa
-"""An A3M or Stockholm file, or an alignment that was read before."""
+"""An A3M or Stockholm file, a folder of alignments, or an alignment that was read before."""
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
     "device": "load_model(path, device=...) sets it",
@@ -40,8 +41,9 @@ _NOT_FOR_PYTHON = {
     "relax_platform": "fastfold.inference.relax.relax_prediction(prediction, RelaxConfig(platform=...)) takes it",
 }
 """Settings of a run of the command, and what stands for each here."""
-Templates = Mapping[str, np.ndarray]
-"""Raw template features of one chain, as :func:`fastfold.data.features.raw.template_features` describes them."""
+Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path]
+"""Templates of a chain: structure files (mmCIF or PDB, also with ``.gz``) or folders of them, or raw features, as
+:func:`fastfold.data.features.raw.template_features` describes them."""
 
 
 def load_model(
@@ -89,9 +91,11 @@ def predict(
         model: A network from :func:`load_model`, or a path for it.
         msa: An alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an
             A3M file as text or as an array of letters; for a complex a list of one per chain, None where a chain has
-            none. Without, the network sees the sequence alone.
-        templates: Raw features of the templates (``template_aatype`` and so on); for a complex one mapping per
-            chain, None where a chain has none.
+            none. Or a folder of alignments, of ``fastfold.search`` for example, which has some under ``name``.
+            Without, the network sees the sequence alone.
+        templates: Structure files or folders of them, which are aligned with each chain by its sequence; or raw
+            features of the templates (``template_aatype`` and so on). For a complex either files for all chains, or a
+            list of one of these per chain, None where a chain has none.
         num_recycles: Extra passes; by default the network's own number.
         seed: Seed of everything random: the same seed gives the same prediction.
         name: Name for files and scores.
@@ -170,14 +174,16 @@ def predict_many(
     networks = [model if isinstance(model, AlphaFold) else load_model(_is_path(model)) for model in given]
     found: dict[str, list[Prediction]] = {}
     for name, target in targets.items():
-        shown = (templates or {}).get(name)
+        shown = read_templates(target, alignments[name], (templates or {}).get(name))
+        for line in () if shown is None else shown.lines:
+            _log.log(logging.INFO if shown and shown.number else logging.WARNING, "%s: %s", name, line)
         predictor = TargetPredictor(
             target,
             networks,
             alignments[name],
             config,
             device=next(networks[0].parameters()).device,
-            templates=[shown] if isinstance(shown, Mapping) else shown,
+            templates=shown,
             say=_log.warning,
         )
         predictions: list[Prediction] = []
@@ -232,6 +238,11 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
     """What was given as ``msa``, read and checked, per chain as :func:`featurize` takes it."""
     if msa is None:
         return [([], []) for _ in target.chains]
+    if isinstance(msa, (str, Path)) and Path(msa).is_dir():
+        found = load_alignments(msa, target)
+        if not any(unpaired or paired for unpaired, paired in found):
+            raise InputError(f"has no alignment of {target.record!r}", path=msa)
+        return found
     # A list of text is one alignment's rows where there is one chain, and a list of files where there are several.
     is_list = isinstance(msa, (list, tuple))
     is_rows = is_list and not target.is_complex and all(isinstance(one, str) for one in msa)
@@ -243,8 +254,8 @@ def _alignments(target: Target, msa: Any) -> list[ChainMsas]:
         )
     alignments: list[ChainMsas] = []
     for chain, one in zip(target.chains, given, strict=True):
-        found = None if one is None else _read(one, chain.sequence)
-        alignments.append(([found] if found else [], []))
+        read = None if one is None else _read(one, chain.sequence)
+        alignments.append(([read] if read else [], []))
     return alignments
 
 

@@ -33,6 +33,7 @@ from fastfold.inference.network_settings import apply_settings, recycle_toleranc
 from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
+from fastfold.inference.target_templates import TargetTemplates, takes_templates
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
 
@@ -77,14 +78,13 @@ class TargetPredictor:
         alignments: Per chain.
         config: How to fold.
         device: Where to fold.
-        templates: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None; None for
-            no templates at all.
+        templates: Those of its chains, for the networks that take them; None for no templates at all.
         say: Told of every smaller plan.
         run: Runs the networks on several processes, which nobody plans for; by default :func:`run_network` does here.
 
     Raises:
         InputError: The initial guess cannot be used, or the target does not fit into memory.
-        ConfigError: Settings and a network contradict each other.
+        ConfigError: Settings and a network contradict each other, or templates are given and no network takes them.
     """
 
     def __init__(
@@ -95,14 +95,20 @@ class TargetPredictor:
         config: InferConfig,
         *,
         device: torch.device,
-        templates: Sequence[Mapping[str, np.ndarray] | None] | None = None,
+        templates: TargetTemplates | None = None,
         say: Callable[[str], None],
         run: RunNetwork | None = None,
     ) -> None:
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self._say, self._run = device, say, run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
-        shown = max((len(one["template_aatype"]) for one in templates or () if one is not None), default=0)
+        shown = 0 if templates is None else templates.number
+        if shown and not any(takes_templates(model.config, target) for model in models):
+            names = ", ".join(model.name for model in models)
+            raise ConfigError(
+                f"{target.name}: templates are given, but {names} takes none{' of a complex' * target.is_complex}; "
+                "leave them out, or fold with model_1, model_2 (single chains) or a multimer network"
+            )
         self._guess: np.ndarray | None = None
         if config.initial_guess is not None:
             self._guess = initial_positions(config.initial_guess, target)
@@ -131,23 +137,26 @@ class TargetPredictor:
 
         Raises:
             InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
-            ConfigError: A complex with templates was given to a monomer network.
             OutputError: The network's numbers are not finite.
         """
-        target, config = self.target, self.config
+        target, config, templates = self.target, self.config, self.templates
+        if templates is not None and not takes_templates(model.config, target):
+            templates = None
         with _moved(model, self.device):
             sampler = featurize(
                 target.chains,
                 self.alignments,
                 self._configs[id(model)],
                 seed=seed,
-                templates=self.templates,
+                templates=None if templates is None else templates.features,
                 join=target.is_complex and not model.multimer,
             )
             _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
             fitting = self._fits.get(id(model))
-            return by() if fitting is None else fitting.run(by, self._say)
+            prediction = by() if fitting is None else fitting.run(by, self._say)
+        report = None if templates is None or not templates.report else templates.report
+        return replace(prediction, templates=report)
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
-from fastfold.errors import InputError, WeightsError, WriteError
+from fastfold.data.templates.source import TemplateFinder
+from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
+from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
@@ -25,7 +27,13 @@ from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.target_runner import RunOptions, TargetRunner
+from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
+
+_WITHOUT_ALIGNMENT = (
+    "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --db FASTA "
+    "searches for one, --msa-dir DIR takes what there is"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,11 @@ def run(
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
             return Summary((), (), ())
-        if options.msa_dir is not None and not options.msa_dir.is_dir():
+        if options.engines and distributed is not None:
+            raise ConfigError(
+                "with --parallel no databases are searched; run fastfold search first and give its folder as --msa-dir"
+            )
+        if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
             raise InputError("no such folder; give the one that holds the alignments", path=options.msa_dir)
         if options.reference is not None:
             find_reference(options.reference, "")
@@ -93,9 +105,15 @@ def run(
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
         )
+        check_takers(options.templates, networks)
+        finder = TemplateFinder(options.templates) if options.templates.wanted else None
         targets, errors = read_targets(inputs, complex_=options.complex_)
         if options.sort == "length":
             targets = sorted(targets, key=lambda target: target.num_residues)
+        if options.engines and targets:
+            msa_dir = options.msa_dir or output / ALIGNMENTS
+            search_targets(targets, options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
+            options = replace(options, msa_dir=msa_dir)
         costs = [_cost(target, suitable(networks, target), config) for target in targets]
         with Progress(sum(costs), quiet=options.quiet) as progress:
             for message in skipped:
@@ -104,11 +122,15 @@ def run(
                 progress.line(f"error: {error}", important=True)
             if not weights:
                 progress.line(about_mini(networks[0]))
+            if options.msa_dir is None and any(target.alignments is None for target in targets):
+                progress.line(_WITHOUT_ALIGNMENT)
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
                 folder = ResultsFolder(output, partial(progress.line, important=True))
-                runner = TargetRunner(networks, folder, device, config, options, progress, distributed)
+                runner = TargetRunner(
+                    networks, folder, device, config, options, progress, distributed, finder
+                )
                 summary = _Run(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 

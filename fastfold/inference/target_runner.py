@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
+from fastfold.data.search.engine import SearchEngine
 from fastfold.data.targets import Target
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
@@ -32,6 +35,7 @@ from fastfold.inference.output.writer import (
 )
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
+from fastfold.inference.target_templates import TargetTemplates, find_templates, takes_templates
 from fastfold.utils.device import peak_memory
 
 
@@ -41,6 +45,9 @@ class RunOptions:
 
     Attributes:
         msa_dir: Folder of alignments; None to fold from the sequences alone.
+        engines: Where to search for alignments first. They go to ``msa_dir``, or to a folder ``alignments`` among the
+            results.
+        templates: Where templates come from.
         complex_: Each file is one complex.
         reference: Experimental structures to compare with: a file, or a folder of files named like the targets.
         skip_bad_weights: Leave weights files out that cannot be used, rather than end the run.
@@ -50,6 +57,8 @@ class RunOptions:
     """
 
     msa_dir: Path | None = None
+    engines: tuple[SearchEngine, ...] = ()
+    templates: TemplateOptions = TemplateOptions()  # noqa: RUF009 - it cannot be changed
     complex_: bool = False
     reference: Path | None = None
     skip_bad_weights: bool = False
@@ -104,6 +113,7 @@ class TargetRunner:
         options: What else to do.
         progress: What a person sees.
         distributed: The processes that fold together, if there are several.
+        finder: Finds templates; None if nobody asked for them.
     """
 
     networks: list[Network]
@@ -113,6 +123,7 @@ class TargetRunner:
     options: RunOptions
     progress: Progress
     distributed: DistributedFolder | None = None
+    finder: TemplateFinder | None = None
     _checked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -125,9 +136,11 @@ class TargetRunner:
         alignments = self._alignments(target)
         results = self.folder.target(target)
         results.rank(self.ranking)
-        jobs = self._jobs(target, alignments)
+        networks = suitable(self.networks, target)
+        templates = find_templates(self.finder, target, alignments, networks, self.options.msa_dir)
+        jobs = self._jobs(target, alignments, templates)
         share = cost / len(jobs)
-        prepare = cache(partial(self._prepare, target, alignments, jobs, label))
+        prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
         done = False
         for number, job in enumerate(jobs):
             with results.claimed(job.id) as mine:
@@ -191,7 +204,9 @@ class TargetRunner:
         count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
         self.progress.line(f"{label}: {shown} by {best.key}, best of {count} in {self.folder.path}")
 
-    def _jobs(self, target: Target, alignments: Sequence[ChainMsas]) -> list[_Job]:
+    def _jobs(
+        self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
+    ) -> list[_Job]:
         record = partial(
             run_record,
             target,
@@ -201,7 +216,7 @@ class TargetRunner:
             device=str(self.device),
         )
         return [
-            _Job(n, s, record(network=n, seed=s))
+            _Job(n, s, record(network=n, seed=s, templates=_shown(templates, n, target)))
             for n in suitable(self.networks, target)
             for s in self.config.seeds
         ]
@@ -217,18 +232,27 @@ class TargetRunner:
         )
 
     def _prepare(
-        self, target: Target, alignments: Sequence[ChainMsas], jobs: Sequence[_Job], label: str
+        self,
+        target: Target,
+        alignments: Sequence[ChainMsas],
+        templates: TargetTemplates | None,
+        jobs: Sequence[_Job],
+        label: str,
     ) -> _Prepared:
         """Check the networks and plan the target's fold by each of them."""
         self._check_networks()
         networks = [n for n in dict.fromkeys(job.network for job in jobs) if n in self.networks]
         self._announce(target, label, alignments, networks)
+        if templates is not None:
+            for line in templates.lines:
+                self.progress.line(f"{label}: {line}", important=not templates.number)
         predictor = TargetPredictor(
             target,
             [network.load(self.config.precision) for network in networks],
             alignments,
             self.config,
             device=self.device,
+            templates=templates,
             say=partial(self.progress.line, important=True),
             run=None if self.distributed is None else self.distributed.run,
         )
@@ -325,3 +349,8 @@ class TargetRunner:
         names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""
         say(f"{label}: {target.num_residues:,} residues, {evidence}, by {names}{seeds}")
+
+
+def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
+    """The templates that a network is shown, None if it takes none."""
+    return templates if takes_templates(network.info.config, target) else None

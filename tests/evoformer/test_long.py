@@ -76,7 +76,9 @@ def _tensors(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
     return flat
 
 
-@pytest.mark.parametrize("name", ["synthetic_monomer", "synthetic_multimer"])
+@pytest.mark.parametrize(
+    "name", ["synthetic_monomer", pytest.param("synthetic_multimer", marks=pytest.mark.slow)]
+)
 def test_every_policy_gives_the_same_numbers(name: str) -> None:
     """Within 1e-5 in float32, with templates kept or embedded twice, and with logits in blocks of rows."""
     config = oracle_config(name)

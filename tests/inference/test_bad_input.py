@@ -415,7 +415,7 @@ class TestInterruption:
         recycles = ["--num-recycles", str(self.RECYCLES), "--no-plots"]
         return cli.start("infer", fasta, "--out", cli.out, "--weights", weights, *recycles)
 
-    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
     def test_in_the_middle_of_folding(self, cli: CommandLine, ended, number: signal.Signals):
         process = self.start(cli)
         ended.append(process)

@@ -134,7 +134,8 @@ def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     assert (once.peak, once.host) == (twice.peak, twice.host)
 
 
-@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("members", [2, 3])
 def test_members_of_an_ensemble_take_what_is_planned(members: int) -> None:
     """The pair of the cycle before, the sum of the members and the pair of the one that is embedded."""
     config = _config()

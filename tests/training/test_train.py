@@ -85,6 +85,7 @@ def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120) -
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_one_structure_is_learnt(tmp_path: Path):
     """Everything is connected: the loss falls and lDDT rises far beyond what noise explains."""
     structure = tmp_path / "helix.pdb"
@@ -160,6 +161,7 @@ def test_sigterm_saves_and_ends(data_folder: Path, tmp_path: Path):
     assert len(list((out / "checkpoints").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_compute_what_one_computes(data_folder: Path, tmp_path: Path):
     one, two = tmp_path / "one", tmp_path / "two"
     run(data_folder, one)

@@ -46,7 +46,9 @@ def unmanaged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "data", folder / "plain"
 
 
-@pytest.mark.parametrize("policy", ["auto", pytest.param("cpu", marks=pytest.mark.slow), "nvme", "cuda"])
+@pytest.mark.parametrize(
+    "policy", ["auto", *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("cpu", "nvme", "cuda"))]
+)
 def test_every_policy_trains_the_same_network(
     policy: str, unmanaged: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

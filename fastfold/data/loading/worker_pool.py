@@ -274,14 +274,14 @@ class WorkerPool:
             if self._failed_starts >= _FAILED_STARTS:
                 raise ConfigError(
                     f"worker processes end before they are ready ({cause}), {_FAILED_STARTS} times in a row; "
-                    "a script of your own must guard its code with: if __name__ == '__main__'; workers=0 "
-                    "prepares samples in the main process"
+                    "a script of your own must guard its code with: if __name__ == '__main__'; without worker "
+                    "processes (workers=0, of a search num_workers=1) the main one does everything"
                 )
         _log.warning(
             "a worker process (pid %s) ended: %s%s; another one is started",
             worker.process.pid,
             cause,
-            f", at sample {task.key}" if task else "",
+            f", at task {task.key}" if task else "",
         )
         if task is not None:
             task.deaths += 1

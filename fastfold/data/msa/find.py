@@ -3,8 +3,8 @@
 For a target ``ID`` the first of these places that exists counts (chains of a complex have one each):
 
 - one chain: ``ID.a3m``, ``ID.sto``, or a folder ``ID/`` or ``ID/msas/`` (AlphaFold) of alignments;
-- chain ``A`` of a complex: ``ID_A.a3m``, ``ID_A/`` (OpenFold), ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/``
-  (AlphaFold-Multimer), or the places of the FASTA record that the chain came from;
+- chain ``A`` of a complex: ``ID/A.a3m``, ``ID/A/``, ``ID/msas/A/`` (AlphaFold-Multimer), ``ID_A.a3m``, ``ID_A/``
+  (OpenFold), or the places of the FASTA record that the chain came from;
 - a complex as a whole: the places of one chain, which then hold an alignment for its only sequence, or
   ColabFold's alignment of all chains.
 
@@ -34,7 +34,13 @@ _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
 # UniRef90, BFD (searched together with UniClust30 or UniRef30, or in its small form), MGnify.
 _ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
 _PAIRING = "uniprot_hits"
-_TEMPLATE_HITS = frozenset(("pdb_hits", "pdb70_hits", "hmm_output"))
+TEMPLATE_HITS = (
+    ("pdb_hits", ".sto"),
+    ("pdb_hits", ".hhr"),
+    ("hmm_output", ".sto"),
+    ("pdb70_hits", ".hhr"),
+)
+"""Names of the searches for templates of AlphaFold-Multimer, AlphaFold and OpenFold."""
 
 MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
 """Rows that AlphaFold reads of a search at most, the query's included, by the name of its file."""
@@ -150,6 +156,42 @@ def load_alignments(msa_dir: PathLike, target: Target) -> list[ChainMsas]:
     return [msas[chain.sequence] for chain in target.chains]
 
 
+def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path]]:
+    """Finds hits of searches for templates that lie among the alignments of a target.
+
+    Args:
+        msa_dir: Folder of alignments.
+        target: The target.
+
+    Returns:
+        By a chain's sequence the files, ``pdb_hits.sto`` and ``pdb_hits.hhr`` for example, in the order in which
+        they are preferred; chains without any are not there.
+
+    Raises:
+        InputError: ``msa_dir`` cannot be searched.
+    """
+    names = [target.record, target.name]
+    alike = len({chain.sequence for chain in target.chains}) == 1
+    found: dict[str, list[Path]] = {}
+    try:
+        for chain in target.chains:
+            places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
+            places += _places(Path(msa_dir), names, None) if alike else ()
+            for place in places:
+                files = [
+                    place / f"{stem}{end}{packed}"
+                    for stem, end in TEMPLATE_HITS
+                    for packed in ("", ".gz")
+                    if (place / f"{stem}{end}{packed}").is_file()
+                ]
+                if files:
+                    found.setdefault(chain.sequence, files)
+                    break
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be searched for template hits: {error}", path=msa_dir) from None
+    return found
+
+
 def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
     """Reads the alignments of a sequence."""
     return (
@@ -235,9 +277,9 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
     if chain is not None:
         for stem in stems:
             yield from (
-                folder / f"{stem}_{chain.id}",
                 folder / stem / chain.id,
                 folder / stem / "msas" / chain.id,
+                folder / f"{stem}_{chain.id}",  # last: it may be the name of a target of its own
             )
         stems = _lookup_stems([chain.record]) if chain.record else []
     for stem in stems:
@@ -245,14 +287,16 @@ def _places(folder: Path, names: list[str], chain: Chain | None) -> Iterator[Pat
 
 
 def _lookup_stems(names: list[str]) -> list[str]:
-    """The names that cannot lead out of a folder, as they are and in their safe forms."""
+    """The names that cannot lead out of a folder, as they are, and then in their safe forms.
+
+    In this order: the safe form of one target's name may be the name of another.
+    """
     stems: dict[str, None] = {}
     for name in names:
         raw = name.encode("utf-8", "replace")
         if name not in ("", ".", "..") and len(raw) <= 200 and not any(c in name for c in "/\\\0:"):
             stems[name] = None
-        stems[safe_stem(name)] = None
-    return list(stems)
+    return list(stems | dict.fromkeys(map(safe_stem, names)))
 
 
 def _files_at(place: Path) -> ChainAlignments:
@@ -272,7 +316,7 @@ def _files_at(place: Path) -> ChainAlignments:
         stem = name.rsplit(".", 1)[0]
         if stem == _PAIRING:
             found.paired.append(files[name])
-        elif stem not in _TEMPLATE_HITS:
+        elif stem not in {name for name, _ in TEMPLATE_HITS}:
             found.unpaired.append(files[name])
     return found
 

@@ -40,6 +40,23 @@ def chain_places(target: Target) -> dict[str, str]:
     return places
 
 
+def check_place(place: Path, name: str) -> None:
+    """See, before a search, that its alignments will not stand in the way of others.
+
+    Args:
+        place: The folder of a chain; it need not be there.
+        name: What was searched; its files are called ``<name>_hits.<format>``.
+
+    Raises:
+        OutputError: There is an alignment of that name which was not put there by a search.
+    """
+    ours = _listed(_read(place / RECORD).get(name, {}))
+    for ending in (".sto", ".a3m", ".sto.gz", ".a3m.gz"):
+        path = place / f"{name}_hits{ending}"
+        if os.path.lexists(path) and _digest(path) not in ours.get(path.name, ()):
+            raise _foreign(path)
+
+
 def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path]:
     """Put the files of a result into the folder of a chain, in place of an earlier result of the same name.
 
@@ -61,16 +78,11 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
     ours = _listed(record.get(key.name, {}))
     for name, digest in digests.items():
         path = place / name
-        try:
-            found = file_digest(path) if os.path.lexists(path) else None
-        except OSError as error:
-            raise output_error(path, "read", error) from error
-        if found not in (None, digest, *ours.get(name, ())):
-            raise OutputError(
-                f"{path}: is there already, and not from a search; move it away or choose another folder"
-            )
+        if os.path.lexists(path) and _digest(path) not in (digest, *ours.get(name, ())):
+            raise _foreign(path)
     # Listed before anything moves: after an interruption, too, it is known which files are ours.
-    record[key.name] = {"settings": key.settings, "files": digests, "replaced": ours}
+    replaced = {name: [x for x in known if x != digests.get(name)] for name, known in ours.items()}
+    record[key.name] = {"settings": key.settings, "files": digests, "replaced": replaced}
     write_atomic(place / RECORD, json.dumps(record, indent=1) + "\n")
     for name, source in files.items():
         _link(source, place / name)
@@ -87,6 +99,19 @@ def _listed(own: Mapping[str, Any]) -> dict[str, list[str]]:
     for name, digest in own.get("files", {}).items():
         listed[name] = [digest, *(x for x in listed.get(name, ()) if x != digest)]
     return listed
+
+
+def _digest(path: Path) -> str:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise output_error(path, "read", error) from error
+
+
+def _foreign(path: Path) -> OutputError:
+    return OutputError(
+        f"{path}: is there already, and not from a search; move it away or choose another folder"
+    )
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class Prediction:
         representations: ``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]``, float32, where they
             were asked for.
         recycles: The structure after each pass, where that was asked for.
+        templates: Per chain, which templates the network was shown, and why others were left out; None if it takes none
+            or nobody asked for any.
         chain_confidence: What the network says of the chains of a complex; None for single chains and networks without
             aligned errors.
 
@@ -105,6 +107,7 @@ class Prediction:
     representations: Mapping[str, np.ndarray] | None = None
     recycles: tuple[Recycle, ...] = ()
     chain_confidence: ChainConfidence | None = None
+    templates: tuple[Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.aatype)
@@ -251,6 +254,7 @@ class Prediction:
             "ranking_confidence": score_files.rounded(self.ranking_confidence, 4),
             "max_pae": score_files.rounded(self.max_pae, 4),
             "interfaces": score_files.rounded_tree(self.interface_scores, 4),
+            **({} if self.templates is None else {"templates": [dict(chain) for chain in self.templates]}),
             "plddt": score_files.rounded(self.plddt, 2),
         }
 

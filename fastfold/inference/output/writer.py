@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fastfold._version import __version__
+from fastfold.data.features.raw import TEMPLATE_LAYOUT
 from fastfold.data.msa.coverage import alignment_coverage
 from fastfold.data.msa.find import ChainMsas
 from fastfold.data.targets import Target
@@ -25,6 +26,7 @@ from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
+from fastfold.inference.target_templates import TargetTemplates
 from fastfold.utils.hashing import file_digest, input_hash
 
 
@@ -54,6 +56,7 @@ def run_record(
     *,
     digest: str,
     device: str,
+    templates: TargetTemplates | None = None,
 ) -> dict[str, Any]:
     """Settings, versions and ``input_hash``, the hash of everything that the numbers depend on, in JSON's types.
 
@@ -65,6 +68,7 @@ def run_record(
         config: How it is folded.
         digest: See :func:`target_digest`.
         device: Where it is folded; for the record only, a result from another device is as good.
+        templates: Those that the network is shown, None if it takes none.
     """
     chains = {chain.id: chain.sequence for chain in target.chains}
     weights = {"model": network.name, "file": network.path.name, "sha256": network.digest}
@@ -76,6 +80,7 @@ def run_record(
         "record": target.record,
         "chains": chains,
         "alignment_rows": [[sum(len(m.sequences) for m in group) for group in pair] for pair in alignments],
+        **({} if templates is None else {"templates": _template_names(templates)}),
         "weights": weights,
         "settings": settings,
         "device": device,
@@ -85,8 +90,22 @@ def run_record(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        "input_hash": input_hash(digest, weights, settings, __version__),
+        "input_hash": input_hash(digest, weights, settings, __version__, *_template_input(templates)),
     }
+
+
+def _template_names(templates: TargetTemplates) -> dict[str, list[str]]:
+    """Names of the templates of each chain."""
+    return {chain["chain"]: [one["name"] for one in chain["used"]] for chain in templates.report}
+
+
+def _template_input(templates: TargetTemplates | None) -> list[Any]:
+    """What the numbers depend on of templates: the arrays that the network is shown; nothing without any."""
+    if templates is None or not templates.number:
+        return []
+    return [
+        [None if one is None else {name: one[name] for name in TEMPLATE_LAYOUT} for one in templates.features]
+    ]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from fastfold.data.fasta import read_fasta
-from fastfold.data.msa.find import MAX_ROWS, find_alignments, load_alignments, read_msa
+from fastfold.data.msa.find import (
+    MAX_ROWS,
+    find_alignments,
+    find_template_hits,
+    load_alignments,
+    read_msa,
+)
 from fastfold.data.targets import Chain, Target, target_from_sequence
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
@@ -47,6 +53,19 @@ def test_each_format_is_read(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="position 2 of its first row is 'K', of the target 'R'") as caught:
         read_msa(path, query="MRV")
     assert caught.value.path == path
+
+
+def test_targets_whose_names_resemble_each_other_keep_their_own(tmp_path: Path) -> None:
+    """The safe form of one name, or the name of a chain, may be another target's name."""
+    put(tmp_path, "x_1/a.a3m")
+    put(tmp_path, "x_1_hash/a.a3m", rows=2)
+    assert find_alignments(tmp_path, "x|1").unpaired == [tmp_path / "x_1/a.a3m"]
+    target = Target("x_1_hash", (Chain("A", "MKV"),), "", "x|1", ())
+    assert depths(tmp_path, target) == [([2], [])]
+    put(tmp_path, "y_A/a.a3m")
+    put(tmp_path, "y/A/a.a3m", rows=3)
+    put(tmp_path, "y/B/a.a3m", query="LLAA")
+    assert depths(tmp_path, target_from_sequence(DIMER, "y")) == [([3], []), ([1], [])]
 
 
 def test_unknown_extension_and_bad_files(tmp_path: Path) -> None:
@@ -302,3 +321,28 @@ def test_real_alignments_begin_with_their_chains() -> None:
         assert unpaired[0].sequences[0] == sequences[name]
         assert unpaired[0].deletions.shape == (len(unpaired[0].sequences), len(sequences[name]))
         assert len(unpaired[0].sequences) >= 8
+
+
+def test_template_hits_are_found_where_alignments_are(tmp_path: Path) -> None:
+    """Of a chain, of the chains of a complex, and of a complex of equal chains as a whole."""
+    single, dimer = target_from_sequence("MKV", "t"), target_from_sequence(DIMER, "t")
+    copies = target_from_sequence("MKV:MKV", "t")
+    names = (
+        "t/pdb70_hits.hhr",
+        "t/pdb_hits.sto.gz",
+        "t/msas/A/pdb_hits.hhr",
+        "t_B/hmm_output.sto",
+        "t/pdb_hits.txt",
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    common = [tmp_path / "t" / "pdb_hits.sto.gz", tmp_path / "t" / "pdb70_hits.hhr"]
+    assert find_template_hits(tmp_path, single) == {"MKV": common}
+    assert find_template_hits(tmp_path, dimer) == {
+        "MKV": [tmp_path / "t" / "msas" / "A" / "pdb_hits.hhr"],
+        "LLAA": [tmp_path / "t_B" / "hmm_output.sto"],
+    }
+    (tmp_path / "t" / "msas" / "A" / "pdb_hits.hhr").unlink()
+    assert find_template_hits(tmp_path, copies) == {"MKV": common}
+    assert find_template_hits(tmp_path, target_from_sequence("MKV", "other")) == {}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -113,44 +112,9 @@ def test_memory_that_pytorch_keeps_of_an_earlier_target_is_free_for_the_next(mon
     assert available_bytes(torch.device("cuda")) == 72 * GIB
 
 
-class TestControlGroups:
-    """Limits that batch systems and containers set."""
-
-    @pytest.fixture
-    def groups(self, tmp_path: Path) -> Path:
-        (tmp_path / "own").write_text("5:memory:/elsewhere\n0::/slurm/job_7\n")
-        (tmp_path / "slurm" / "job_7").mkdir(parents=True)
-        return tmp_path
-
-    @staticmethod
-    def limit(folder: Path, most: str, used: int, files: int) -> None:
-        (folder / "memory.max").write_text(f"{most}\n")
-        (folder / "memory.current").write_text(f"{used}\n")
-        (folder / "memory.stat").write_text(f"anon {used - files}\nfile {files + 9}\nshmem 9\n")
-
-    def left(self, groups: Path) -> list[int]:
-        return available_memory._group_memory(groups / "own", groups)
-
-    def test_every_group_on_the_way_up_counts_and_file_pages_are_free(self, groups: Path):
-        self.limit(groups / "slurm" / "job_7", str(8 * GIB), 3 * GIB, GIB)
-        self.limit(groups / "slurm", str(7 * GIB), 4 * GIB, 2 * GIB)
-        assert self.left(groups) == [6 * GIB, 5 * GIB]
-
-    def test_no_limit_is_none(self, groups: Path):
-        self.limit(groups / "slurm" / "job_7", "max", GIB, 0)
-        assert self.left(groups) == []
-
-    @pytest.mark.parametrize("own", ["", "garbage", "5:memory:/x\n"])
-    def test_what_cannot_be_read_limits_nothing(self, groups: Path, own: str):
-        (groups / "own").write_text(own)
-        assert self.left(groups) == []
-        assert available_memory._group_memory(groups / "none", groups) == []
-
-    def test_the_smallest_limit_decides(self, monkeypatch: pytest.MonkeyPatch):
-        monkeypatch.setattr(available_memory, "_group_memory", lambda: [5, 7])
-        assert available_bytes(CPU) == 5
-        monkeypatch.setattr(available_memory, "_group_memory", lambda: [-1])
-        assert available_bytes(CPU) == 0
+def test_the_host_has_what_the_system_and_its_limits_leave(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(available_memory, "host_available_bytes", lambda: 5)
+    assert available_bytes(CPU) == 5
 
 
 @pytest.mark.slow

@@ -212,7 +212,8 @@ def test_two_grids_fold_two_proteins() -> None:
     _check(launch(_two_proteins, 8, plan, timeout=900.0))
 
 
-@pytest.mark.parametrize("plan", [_grid(4), pytest.param(_grid(8, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [_grid(4), _grid(8, 2)], ids=str)
 def test_the_loss_of_a_recorded_run(plan: ParallelPlan) -> None:
     """The whole loss of a real protein under official widths' ratios, with dropout, and every gradient of it."""
     folder = require_shared("oracles", "monomer_ptm")

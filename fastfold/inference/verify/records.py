@@ -1,6 +1,6 @@
-"""``fastfold verify``: repeat a recorded run of the official program and compare every output.
+"""Repeat a recorded run of the official program and compare every output.
 
-There are records of the network and of the data pipeline.
+There are records of the network, of the data pipeline and of the search for templates.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from fastfold.evoformer.config import is_multimer
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.weights.checkpoint import load_model
-from fastfold.inference.verify_data import EXPECTED, compute_recorded
+from fastfold.inference.verify.data import EXPECTED, compute_recorded
+from fastfold.inference.verify.templates import DECISIONS, ENTRIES, compare_entries, compare_templates
 
 RELATIVE_TOLERANCE = 1e-4
 POSITION_TOLERANCE = 0.01
 """Largest distance in Å that an atom may lie from the official program's."""
-DATA_TOLERANCES = {"deletion_mean": 1e-6}
-"""Relative errors that arrays of the data pipeline may have; others are equal."""
+DATA_TOLERANCES = {"deletion_mean": 1e-6, "position_sum": 1e-6}
+"""Relative errors that arrays of the data pipeline may have, by the last part of their names; others are equal."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ def verify(
 
     Args:
         directory: Folder with ``expected.npz``, ``query.fasta`` and alignments, for the data pipeline
-            (:func:`fastfold.inference.verify_data.compute_recorded`); or with ``params.npz``, ``config.json``,
+            (:func:`fastfold.inference.verify.data.compute_recorded`), with hits as well for templates
+            (:func:`fastfold.inference.verify.templates.compare_templates`); or with ``params.npz``, ``config.json``,
             ``features.npz``, ``outputs.npz`` and ``confidence.npz``, for the network. Loss targets that depend on
             the predicted structure through rounding alone (which of the two lowest bins a residue's aligned error in
             its own frame, zero, falls in) are taken from the recorded structure, which is compared by itself.
@@ -72,7 +74,12 @@ def verify(
     """
     directory = Path(directory)
     if (directory / EXPECTED).exists():
-        for array in compute_recorded(directory, _arrays(directory, EXPECTED)):
+        compare = compute_recorded
+        if (directory / DECISIONS).exists():
+            compare = compare_templates
+        elif (directory / ENTRIES).exists():
+            compare = compare_entries
+        for array in compare(directory, _arrays(directory, EXPECTED)):
             yield _compare_data(*array)
         return
     config = _config(directory)
@@ -99,6 +106,15 @@ def verify(
         if name not in ours:
             raise InputError(f"the network has no output {name!r}", path=directory / "outputs.npz")
         yield _compare(name, np.asarray(ours[name].detach().cpu()), theirs)
+
+
+def recorded_runs(directory: Path) -> list[Path]:
+    """The records in a folder: itself, or those of its folders that are one; itself if there is none."""
+    marks = (EXPECTED, "config.json")
+    if any((directory / mark).exists() for mark in marks):
+        return [directory]
+    inside = sorted({path.parent for mark in marks for path in directory.glob(f"*/{mark}")})
+    return inside or [directory]
 
 
 def _computed(tree: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +153,7 @@ def _compare_data(name: str, ours: np.ndarray, theirs: np.ndarray) -> Comparison
     norm = float(np.linalg.norm(theirs))
     relative = float(np.linalg.norm(difference)) / (norm or 1.0)
     largest = float(np.abs(difference).max(initial=0.0))
-    return Comparison(name, relative, largest, relative <= DATA_TOLERANCES.get(name, 0.0))
+    return Comparison(name, relative, largest, relative <= DATA_TOLERANCES.get(name.rpartition("/")[2], 0.0))
 
 
 def _config(directory: Path) -> ConfigDict:

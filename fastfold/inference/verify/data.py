@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
-from typing import NamedTuple
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -14,7 +15,13 @@ from fastfold.data.features.merging import chain_order, paired_lines
 from fastfold.data.msa.find import find_alignments, read_hits
 from fastfold.data.msa.msa import ChainMsas
 from fastfold.data.targets import Chain
+from fastfold.data.templates.database import MmcifFolder
+from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.search import hmmsearch
+from fastfold.data.templates.select import choose_templates
 from fastfold.errors import InputError
+from fastfold.inference.verify.recorded_array import RecordedArray
+from fastfold.inference.verify.templates import TEMPLATE_DATE, unpack_entries
 
 EXPECTED = "expected.npz"
 """The file that makes a folder such a record."""
@@ -23,26 +30,12 @@ _QUERY = "query.fasta"
 _PAIRED_ROWS = "debug/paired_rows"
 
 
-class RecordedArray(NamedTuple):
-    """An array of the official pipeline beside ours.
-
-    Attributes:
-        name: Its name in the record.
-        ours: Ours, of any shape.
-        theirs: The recorded one; where that depends on a sort which is not stable, the one of a stable sort if
-            ours is not the recorded one.
-    """
-
-    name: str
-    ours: np.ndarray
-    theirs: np.ndarray
-
-
 def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterator[RecordedArray]:
     """Make the features of a record, one array after the other.
 
-    Arrays of templates are left out where the record has templates, or is of one chain, whose single empty template we
-    do without; and so is ``domain_name``, a copy of the header.
+    A complex that is recorded with templates is searched for them in ``template_db``, next to the folder above. Arrays
+    of templates are left out where the record is of one chain, whose single empty template we do without; and so is
+    ``domain_name``, a copy of the header.
 
     Args:
         directory: Folder with ``query.fasta`` and alignments called as AlphaFold calls them; for a complex those of
@@ -60,12 +53,14 @@ def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterat
     is_complex = "asym_id" in expected
     msas = _alignments(directory, target.chains, is_complex)
     if is_complex:
-        ours = multimer_features(target.chains, msas)
+        templates = None
+        if expected["template_all_atom_mask"].any():
+            templates = _templates(directory.parent.parent / "template_db", target.chains, msas)
+        ours = multimer_features(target.chains, msas, templates)
         if _PAIRED_ROWS in expected:
             ours[_PAIRED_ROWS] = _paired_rows(target.chains, msas)
-        has_templates = bool(expected["template_all_atom_mask"].any())
     else:
-        (unpaired, paired), chain, has_templates = msas[0], target.chains[0], True
+        (unpaired, paired), chain = msas[0], target.chains[0]
         ours = monomer_features(chain, unpaired)
         ours |= {f"uniprot/{name}": value for name, value in monomer_features(chain, paired).items()}
         ours["sequence"] = np.array([ours["sequence"].tobytes()])
@@ -73,7 +68,7 @@ def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterat
     for name, value in expected.items():
         if name.startswith("stable/") or name == "domain_name":
             continue
-        if has_templates and (name.startswith("template_") or name == "num_templates"):
+        if not is_complex and (name.startswith("template_") or name == "num_templates"):
             continue
         if name not in ours:
             raise InputError(f"there is no array {name!r} here", path=directory / EXPECTED)
@@ -98,6 +93,24 @@ def _alignments(directory: Path, chains: tuple[Chain, ...], is_complex: bool) ->
             [read_hits(path, query=chain.sequence) for path in inputs],
             [read_hits(path, query=chain.sequence) for path in files.paired],
         )
+    return [found[chain.sequence] for chain in chains]
+
+
+def _templates(
+    database: Path, chains: tuple[Chain, ...], msas: list[ChainMsas]
+) -> list[dict[str, np.ndarray]]:
+    """Features of the templates of each chain, found by hmmsearch from the UniRef90 alignment, the first one."""
+    with TemporaryDirectory() as folder:
+        unpack_entries(database / "mmcif.tar.gz", Path(folder))
+        entries = MmcifFolder(folder, obsolete=database / "obsolete.dat", official_errors=True)
+        found = {}
+        for chain, (unpaired, _) in zip(chains, msas, strict=True):
+            text = hmmsearch(unpaired[0], database / "pdb_seqres.txt")
+            hits = parse_hmmsearch(text, chain.sequence)
+            chosen = choose_templates(
+                hits, chain.sequence, entries, max_date=date.fromisoformat(TEMPLATE_DATE)
+            )
+            found[chain.sequence] = chosen.features()
     return [found[chain.sequence] for chain in chains]
 
 

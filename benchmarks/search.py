@@ -1,0 +1,261 @@
+"""Search throughput against HMMER's own jackhmmer, in cells (residues of query times residues of database) per second.
+
+Both search the same database for the same queries with AlphaFold's settings, one after the other in one run and on as
+many threads: jackhmmer once per query, as AlphaFold calls it, FastFold with all queries, its workers' start and the
+reading of the database included. Rows, names and reference columns of all alignments are compared byte by byte.
+
+    python benchmarks/search.py --data DATA --json search.json
+
+DATA is a folder of structures/msas/*.a3m.gz; their distinct sequences without gaps are the database, and first rows of
+some are the queries. The machine should do nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from fastfold.data.search.database import SequenceDatabase
+from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
+from fastfold.data.search.local import LocalSearch
+from fastfold.utils.units import parse_bytes
+
+FLAGS = (
+    "--noali",
+    "--F1",
+    "0.0005",
+    "--F2",
+    "0.00005",
+    "--F3",
+    "0.0000005",
+    "--incE",
+    "0.0001",
+    "-E",
+    "0.0001",
+)
+TARGET = 1.5
+"""FastFold's throughput over jackhmmer's that is aimed at with two processes."""
+
+
+def make_database(data: Path, path: Path) -> tuple[int, int]:
+    """Write the distinct sequences of all alignments; returns how many there are, and their residues."""
+    no_gaps = str.maketrans("", "", "-.")
+    names: dict[str, str] = {}
+    for file in sorted((data / "structures/msas").glob("*.a3m.gz")):
+        for record in gzip.decompress(file.read_bytes()).decode().split(">")[1:]:
+            header, *lines = record.splitlines()
+            names.setdefault("".join(lines).translate(no_gaps).upper(), header)
+    names.pop("", None)
+    with path.open("w") as out:
+        for number, (sequence, header) in enumerate(names.items()):
+            out.write(f">t{number:06d} {header}\n{sequence}\n")
+    return len(names), sum(map(len, names))
+
+
+def choose_queries(data: Path, number: int) -> dict[str, str]:
+    """First rows of alignments that stand evenly apart in the list of them."""
+    files = sorted((data / "structures/msas").glob("*.a3m.gz"))
+    chosen = [files[i * len(files) // number] for i in range(number)]
+    queries = {}
+    for file in chosen:
+        record = gzip.decompress(file.read_bytes()).decode().split(">")[1]
+        queries[file.name.removesuffix(".a3m.gz")] = "".join(record.splitlines()[1:]).upper()
+    return queries
+
+
+def comparable(text: bytes) -> bytes:
+    """A Stockholm file without the lines that name the program and its version."""
+    return b"\n".join(line for line in text.splitlines() if not line.startswith(b"#=GF"))
+
+
+class Usage:
+    """Seconds, processor seconds and peak memory of what is done within a block."""
+
+    def __enter__(self) -> Usage:
+        self.peak_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._before = self._processor()
+        self._start = time.perf_counter()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+        self.processor_seconds = self._processor() - self._before
+        self._ended.set()
+        self._thread.join()
+
+    @staticmethod
+    def _processor() -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(one.ru_utime + one.ru_stime for one in used)
+
+    def _watch(self) -> None:
+        """Proportional memory of this process and its children, ten times a second: shared pages count once."""
+        own = psutil.Process()
+        while not self._ended.wait(0.1):
+            total = 0
+            for process in (own, *own.children(recursive=True)):
+                try:
+                    total += process.memory_full_info().pss
+                except psutil.Error:
+                    continue
+            self.peak_bytes = max(self.peak_bytes, total)
+
+
+def run_jackhmmer(
+    program: str, database: Path, queries: dict[str, str], cpus: int, folder: Path
+) -> dict[str, bytes]:
+    """The alignments that jackhmmer writes."""
+    found = {}
+    for name, sequence in queries.items():
+        query, out = folder / "query.fasta", folder / "out.sto"
+        query.write_text(f">query\n{sequence}\n")
+        command = [
+            program,
+            "-o",
+            os.devnull,
+            "-A",
+            str(out),
+            *FLAGS,
+            "-N",
+            "1",
+            "--cpu",
+            str(cpus),
+            str(query),
+            str(database),
+        ]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found[name] = out.read_bytes()
+    return found
+
+
+def run_fastfold(database: Path, queries: dict[str, str], cpus: int, memory: int) -> dict[str, bytes]:
+    """The alignments that FastFold's engine makes."""
+    engine = HmmerEngine(
+        HmmerSettings(), SequenceDatabase("db", database), num_workers=cpus, memory_bytes=memory
+    )
+    results = engine.search(list(queries.values()), lambda step: None)
+    texts = {found.sequence: next(iter(found.files.values())) for found in results}
+    return {name: texts[sequence] for name, sequence in queries.items()}
+
+
+def measure(
+    what: dict[str, Callable[[], dict[str, bytes]]], repeats: int
+) -> tuple[dict[str, list[Usage]], dict[str, dict[str, bytes]]]:
+    """Run everything in turn, several times."""
+    usages: dict[str, list[Usage]] = {name: [] for name in what}
+    found: dict[str, dict[str, bytes]] = {}
+    for _ in range(repeats):
+        for name, work in what.items():
+            with Usage() as usage:
+                found[name] = work()
+            usages[name].append(usage)
+            print(
+                f"{name}: {usage.seconds:.1f} s, {usage.processor_seconds:.1f} s of the processors",
+                flush=True,
+            )
+    return usages, found
+
+
+def main() -> int:
+    """Measure, compare and print; returns 1 if an alignment differs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, help="folder with structures/msas/*.a3m.gz")
+    parser.add_argument("--queries", type=int, default=32, help="number of queries (default 32)")
+    parser.add_argument("--cpu", type=int, default=2, help="processes and threads (default 2)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="runs of each, of which the median counts (default 3)"
+    )
+    parser.add_argument(
+        "--memory", default="4GiB", help="budget when the database stays in memory (default 4GiB)"
+    )
+    parser.add_argument("--tight", default="300MiB", help="budget when it is read again (default 300MiB)")
+    parser.add_argument(
+        "--jackhmmer", default=shutil.which("jackhmmer"), help="the program (default: on PATH)"
+    )
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    options = parser.parse_args()
+    if options.jackhmmer is None:
+        parser.error("jackhmmer is not on PATH: install HMMER, or name the program with --jackhmmer")
+    queries = choose_queries(options.data, options.queries)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        database = folder / "database.fasta"
+        num_sequences, num_residues = make_database(options.data, database)
+        LocalSearch(
+            (database,)
+        ).engines()  # reads its beginning; the rest is in the page cache, as it was just written
+        budgets = {
+            "fastfold": parse_bytes(options.memory),
+            f"fastfold within {options.tight}": parse_bytes(options.tight),
+        }
+        what: dict[str, Callable[[], dict[str, bytes]]] = {
+            "jackhmmer": lambda: run_jackhmmer(options.jackhmmer, database, queries, options.cpu, folder)
+        }
+        for name, budget in budgets.items():
+            what[name] = lambda budget=budget: run_fastfold(database, queries, options.cpu, budget)  # type: ignore[misc]
+        usages, found = measure(what, options.repeats)
+    cells = sum(map(len, queries.values())) * num_residues
+    print(
+        f"{num_sequences:,} sequences, {num_residues:,} residues; {len(queries)} queries, "
+        f"{cells / 1e9:.0f} billion cells"
+    )
+    expected = {name: comparable(text) for name, text in found["jackhmmer"].items()}
+    figures: dict[str, Any] = {"machine": platform.processor() or platform.machine(), "cpu": options.cpu}
+    differ = 0
+    print(
+        "| program | billion cells/s | over jackhmmer | processor seconds | peak memory | budget | alignments equal |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    base = statistics.median(usage.seconds for usage in usages["jackhmmer"])
+    for name, runs in usages.items():
+        seconds = statistics.median(usage.seconds for usage in runs)
+        equal = sum(comparable(text) == expected[query] for query, text in found[name].items())
+        differ += len(queries) - equal
+        row = {
+            "cells_per_second": cells / seconds,
+            "ratio": base / seconds,
+            "processor_seconds": statistics.median(usage.processor_seconds for usage in runs),
+            "peak_bytes": max(usage.peak_bytes for usage in runs),
+            "budget_bytes": budgets.get(name),
+            "equal": equal,
+        }
+        figures[name] = row
+        budget = f"{row['budget_bytes'] >> 20} MiB" if row["budget_bytes"] else ""
+        print(
+            f"| {name} | {row['cells_per_second'] / 1e9:.2f} | {row['ratio']:.2f} | {row['processor_seconds']:.1f} | "
+            f"{row['peak_bytes'] >> 20} MiB | {budget} | {equal} of {len(queries)} |"
+        )
+    reached = figures["fastfold"]["ratio"]
+    print(
+        f"aim: {TARGET} times jackhmmer with 2 processes: {'met' if reached >= TARGET else 'not met'} ({reached:.2f})"
+    )
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""``fastfold search``: search sequence databases for alignments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastfold.cli.process import orderly_termination
+from fastfold.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fastfold.data.search.engine import SearchEngine
+
+_SEARCH = """\
+Search sequence databases for relatives of every chain of the inputs (FASTA, A3M, CSV, folders of these, or -), by
+jackhmmer or phmmer with AlphaFold's settings, and write the folder of alignments that fastfold infer --msa-dir reads:
+
+  DIR/<id>/<name>_hits.sto     relatives in the database <name>, aligned to the chain
+  DIR/<id>/A/<name>_hits.sto   the same of chain A of a complex
+  DIR/<id>/search.json         what was searched, and how
+
+Chains with the same sequence are searched once, whatever their names. What was finished is not searched again, so run
+the same command again to continue.
+"""
+
+_SEARCH_EPILOG = """\
+databases:
+  FASTA files, plain or compressed (.gz). The name of a database decides how its hits are used; where the file's name
+  does not tell, put it before the file: --db uniref90=/data/ur90.fa
+
+    uniref90    at most 10,000 rows, first in order      (uniref90*.fasta)
+    bfd         second, with small_bfd, uniref30         (bfd*.fasta; small_bfd is known by its file, too)
+    mgnify      at most 501 rows, third                  (mgnify*, mgy_clusters*.fa)
+    uniprot     pairs the chains of complexes by species and is used for nothing else (uniprot*.fasta)
+    others      after these, by name
+
+example:
+  fastfold search proteins.fasta --db uniref90.fasta mgy_clusters_2022_05.fa --out alignments
+  fastfold infer proteins.fasta --msa-dir alignments --out results
+
+docs/search.md explains the settings and what a search takes.
+
+exit code: 0 everything was found; 1 a record or a database could not be used; 2 wrong use of the command; 130 stopped
+by Ctrl-C.
+"""
+
+
+def add_search_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    search = commands.add_parser(
+        "search",
+        help="search sequence databases for alignments",
+        usage="fastfold search INPUT [INPUT ...] --db [NAME=]FASTA [...] --out DIR [options]",
+        description=_SEARCH,
+        epilog=_SEARCH_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    search.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="INPUT",
+        help="FASTA, A3M or CSV files (.gz too), folders, or -",
+    )
+    add_database_option(search, required=True)
+    search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
+    search.add_argument("--complex", action="store_true", help="all records of a file are one complex")
+    search.add_argument(
+        "--engine",
+        choices=("jackhmmer", "phmmer"),
+        default="jackhmmer",
+        help="phmmer: one pass that aligns more distant domains too (default jackhmmer)",
+    )
+    search.add_argument(
+        "-N",
+        "--iterations",
+        type=positive_number,
+        default=1,
+        metavar="N",
+        help="passes of jackhmmer at most; the next one searches with what the last one included (default 1)",
+    )
+    search.add_argument(
+        "-E",
+        "--e-value",
+        type=float,
+        default=1e-4,
+        metavar="X",
+        help="largest E-value of a hit (default 0.0001)",
+    )
+    search.add_argument(
+        "--incE",
+        "--include-e-value",
+        dest="include_e_value",
+        type=float,
+        default=1e-4,
+        metavar="X",
+        help="largest E-value of a hit that is aligned (default 0.0001)",
+    )
+    for number, (name, default) in enumerate(
+        (("msv_filter", 5e-4), ("viterbi_filter", 5e-5), ("forward_filter", 5e-7)), 1
+    ):
+        search.add_argument(
+            f"--F{number}",
+            dest=name,
+            type=float,
+            default=default,
+            metavar="X",
+            help=f"share of unrelated sequences that passes HMMER's filter {number} (default {default:g})",
+        )
+    search.add_argument(
+        "--format",
+        dest="file_format",
+        choices=("sto", "a3m"),
+        default="sto",
+        help="Stockholm or A3M (default sto)",
+    )
+    add_worker_option(search)
+    search.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="what they may take together, 16GiB for example; what does not fit of a database is read again and again "
+        "(default: half of what is free)",
+    )
+    search.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
+    search.set_defaults(run=run_search)
+
+
+def add_database_option(parser: Any, *, required: bool = False) -> None:
+    """Add ``--db`` to a parser or a group."""
+    parser.add_argument(
+        "--db",
+        nargs="+",
+        action="extend",
+        metavar="[NAME=]FASTA",
+        required=required,
+        default=None if required else [],
+        help="databases to search, FASTA (.gz too)",
+    )
+
+
+def add_worker_option(parser: Any) -> None:
+    """Add ``--cpu`` to a parser or a group."""
+    parser.add_argument(
+        "--cpu",
+        "--num-workers",
+        dest="num_workers",
+        type=positive_number,
+        metavar="N",
+        help="processes that search databases (default: one per core)",
+    )
+
+
+def positive_number(text: str) -> int:
+    """A whole number from one up, as an argument type."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 2147483647")
+    return int(text)
+
+
+def run_search(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code.
+
+    Raises:
+        FastFoldError: Nothing can be searched, or a result not be written.
+    """
+    if not options.inputs:
+        raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
+    from fastfold.data.search.hmmer import HmmerSettings
+    from fastfold.data.search.local import LocalSearch
+
+    settings = HmmerSettings(
+        engine=options.engine,
+        iterations=options.iterations,
+        e_value=options.e_value,
+        include_e_value=options.include_e_value,
+        msv_filter=options.msv_filter,
+        viterbi_filter=options.viterbi_filter,
+        forward_filter=options.forward_filter,
+        file_format=options.file_format,
+    )
+    engines = LocalSearch(tuple(options.db), settings, options.num_workers, options.memory).engines()
+    return search_inputs(options, options.out, engines)
+
+
+def search_inputs(
+    options: argparse.Namespace, out: Path, engines: Sequence[SearchEngine], *, needed_alone: bool = False
+) -> int:
+    """Search for every target of the inputs; returns the exit code.
+
+    Args:
+        options: ``inputs``, ``complex`` and ``quiet`` count.
+        out: Folder for the alignments.
+        engines: Where to search.
+        needed_alone: See :func:`fastfold.inference.alignment_search.search_targets`.
+
+    Raises:
+        FastFoldError: Nothing can be searched, or a result not be written.
+    """
+    from fastfold.data.queries.read import read_targets
+    from fastfold.inference.alignment_search import search_targets
+
+    targets, errors = read_targets(options.inputs, complex_=options.complex)
+    for error in errors:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    if targets:
+        with orderly_termination():
+            search_targets(targets, engines, out, quiet=options.quiet, needed_alone=needed_alone)
+        plural = "s" if len(targets) > 1 else ""
+        print(f"alignments of {len(targets)} target{plural} in {out}", flush=True)
+    return 1 if errors else 0

@@ -1,0 +1,40 @@
+"""Alignments of HMMER as the text of Stockholm and A3M files."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from typing import Literal
+
+from pyhmmer.easel import DigitalMSA
+
+AlignmentFormat = Literal["sto", "a3m"]
+
+_GAPS = re.compile(r"[-.]+")
+
+
+def stockholm_text(msa: DigitalMSA) -> bytes:
+    """An alignment as HMMER's programs write it, the query first, with ``#=GC RF`` below each block."""
+    buffer = io.BytesIO()
+    msa.write(buffer, "stockholm")
+    return buffer.getvalue()
+
+
+def a3m_text(msa: DigitalMSA) -> bytes:
+    """An alignment in A3M: the columns in which the first row has residues, insertions in lower case."""
+    text = msa.textize()
+    rows = text.alignment
+    descriptions = [sequence.description for sequence in text.sequences]
+    match = [letter not in "-." for letter in rows[0]]
+    # Stretches of columns of one kind; a row is cut at their borders.
+    borders = [0, *(i for i in range(1, len(match)) if match[i] != match[i - 1]), len(match)]
+    stretches = [(start, end, match[start]) for start, end in itertools.pairwise(borders)]
+    lines = []
+    for name, description, row in zip(text.names, descriptions, rows, strict=True):
+        pieces = [
+            row[start:end].upper().replace(".", "-") if is_match else _GAPS.sub("", row[start:end]).lower()
+            for start, end, is_match in stretches
+        ]
+        lines.append(f">{name} {description or ''}".rstrip() + "\n" + "".join(pieces) + "\n")
+    return "".join(lines).encode()

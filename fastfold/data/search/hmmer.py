@@ -1,0 +1,224 @@
+"""The engines jackhmmer and phmmer: HMMER 3 in this process and its workers, by ``pyhmmer``.
+
+Johnson, Eddy and Portugaly, BMC Bioinformatics 11, 431 (2010) describe jackhmmer; Eddy, PLoS Comput. Biol. 7, e1002195
+(2011) describes HMMER 3. The settings are those with which AlphaFold calls jackhmmer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal, cast, get_args
+
+import pyhmmer
+from pyhmmer.easel import Alphabet, DigitalMSA, DigitalSequence, KeyHash, TextSequence
+from pyhmmer.plan7 import HMM, Background, Builder, TopHits, Trace
+
+from fastfold.data.search.alignment_text import AlignmentFormat, a3m_text, stockholm_text
+from fastfold.data.search.database import SequenceDatabase, content_digest
+from fastfold.data.search.denormals import flushed_denormals
+from fastfold.data.search.engine import Found, Report, Step
+from fastfold.data.search.shard_pool import ShardPool
+from fastfold.data.search.store import SearchKey, SearchStore
+from fastfold.errors import ConfigError
+
+QUERY = "query"
+"""Name of the first row of every alignment: a result is kept by its sequence, whatever that is called."""
+
+BATCH = 16
+"""Sequences that go through the database together; what was found for them is kept when all of it was searched."""
+
+MAX_E_VALUE = 1e6
+
+
+@dataclass(frozen=True)
+class HmmerSettings:
+    """What decides the result of a search, and the form it is written in.
+
+    Attributes:
+        engine: ``jackhmmer``, or ``phmmer``: one pass, domains included by E-value 0.01 as in the program of that name.
+        iterations: Passes through the database at most (``jackhmmer -N``); each after the first searches with the
+            profile of what the one before included.
+        e_value: Hits with a larger E-value are not reported (``-E``).
+        include_e_value: Hits with a larger E-value are not included: not aligned, and not part of the next profile
+            (``--incE``).
+        msv_filter: Share of unrelated sequences that passes HMMER's first filter (``--F1``).
+        viterbi_filter: The same of the second filter (``--F2``).
+        forward_filter: The same of the third filter (``--F3``).
+        file_format: ``sto`` or ``a3m``.
+    """
+
+    engine: Literal["jackhmmer", "phmmer"] = "jackhmmer"
+    iterations: int = 1
+    e_value: float = 1e-4
+    include_e_value: float = 1e-4
+    msv_filter: float = 5e-4
+    viterbi_filter: float = 5e-5
+    forward_filter: float = 5e-7
+    file_format: AlignmentFormat = "sto"
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("jackhmmer", "phmmer"):
+            raise ConfigError(f"{self.engine!r} is not an engine: jackhmmer, phmmer")
+        if self.iterations < 1:
+            raise ConfigError(f"a search has at least one iteration, got {self.iterations}")
+        if self.engine == "phmmer" and self.iterations > 1:
+            raise ConfigError("phmmer goes through a database once; use jackhmmer for more iterations")
+        if self.file_format not in get_args(AlignmentFormat):
+            raise ConfigError(f"{self.file_format!r} is not a format of alignments: sto, a3m")
+        for name, value in (("-E", self.e_value), ("--incE", self.include_e_value)):
+            if not 0 < value <= MAX_E_VALUE:
+                raise ConfigError(f"{name} has to be more than 0 and at most {MAX_E_VALUE:g}, got {value:g}")
+        for share in (self.msv_filter, self.viterbi_filter, self.forward_filter):
+            if not 0 < share <= 1:
+                raise ConfigError(f"a filter lets a share between 0 and 1 pass, got {share:g}")
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """The settings by the names that HMMER's pipeline has for them."""
+        return {
+            "E": self.e_value,
+            "incE": self.include_e_value,
+            "incdomE": 1e-3 if self.engine == "jackhmmer" else 1e-2,
+            "F1": self.msv_filter,
+            "F2": self.viterbi_filter,
+            "F3": self.forward_filter,
+        }
+
+
+@dataclass
+class _Query:
+    """One sequence on its way through the iterations."""
+
+    sequence: str
+    digital: DigitalSequence
+    ranking: KeyHash
+    hits: TopHits | None = None
+    msa: DigitalMSA | None = None
+    iteration: int = 0
+
+
+class HmmerEngine:
+    """Searches FASTA databases by HMMER; see :class:`~fastfold.data.search.engine.SearchEngine`.
+
+    Args:
+        settings: What is searched for and how.
+        database: In which database.
+        num_workers: Processes; 1 for none but this one.
+        memory_bytes: What they may take together.
+    """
+
+    def __init__(
+        self, settings: HmmerSettings, database: SequenceDatabase, *, num_workers: int, memory_bytes: int
+    ) -> None:
+        self.name, self.settings, self.database = database.name, settings, database
+        self.num_workers, self.memory_bytes = num_workers, memory_bytes
+
+    def key(self, store: SearchStore) -> SearchKey:
+        """What decides the results besides the sequences; the database is known by its contents."""
+        program = ".".join(pyhmmer.__version__.split(".")[:2])
+        digest = content_digest(self.database, store.folder)
+        return SearchKey(self.name, {**asdict(self.settings), "pyhmmer": program, "database": digest})
+
+    def cost(self, sequences: Sequence[str]) -> float:
+        """Bytes of the database times residues of the sequences times iterations."""
+        return float(self.database.state()["size"]) * sum(map(len, sequences)) * self.settings.iterations
+
+    def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
+        """Search for sequences.
+
+        Args:
+            sequences: Upper-case letters.
+            report: Called whenever a part of the database has been compared.
+
+        Yields:
+            Each sequence with its file.
+
+        Raises:
+            ConfigError: The memory is too small.
+            InputError: The database cannot be used.
+        """
+        with (
+            ShardPool(
+                self.database,
+                self.settings.pipeline,
+                num_workers=self.num_workers,
+                memory_bytes=self.memory_bytes,
+            ) as pool,
+            ThreadPoolExecutor(self.num_workers) as threads,
+        ):
+            for first in range(0, len(sequences), BATCH):
+                yield from self._search_batch(sequences[first : first + BATCH], pool, threads, report)
+
+    def _search_batch(
+        self, sequences: Sequence[str], pool: ShardPool, threads: ThreadPoolExecutor, report: Report
+    ) -> Iterator[Found]:
+        alphabet = Alphabet.amino()
+        active = [
+            _Query(sequence, TextSequence(name=QUERY, sequence=sequence).digitize(alphabet), KeyHash())
+            for sequence in sequences
+        ]
+        for iteration in range(1, self.settings.iterations + 1):
+            residues = sum(len(query.sequence) for query in active)
+            steps = partial(_report_part, report, residues)
+            found = pool.search(list(threads.map(_build, active)), steps)
+            converged = list(threads.map(self._align, active, found))
+            waiting = []
+            for query, is_converged in zip(active, converged, strict=True):
+                if is_converged or iteration == self.settings.iterations:
+                    yield self._found(query)
+                    left = self.settings.iterations - iteration
+                    report(Step(float(self.database.state()["size"]) * len(query.sequence) * left))
+                else:
+                    waiting.append(query)
+            active = waiting
+
+    def _align(self, query: _Query, hits: TopHits) -> bool:
+        """Align what was included; tells whether there was nothing new in it."""
+        before = 1 if query.msa is None else len(query.msa.sequences)
+        num_new = hits.compare_ranking(query.ranking)
+        found = hits.to_msa(
+            query.digital.alphabet,
+            sequences=[query.digital],
+            traces=[Trace.from_sequence(query.digital)],
+            all_consensus_cols=True,
+            digitize=True,
+        )
+        msa = cast(DigitalMSA, found)
+        query.hits, query.iteration, query.msa = hits, query.iteration + 1, msa
+        msa.name = f"{QUERY}-i{query.iteration}"
+        msa.author = f"{self.settings.engine} (pyhmmer {pyhmmer.__version__})"
+        return num_new == 0 and len(msa.sequences) <= before
+
+    def _found(self, query: _Query) -> Found:
+        assert query.msa is not None
+        assert query.hits is not None
+        write = stockholm_text if self.settings.file_format == "sto" else a3m_text
+        name = f"{self.database.name}_hits.{self.settings.file_format}"
+        facts = {
+            "database": {"path": str(self.database.path), **self.database.state()},
+            "sequences_searched": query.hits.searched_sequences,
+            "hits": len(query.hits.included),
+            "rows": len(query.msa.sequences),
+            "iterations": query.iteration,
+        }
+        return Found(query.sequence, {name: write(query.msa)}, facts)
+
+
+def _report_part(report: Report, residues: int, num_bytes: int, compared: int) -> None:
+    report(Step(float(num_bytes) * residues, float(compared) * residues))
+
+
+def _build(query: _Query) -> HMM:
+    """The profile of the next pass: of the sequence, or of what the last pass included."""
+    alphabet = query.digital.alphabet
+    builder, background = Builder(alphabet, architecture="hand", seed=42), Background(alphabet)
+    with flushed_denormals():
+        profile: HMM
+        if query.msa is None:
+            profile, _, _ = builder.build(query.digital, background)
+        else:
+            profile, _, _ = builder.build_msa(query.msa, background)
+    return profile

@@ -1,0 +1,120 @@
+"""Searching FASTA files on this machine: what is asked for, checked and made into engines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fastfold.data.search.database import parse_databases
+from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
+from fastfold.data.search.run import SearchPlan
+from fastfold.data.targets import target_from_sequence, unique_stems
+from fastfold.errors import ConfigError
+from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.text_files import PathLike
+from fastfold.utils.units import parse_bytes
+
+MAX_WORKERS = 1024
+
+
+@dataclass(frozen=True)
+class LocalSearch:
+    """A search in FASTA files.
+
+    Attributes:
+        databases: See :func:`fastfold.data.search.database.parse_databases`.
+        settings: See :class:`~fastfold.data.search.hmmer.HmmerSettings`.
+        num_workers: Processes; None for one per core that this process may use.
+        memory: What they may take together: ``16GiB`` or a number of bytes for example; None for half of what is free.
+    """
+
+    databases: tuple[PathLike, ...]
+    settings: HmmerSettings = field(default_factory=HmmerSettings)
+    num_workers: int | None = None
+    memory: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.databases:
+            raise ConfigError("no database given; name one FASTA file or more")
+        if self.num_workers is not None and not 1 <= self.num_workers <= MAX_WORKERS:
+            raise ConfigError(f"a search takes 1 to {MAX_WORKERS} processes, got {self.num_workers}")
+
+    def engines(self) -> list[HmmerEngine]:
+        """One engine per database, each of which has been looked at.
+
+        Raises:
+            ConfigError: Two databases have one name, or the memory is no amount of memory.
+            InputError: A database cannot be used.
+        """
+        databases = parse_databases(self.databases)
+        for database in databases:
+            database.check()
+        workers = self.num_workers or _cores()
+        memory = host_available_bytes() // 2 if self.memory is None else parse_bytes(self.memory)
+        return [
+            HmmerEngine(self.settings, database, num_workers=workers, memory_bytes=memory)
+            for database in databases
+        ]
+
+
+def search(
+    sequences: str | Mapping[str, str] | Sequence[str],
+    databases: PathLike | Sequence[PathLike],
+    out: PathLike,
+    *,
+    num_workers: int = 1,
+    memory: str | int | None = None,
+    **settings: Any,
+) -> Path:
+    """Search sequence databases for the alignments of sequences.
+
+    Args:
+        sequences: A sequence, which is then called ``query``; sequences by name; or a list of them, called ``query_1``,
+            ``query_2`` and so on. ``:`` joins the chains of a complex.
+        databases: FASTA files, plain or compressed: ``NAME=FILE``, or a file whose name tells what it is
+            (``uniref90.fasta``).
+        out: Folder for the alignments, as ``fastfold.predict(msa=...)`` and ``--msa-dir`` take it. What it has
+            already is not searched for again.
+        num_workers: Processes. With more than one, the code of a script has to stand under
+            ``if __name__ == "__main__":``, because each of them reads the script.
+        memory: What they may take together, ``16GiB`` for example; by default half of what is free.
+        settings: More of :class:`~fastfold.data.search.hmmer.HmmerSettings`: ``engine``, ``iterations``, ``e_value``
+            and so on.
+
+    Returns:
+        The folder.
+
+    Raises:
+        InputError: A sequence or a database cannot be used.
+        ConfigError: A setting makes no sense.
+        OutputError: The folder cannot be written, or has alignments of the same name that are not from a search.
+    """
+    unknown = sorted(settings.keys() - {one.name for one in fields(HmmerSettings)})
+    if unknown:
+        raise ConfigError(f"there is no setting {unknown[0]!r}")
+    given = (databases,) if isinstance(databases, (str, os.PathLike)) else tuple(databases)
+    wanted = LocalSearch(given, HmmerSettings(**settings), num_workers, memory)
+    if isinstance(sequences, str):
+        named = {"query": sequences}
+    elif isinstance(sequences, Mapping):
+        named = dict(sequences)
+    else:
+        named = {f"query_{number}": sequence for number, sequence in enumerate(sequences, 1)}
+    stems = unique_stems(list(named))
+    targets = [
+        target_from_sequence(sequence, stem) for stem, sequence in zip(stems, named.values(), strict=True)
+    ]
+    SearchPlan(targets, wanted.engines(), Path(out)).run(
+        say=lambda line: None, on_step=lambda work, status, cost: None, interval_s=60.0
+    )
+    return Path(out)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,165 @@
+"""Searching for the alignments of targets: each distinct chain once in each place, into a folder for ``--msa-dir``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfold.data.search.engine import SearchEngine, Step
+from fastfold.data.search.folder import chain_places, check_place, publish
+from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
+from fastfold.data.targets import Target
+from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.units import clock
+
+Say = Callable[[str], None]
+OnStep = Callable[[str, str, float], None]
+"""Told what is worked on, how it goes, and what was done since the last time as a share of :attr:`SearchPlan.cost`."""
+
+
+@dataclass(frozen=True)
+class SearchSummary:
+    """How a search ended.
+
+    Attributes:
+        searched: Results that were found now, one per chain and place.
+        reused: Results that were there before.
+    """
+
+    searched: int
+    reused: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be searched for in one place.
+
+    Attributes:
+        engine: The place, and the way.
+        key: What its results are known by.
+        sequences: Distinct sequences that are wanted.
+        missing: Those of which there is no result.
+    """
+
+    engine: SearchEngine
+    key: SearchKey
+    sequences: list[str]
+    missing: list[str]
+
+
+class SearchPlan:
+    """What is to be searched, before it begins.
+
+    Args:
+        targets: The targets.
+        engines: The places; of two with one name the second is refused by who makes them.
+        out: Folder of alignments; it is made if it is not there.
+        skip: Tells of a place and a target whether that is left out.
+
+    Raises:
+        OutputError: A file is in the way that is not from a search, or the folder cannot be written.
+        FastFoldError: A place cannot be searched.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        engines: Iterable[SearchEngine],
+        out: Path,
+        *,
+        skip: Callable[[SearchEngine, Target], bool] = lambda engine, target: False,
+    ) -> None:
+        self._out = prepare_output_directory(out)
+        self._store = SearchStore(self._out / FOLDER)
+        self._places: dict[tuple[str, str], list[Path]] = {}
+        self._jobs: list[_Job] = []
+        for engine in engines:
+            wanted: dict[str, None] = {}
+            for target in targets:
+                for sequence, place in ({} if skip(engine, target) else chain_places(target)).items():
+                    self._places.setdefault((engine.name, sequence), []).append(self._out / place)
+                    check_place(self._out / place, engine.name)
+                    wanted[sequence] = None
+            if wanted:
+                key = engine.key(self._store)
+                missing = [sequence for sequence in wanted if self._store.find(sequence, key) is None]
+                self._jobs.append(_Job(engine, key, list(wanted), missing))
+
+    @property
+    def cost(self) -> float:
+        """All work, in the engines' unit."""
+        return sum(job.engine.cost(job.missing) for job in self._jobs)
+
+    def run(self, *, say: Say, on_step: OnStep, interval_s: float) -> SearchSummary:
+        """Search for what is missing, and put everything into its place.
+
+        A result is in its place as soon as it is found; what was finished before an interruption is not searched again.
+
+        Args:
+            say: Told in a line what was done in each place.
+            on_step: See :data:`OnStep`.
+            interval_s: Seconds between two calls of ``on_step`` at least.
+
+        Raises:
+            FastFoldError: A place cannot be searched, or a result not be written.
+        """
+        searched = reused = 0
+        for job in self._jobs:
+            known = set(job.sequences) - set(job.missing)
+            for sequence in job.sequences:
+                if sequence in known:
+                    self._publish(job, sequence)
+            searched += len(job.missing)
+            reused += len(known)
+            before = f", {len(known)} found before" if known else ""
+            if job.missing:
+                meter = _Meter(job.engine.name, len(job.missing), on_step, interval_s)
+                for found in job.engine.search(job.missing, meter.step):
+                    self._store.add(found.sequence, job.key, found.files, facts=found.facts)
+                    self._publish(job, found.sequence)
+                    meter.num_found += 1
+                say(f"{job.engine.name}: {meter.close()}{before}")
+            else:
+                say(f"{job.engine.name}: all {len(known)} found before")
+        return SearchSummary(searched, reused)
+
+    def _publish(self, job: _Job, sequence: str) -> None:
+        files = self._store.find(sequence, job.key)
+        assert files is not None
+        for place in self._places[job.engine.name, sequence]:
+            publish(place, job.key, files)
+
+
+class _Meter:
+    """Adds up the steps of an engine, and passes them on now and then."""
+
+    def __init__(self, name: str, number: int, on_step: OnStep, interval_s: float) -> None:
+        self._name, self._number, self._on_step, self._interval_s = name, number, on_step, interval_s
+        self._start = self._last = time.monotonic()
+        self._cost = self._cells = 0.0
+        self.num_found = 0
+
+    def step(self, step: Step) -> None:
+        self._cost += step.cost
+        self._cells += step.cells
+        if time.monotonic() - self._last >= self._interval_s:
+            self._pass_on()
+
+    def close(self) -> str:
+        """Pass the rest on; what was done, in words."""
+        if self._cost:
+            self._pass_on()
+        plural = "s" if self._number > 1 else ""
+        took = clock(time.monotonic() - self._start)
+        return f"{self._number} sequence{plural} searched in {took}{self._rate()}"
+
+    def _pass_on(self) -> None:
+        status = f"{self.num_found}/{self._number} found{self._rate()}"
+        self._on_step(self._name, status, self._cost)
+        self._cost, self._last = 0.0, time.monotonic()
+
+    def _rate(self) -> str:
+        seconds = max(time.monotonic() - self._start, 1e-9)
+        return f", {self._cells / seconds / 1e9:.2f} billion cells/s" if self._cells else ""

@@ -1,0 +1,157 @@
+"""Comparing profiles with a whole database, by several processes, as if one had done it.
+
+Each process compares the profiles with its parts. HMMER's E-values depend on the number of sequences in the database:
+they are computed, and the thresholds applied, when the hits of all parts are merged. Its filters look at each sequence
+alone. So hits, scores, E-values and alignments are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from pyhmmer.plan7 import HMM, TopHits
+
+from fastfold.data.loading.worker_pool import InlinePool, WorkerPool
+from fastfold.data.search.chunks import CHUNK_BYTES, Part, split_database
+from fastfold.data.search.database import SequenceDatabase, changed
+from fastfold.data.search.shards import ShardHits, ShardSearcher, ShardTask
+from fastfold.errors import ConfigError, InputError
+
+Report = Callable[[int, int], None]
+"""Told bytes of the database, and residues in them, each time a part has been compared."""
+
+_PROCESS_BYTES = 80 << 20  # Python, pyhmmer and HMMER's matrices
+_EXPANSION = 7  # a part of short sequences as text and in HMMER's form, per byte of text
+_PART_BYTES = 16 << 20
+_SMALLEST_PART = 1 << 20
+_AHEAD = 2  # parts that a worker has to do before it is given more
+_MERGED_AT_ONCE = 32
+
+
+class ShardPool:
+    """Processes that have a database among them; a context manager.
+
+    Args:
+        database: The database.
+        settings: Of HMMER's pipeline, by its names.
+        num_workers: Number of processes; 1 for none but this one.
+        memory_bytes: What all processes together may take. What of the database does not fit is read anew for each
+            call of :meth:`search`.
+        chunk_bytes: Length of the pieces in which the database is dealt out.
+
+    Raises:
+        ConfigError: The memory is too small for so many processes.
+    """
+
+    def __init__(
+        self,
+        database: SequenceDatabase,
+        settings: Mapping[str, Any],
+        *,
+        num_workers: int,
+        memory_bytes: int,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        share = memory_bytes // num_workers - _PROCESS_BYTES
+        if share < _EXPANSION * _SMALLEST_PART:
+            needed = num_workers * (_PROCESS_BYTES + _EXPANSION * _SMALLEST_PART)
+            raise ConfigError(
+                f"a memory of {memory_bytes >> 20} MiB is too small to search with {num_workers} processes, which need "
+                f"{-(-needed >> 20)} MiB; allow more memory or fewer processes"
+            )
+        self._part_bytes = max(_SMALLEST_PART, min(_PART_BYTES, share // (2 * _EXPANSION)))
+        searcher = ShardSearcher(settings, share - _EXPANSION * self._part_bytes)
+        self._database, self._chunk_bytes = database, chunk_bytes
+        self._state = database.state()
+        self._num_residues: int | None = None
+        self._kept: dict[int, Part] = {}
+        self._complete = False
+        self._pools: list[InlinePool | WorkerPool] = (
+            [InlinePool(searcher)]
+            if num_workers == 1
+            else [WorkerPool(searcher, 1) for _ in range(num_workers)]
+        )
+
+    def __enter__(self) -> ShardPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pool in self._pools:
+            pool.close()
+
+    def search(self, profiles: Sequence[HMM], report: Report | None = None) -> list[TopHits]:
+        """Compare profiles with every sequence of the database.
+
+        Args:
+            profiles: The profiles.
+            report: See :data:`Report`.
+
+        Returns:
+            Per profile its hits, best first.
+
+        Raises:
+            InputError: The database cannot be read, holds what is not a protein, or was changed meanwhile.
+        """
+        found: list[list[TopHits]] = [[] for _ in profiles]
+        waiting: deque[list[Part]] = deque()
+        num_residues = 0
+
+        def collect() -> None:
+            nonlocal num_residues
+            for pool, part in zip(self._pools, waiting.popleft(), strict=True):
+                outcome = self._outcome(pool)
+                num_residues += outcome.num_residues
+                if outcome.is_kept:
+                    self._kept[part.number] = part._replace(text=None if part.text else part.text)
+                for hits, own in zip(found, outcome.hits, strict=True):
+                    hits.append(own)
+                    if len(hits) == _MERGED_AT_ONCE:
+                        hits[:] = [hits[0].merge(*hits[1:])]
+                if report is not None:
+                    report(part.num_bytes, outcome.num_residues)
+
+        parts: list[Part] = []
+        for round_ in self._rounds():
+            parts += round_
+            waiting.append(round_)
+            for pool, part in zip(self._pools, round_, strict=True):
+                pool.submit(part.number, ShardTask(self._kept.get(part.number, part), profiles))
+            if len(waiting) == _AHEAD:
+                collect()
+        while waiting:
+            collect()
+        if self._database.state() != self._state or self._num_residues not in (None, num_residues):
+            raise changed(self._database)
+        if not num_residues:
+            raise InputError("has no sequences; it cannot be searched", path=self._database.path)
+        self._num_residues = num_residues
+        self._complete = len(self._kept) == len(parts)
+        return [hits[0].merge(*hits[1:]) if len(hits) > 1 else hits[0] for hits in found]
+
+    def _rounds(self) -> Iterator[list[Part]]:
+        """The parts of the database, one per worker at a time."""
+        workers = len(self._pools)
+        if self._complete:
+            for first in range(0, len(self._kept), workers):
+                yield [self._kept[first + worker] for worker in range(workers)]
+            return
+        try:
+            yield from split_database(
+                self._database.path, workers, self._part_bytes, chunk_bytes=self._chunk_bytes
+            )
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror or error}", path=self._database.path) from None
+
+    def _outcome(self, pool: InlinePool | WorkerPool) -> ShardHits:
+        outcome = pool.next_outcome()
+        if outcome.failure is not None:
+            place = str(self._database.path)
+            message = outcome.failure if outcome.failure.startswith(place) else f"{place}: {outcome.failure}"
+            raise InputError(message)
+        hits: ShardHits = outcome.value
+        return hits

@@ -1,0 +1,159 @@
+"""The worker's side of a search: parts of a database as digital sequences, and profiles compared with them.
+
+A worker keeps the parts that it was given as long as they fit into its share of the memory, so that the next profiles
+find them there; what does not fit is read again each time.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from pyhmmer.easel import Alphabet, DigitalSequenceBlock, SequenceFile
+from pyhmmer.plan7 import HMM, Pipeline, TopHits
+
+from fastfold.data.search.chunks import Part
+from fastfold.data.search.denormals import flushed_denormals
+from fastfold.errors import InputError
+
+MAX_TARGET_RESIDUES = 100_000
+"""Longest sequence of a database that HMMER compares."""
+
+_ALLOCATION = 1.15  # what the allocator takes beyond what sequences say of themselves
+
+
+class ShardTask(NamedTuple):
+    """Profiles to compare with a part of a database.
+
+    Attributes:
+        part: The part.
+        profiles: The profiles.
+    """
+
+    part: Part
+    profiles: Sequence[HMM]
+
+
+class ShardHits(NamedTuple):
+    """What was found in a part.
+
+    Attributes:
+        hits: Per profile its hits; their E-values are those of a search of this part alone, until they are merged.
+        num_residues: Residues in the part.
+        is_kept: Whether the worker has the part in memory from now on.
+    """
+
+    hits: list[TopHits]
+    num_residues: int
+    is_kept: bool
+
+
+@dataclass
+class ShardSearcher:
+    """Compares profiles with parts of a database; one per worker.
+
+    Attributes:
+        settings: Of HMMER's pipeline, by its names: ``E``, ``incE``, ``F1`` and so on.
+        memory_bytes: What the parts that are kept may take.
+    """
+
+    settings: Mapping[str, Any]
+    memory_bytes: int
+    _kept: dict[int, tuple[DigitalSequenceBlock, int]] = field(default_factory=dict, init=False, repr=False)
+    _used: int = field(default=0, init=False, repr=False)
+
+    def __call__(self, key: int, task: ShardTask) -> ShardHits:
+        """Search a part.
+
+        Args:
+            key: Number of the task; not used.
+            task: What to search, and with what.
+
+        Raises:
+            InputError: The part cannot be read, or holds what is not a protein.
+        """
+        block, num_residues = self._block(task.part)
+        hits = []
+        with flushed_denormals():
+            for profile in task.profiles:
+                pipeline = Pipeline(profile.alphabet, **self.settings)
+                hits.append(pipeline.search_hmm(profile, block))
+        return ShardHits(hits, num_residues, task.part.number in self._kept)
+
+    def _block(self, part: Part) -> tuple[DigitalSequenceBlock, int]:
+        """The sequences of a part and the number of their residues."""
+        if part.number in self._kept:
+            return self._kept[part.number]
+        try:
+            text = part.read()
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror or error}", path=part.path) from None
+        block = digitize(text, part)
+        num_residues = sum(map(len, block))
+        size = int(_ALLOCATION * (sys.getsizeof(block) + sum(map(sys.getsizeof, block))))
+        if self._used + size <= self.memory_bytes:
+            self._kept[part.number] = block, num_residues
+            self._used += size
+        return block, num_residues
+
+
+def digitize(text: bytes, part: Part) -> DigitalSequenceBlock:
+    """The sequences of some FASTA records in HMMER's form.
+
+    Args:
+        text: The records; bytes of names that are not UTF-8 become U+FFFD.
+        part: Where they come from, for error messages.
+
+    Raises:
+        InputError: A record cannot be used; it is named.
+    """
+    if not text.isascii():
+        text = text.decode("utf-8", "replace").encode()
+    enabled = gc.isenabled()
+    gc.disable()  # it would look at all sequences read so far, again and again
+    try:
+        block = _parse(text)
+    except ValueError as error:
+        raise _explained(text, part, error) from None
+    finally:
+        if enabled:
+            gc.enable()
+    if block and len(block.largest()) > MAX_TARGET_RESIDUES:
+        longest = block.largest()
+        raise InputError(
+            f"has {len(longest):,} residues; HMMER compares sequences up to {MAX_TARGET_RESIDUES:,}: remove the "
+            "record or cut it",
+            path=part.path,
+            record=longest.name,
+        )
+    return block
+
+
+def _parse(text: bytes) -> DigitalSequenceBlock:
+    alphabet = Alphabet.amino()
+    if not text.strip():
+        return DigitalSequenceBlock(alphabet)
+    with SequenceFile(io.BytesIO(text), format="fasta", digital=True, alphabet=alphabet) as file:
+        block = file.read_block()
+    return cast(DigitalSequenceBlock, block)
+
+
+def _explained(text: bytes, part: Part, error: ValueError) -> InputError:
+    """The error of records that cannot be parsed, with the name of the first bad one."""
+    for record in (b"\n" + text).split(b"\n>")[1:]:
+        try:
+            _parse(b">" + record)
+        except ValueError as one:
+            words = record.split(None, 1)
+            name = words[0].decode("utf-8", "replace") if record[:1].strip() and words else ""
+            why = str(one).rpartition(": ")[2].strip()
+            return InputError(
+                f"cannot be parsed ({why}); a database has plain sequences of letters without gaps",
+                path=part.path,
+                record=name,
+            )
+    return InputError(f"cannot be parsed ({error})", path=part.path)

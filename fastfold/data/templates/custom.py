@@ -1,0 +1,271 @@
+"""Structures of the user as templates of a chain, aligned by the profile of the chain's alignment or by the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastfold.data.fasta import split_records
+from fastfold.data.msa.msa import Msa
+from fastfold.data.targets import mask_unknown
+from fastfold.data.templates.entry import EntryChain
+from fastfold.data.templates.features import Template, place_template
+from fastfold.data.templates.outcome import Outcome, TemplateSkipped
+from fastfold.data.templates.realign import map_to_sequence
+from fastfold.data.templates.search import align_to_profile
+from fastfold.data.templates.select import ChainTemplates
+from fastfold.errors import InputError
+from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.utils.text_files import PathLike, read_text_bytes
+
+_LIMIT = 1 << 28
+_STRUCTURE = re.compile(r"\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class CustomChain:
+    """A protein chain of a file that the user gave.
+
+    Attributes:
+        file: Name of the file without its endings.
+        name: ``<file>_<chain>``, what the template is called.
+        chain: Its sequence and atoms.
+    """
+
+    file: str
+    name: str
+    chain: EntryChain
+
+
+@dataclass(frozen=True)
+class CustomAlignment:
+    """How the user aligned structures with one chain.
+
+    Attributes:
+        path: The file.
+        query: Letters of the chain, the first row.
+        rows: For each further row, its name and its letters in A3M's form: upper case and ``-`` for each residue of
+            the query, lower case for what stands between them.
+    """
+
+    path: PathLike
+    query: str
+    rows: dict[str, str]
+
+
+def read_custom_chains(paths: Iterable[PathLike]) -> list[CustomChain]:
+    """Reads all protein chains of the user's structures.
+
+    Args:
+        paths: mmCIF and PDB files, plain or with ``.gz``, and folders of them.
+
+    Raises:
+        InputError: A file cannot be read, has no protein, or is called like another; or a folder has no structure.
+    """
+    chains: list[CustomChain] = []
+    files: dict[str, Path] = {}
+    for path in _structure_files(paths):
+        file = structure_name(path)
+        if file in files:
+            raise InputError(
+                f"is called like {files[file]}; rename one, templates are known by these names", path=path
+            )
+        files[file] = path
+        for found in read_structure(path).chains:
+            chain = EntryChain(found.sequence, found.positions, found.mask)
+            chains.append(CustomChain(file, f"{file}_{found.chain_id}", chain))
+    return chains
+
+
+def _structure_files(paths: Iterable[PathLike]) -> list[Path]:
+    """The files, those of folders in the order of their names."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(file for file in path.iterdir() if _STRUCTURE.search(file.name) and file.is_file())
+        if not inside:
+            raise InputError("holds no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=path)
+        found += inside
+    return found
+
+
+def read_custom_alignment(path: PathLike) -> CustomAlignment:
+    """Reads how structures are aligned with a chain.
+
+    Args:
+        path: A3M, or FASTA with rows of equal length; the chain first, then a row for each structure, called
+            ``<file>_<chain>``, or ``<file>`` if it has one chain.
+
+    Raises:
+        InputError: The file cannot be read, or is no such alignment.
+    """
+    text = read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace")
+    _, records = split_records(text)
+    rows: dict[str, str] = {}
+    for record in records:
+        name = (record.header.split() or [""])[0]
+        letters = "".join("".join(record.lines).split()).replace(".", "-")
+        if name in rows:
+            raise InputError(
+                "a name occurs twice; each chain has one row", path=path, line=record.line, record=name
+            )
+        if not re.fullmatch("[A-Za-z-]+", letters):
+            message = "a row holds what is neither a letter nor a gap"
+            raise InputError(message, path=path, line=record.line, record=name)
+        rows[name] = letters
+    if len(rows) < 2:
+        raise InputError("has no alignment: the chain's row, then a row for each structure", path=path)
+    first = next(iter(rows))
+    query = rows.pop(first)
+    if "-" in query:  # FASTA: what stands where the chain has a gap is an insertion
+        if any(len(row) != len(query) for row in rows.values()):
+            raise InputError("the rows of an alignment in FASTA must have equal lengths", path=path)
+        rows = {name: _insertions_lowered(query, row) for name, row in rows.items()}
+    query = query.replace("-", "").upper()
+    for name, row in rows.items():
+        width = sum(letter == "-" or letter.isupper() for letter in row)
+        if width != len(query):
+            raise InputError(
+                f"a row has {width} columns, the chain {len(query)} residues", path=path, record=name
+            )
+    return CustomAlignment(path, query, rows)
+
+
+def _insertions_lowered(query: str, row: str) -> str:
+    pairs = zip(query, row.upper(), strict=True)
+    return "".join(letter if mine != "-" else letter.replace("-", "").lower() for mine, letter in pairs)
+
+
+def custom_templates(
+    chains: Sequence[CustomChain],
+    query: str,
+    msa: Msa,
+    *,
+    max_templates: int,
+    alignments: Sequence[CustomAlignment] = (),
+) -> ChainTemplates:
+    """Makes templates of the user's structures.
+
+    The best aligned chain of each structure comes first, in the order of the structures, then their second chains and
+    so on. Of chains of one structure that show the query the same letters the first one is taken. Neither dates nor the
+    likeness to the query count.
+
+    Args:
+        chains: The structures' chains.
+        query: The chain's sequence.
+        msa: The chain's alignment, whose profile the structures are aligned with.
+        max_templates: Templates wanted.
+        alignments: The user's; that of this chain is used for the structures that it names.
+
+    Raises:
+        InputError: An alignment of the user's does not fit its structures.
+    """
+    given = _given_places(chains, query, alignments)
+    aligned = align_to_profile(msa, [one.chain.sequence for i, one in enumerate(chains) if i not in given])
+    profiles = dict(zip([i for i in range(len(chains)) if i not in given], aligned, strict=True))
+    candidates: list[tuple[int, int, Template]] = []
+    outcomes: dict[int, Outcome] = {}
+    for i, one in enumerate(chains):
+        try:
+            places = given[i] if i in given else _own_places(profiles[i], query, one)
+            letters = {mine: one.chain.sequence[place] for mine, place in places.items()}
+            template = place_template(one.chain, places, letters, len(query), name=one.name)
+        except TemplateSkipped as skipped:
+            outcomes[i] = Outcome(one.name, skipped.reason, str(skipped))
+            continue
+        same = [t for j, _, t in candidates if chains[j].file == one.file and t.sequence == template.sequence]
+        if same:
+            message = f"it repeats the letters of {same[0].name}"
+            outcomes[i] = Outcome(one.name, "repeated", message)
+            continue
+        candidates.append((i, len(places), template))
+    order = _by_structure(candidates, chains)
+    chosen = [template for _, _, template in order[:max_templates]]
+    for i, count, template in order:
+        if template in chosen:
+            outcomes[i] = Outcome(template.name, "used", aligned=count)
+        else:
+            outcomes[i] = Outcome(template.name, "not needed", "there are enough templates without it")
+    return ChainTemplates(
+        tuple(chosen), tuple(outcomes[i] for i in sorted(outcomes)), len(chains), ("given structures",)
+    )
+
+
+def _by_structure(
+    candidates: Sequence[tuple[int, int, Template]], chains: Sequence[CustomChain]
+) -> list[tuple[int, int, Template]]:
+    """The best chain of each structure, then the second ones, and so on."""
+    ranks: dict[str, int] = {}
+    ranked = []
+    for candidate in sorted(candidates, key=lambda one: -one[1]):
+        file = chains[candidate[0]].file
+        ranks[file] = ranks.get(file, -1) + 1
+        ranked.append((ranks[file], candidate))
+    files = list(dict.fromkeys(one.file for one in chains))
+    ranked.sort(key=lambda one: (one[0], files.index(chains[one[1][0]].file)))
+    return [candidate for _, candidate in ranked]
+
+
+def _own_places(places: dict[int, int], query: str, one: CustomChain) -> dict[int, int]:
+    """Where the profile puts a chain's residues; where it does not know it, Kalign if the sequences are alike."""
+    if places:
+        return places
+    try:
+        return map_to_sequence(query, one.chain.sequence, name=one.name)
+    except TemplateSkipped:
+        raise TemplateSkipped(
+            "other sequence", "no part of its sequence aligns with the chain by itself"
+        ) from None
+
+
+def _given_places(
+    chains: Sequence[CustomChain], query: str, alignments: Sequence[CustomAlignment]
+) -> dict[int, dict[int, int]]:
+    """By number of the chain, the places that the user's alignments of this query give its residues."""
+    single = {one.file for one in chains if sum(other.file == one.file for other in chains) == 1}
+    names = {one.name: i for i, one in enumerate(chains)}
+    names |= {one.file: i for i, one in enumerate(chains) if one.file in single}
+    found: dict[int, dict[int, int]] = {}
+    for alignment in alignments:
+        for name in alignment.rows:
+            if name not in names:
+                known = ", ".join(one.name for one in chains[:5])
+                raise InputError(
+                    f"no structure has a chain of this name; there are {known}",
+                    path=alignment.path,
+                    record=name,
+                )
+        if mask_unknown(alignment.query) != query:
+            continue
+        for name, row in alignment.rows.items():
+            number = names[name]
+            found[number] = _row_places(row, chains[number].chain.sequence, name, alignment.path)
+    return found
+
+
+def _row_places(row: str, sequence: str, name: str, path: PathLike) -> dict[int, int]:
+    """For each aligned residue of the query, the residue of the sequence."""
+    letters = mask_unknown(row.replace("-", ""))
+    pattern = "".join("." if letter == "X" else f"[{letter}X]" for letter in letters)
+    match = re.search(pattern, sequence)
+    if not letters or match is None:
+        raise InputError(
+            "the letters of this row are not in the sequence of its structure, which is "
+            f"{sequence[:40]}{'…' if len(sequence) > 40 else ''}",
+            path=path,
+            record=name,
+        )
+    places: dict[int, int] = {}
+    column, place = 0, match.start()
+    for letter in row:
+        if letter.isupper():
+            places[column] = place
+        place += letter != "-"
+        column += letter == "-" or letter.isupper()
+    if not places:
+        raise InputError("a row without an aligned residue", path=path, record=name)
+    return places

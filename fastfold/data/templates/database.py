@@ -1,0 +1,157 @@
+"""A folder of the PDB's mmCIF files, and lists of those that are obsolete and of their dates."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from datetime import date
+from pathlib import Path
+
+from fastfold.data.templates.entry import Entry
+from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+
+_LIMIT = 1 << 30
+_KEPT = 16
+"""Entries that are kept in memory: several hits are often of one entry, and chains of a complex share templates."""
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)$", re.ASCII)
+
+
+class MmcifFolder:
+    """Finds and reads entries by their PDB id.
+
+    Args:
+        folder: The folder. An entry ``1abc`` is ``1abc.cif`` or ``1abc.cif.gz`` there, or in the folder ``ab`` (as the
+            PDB's archive is divided).
+        obsolete: The PDB's list of obsolete entries (``obsolete.dat``); None for ``obsolete.dat`` in the folder or next
+            to it (as AlphaFold's script puts it), if there is one.
+        release_dates: Lines ``1abc:2001-02-03``, which spare reading entries that are too new; None for none.
+        official_errors: Whether two errors of the official program are repeated, to compare with it: atoms behind a
+            place with several residue types are put one residue too early
+            (:class:`fastfold.data.templates.entry.Entry`), and where a hit is aligned anew, what has no counterpart
+            gets the atoms of the chain's last residue.
+
+    Raises:
+        InputError: The folder or a list is missing or unreadable.
+    """
+
+    def __init__(
+        self,
+        folder: PathLike,
+        *,
+        obsolete: PathLike | None = None,
+        release_dates: PathLike | None = None,
+        official_errors: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise InputError("no such folder; give the one that holds the PDB's mmCIF files", path=folder)
+        if obsolete is None:
+            beside = (self.folder / "obsolete.dat", self.folder.parent / "obsolete.dat")
+            obsolete = next((path for path in beside if path.is_file()), None)
+        self.replacements = {} if obsolete is None else read_obsolete(obsolete)
+        self.release_dates = {} if release_dates is None else read_release_dates(release_dates)
+        self.official_errors = official_errors
+        self._entries: OrderedDict[str, Entry | TemplateSkipped] = OrderedDict()
+
+    def current_id(self, pdb_id: str) -> str:
+        """The id under which an entry is looked for: that of its successor, if it is obsolete.
+
+        Raises:
+            TemplateSkipped: It was withdrawn without one.
+        """
+        if pdb_id not in self.replacements:
+            return pdb_id
+        successor = self.replacements[pdb_id]
+        if successor is None:
+            raise TemplateSkipped("withdrawn", "the PDB has withdrawn this entry")
+        return pdb_id if pdb_id in self.release_dates else successor
+
+    def entry(self, pdb_id: str) -> Entry:
+        """The entry of this id.
+
+        Raises:
+            TemplateSkipped: Its file is not there, or cannot be used.
+        """
+        found = self._entries.pop(pdb_id, None)
+        if found is None:
+            found = self._read(pdb_id)
+        self._entries[pdb_id] = found
+        while len(self._entries) > _KEPT:
+            self._entries.popitem(last=False)
+        if isinstance(found, TemplateSkipped):
+            raise TemplateSkipped(found.reason, str(found))
+        return found
+
+    def _read(self, pdb_id: str) -> Entry | TemplateSkipped:
+        """The entry, or why it cannot be used."""
+        middle = self.folder / pdb_id[1:3]
+        names = [base / f"{pdb_id}.cif{end}" for base in (self.folder, middle) for end in ("", ".gz")]
+        path = next((path for path in names if path.is_file()), None)
+        if path is None:
+            return TemplateSkipped(
+                "missing file", f"there is no {pdb_id}.cif or {pdb_id}.cif.gz in {self.folder}"
+            )
+        try:
+            lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
+            return Entry(lines, path=path, alternatives_count=self.official_errors)
+        except InputError as error:
+            return TemplateSkipped("unreadable", str(error))
+
+
+def read_obsolete(path: PathLike) -> dict[str, str | None]:
+    """Reads the PDB's list of obsolete entries.
+
+    Args:
+        path: Lines such as ``OBSLTE    31-JUL-94 116L     216L``.
+
+    Returns:
+        For each obsolete id in lower case, its first successor, or None if it has none.
+
+    Raises:
+        InputError: The file cannot be read, or has no such line.
+    """
+    found: dict[str, str | None] = {}
+    lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
+    for line in lines:
+        words = line.split()
+        if words[:1] == ["OBSLTE"] and len(words) > 2:
+            found[words[2].lower()] = words[3].lower() if len(words) > 3 else None
+    if not found and any(line.strip() for line in lines):
+        raise InputError("is not the PDB's list of obsolete entries (no line 'OBSLTE')", path=path)
+    return found
+
+
+def read_release_dates(path: PathLike) -> dict[str, date]:
+    """Reads release dates.
+
+    Args:
+        path: Lines such as ``1abc:2001-02-03``.
+
+    Returns:
+        The dates by id in lower case.
+
+    Raises:
+        InputError: The file cannot be read, or a line is none of these.
+    """
+    found = {}
+    lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        name, _, text = line.partition(":")
+        released = parse_date(text)
+        if released is None:
+            raise InputError("not a line such as 1abc:2001-02-03", path=path, line=number)
+        found[name.strip().lower()] = released
+    return found
+
+
+def parse_date(text: str) -> date | None:
+    """A date written as ``YYYY-MM-DD``, None if it is not one."""
+    match = _DATE.match(text.strip())
+    try:
+        return None if match is None else date(*map(int, match.groups()))
+    except ValueError:
+        return None

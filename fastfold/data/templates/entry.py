@@ -1,0 +1,232 @@
+"""A PDB entry as templates are taken from it: sequences of its protein chains and where their atoms are.
+
+The decisions are those of AlphaFold's template pipeline, which differ from those of
+:func:`fastfold.protein.io.read.read_structure`, made for training: every atom that atom37 has a place for is taken,
+whatever the type of its residue; of alternate locations the best of each atom; and an entry whose polymers have atoms
+without a place in the sequence is not used at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
+from fastfold.utils.text_files import PathLike
+
+_CATEGORIES = (
+    "_atom_site",
+    "_chem_comp",
+    "_entity_poly_seq",
+    "_pdbx_audit_revision_history",
+    "_struct_asym",
+)
+_ITEMS = (
+    *("label_asym_id", "auth_asym_id", "label_seq_id", "label_comp_id", "label_atom_id"),
+    *("occupancy", "cartn_x", "cartn_y", "cartn_z"),
+)
+_MAX_COORDINATE = 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class EntryChain:
+    """One protein chain of an entry, ``N`` residues of its sequence, observed or not.
+
+    Attributes:
+        sequence: ``N`` letters, ``X`` for residues that have none.
+        positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
+        mask: ``[N, 37]`` float32.
+    """
+
+    sequence: str
+    positions: np.ndarray
+    mask: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Polymer:
+    """A protein of the entry: its letters, and the lowest number in its sequence."""
+
+    sequence: str
+    first: int
+
+
+class Entry:
+    """The protein chains of an mmCIF file.
+
+    Args:
+        lines: The file's lines.
+        path: The file, for messages.
+        alternatives_count: Whether each of several residue types that share a place in the sequence
+            (microheterogeneity) counts as a residue of its own, as AlphaFold has it, which puts the atoms behind that
+            place one residue too early; else the first one counts.
+
+    Attributes:
+        release_date: Oldest revision, ``YYYY-MM-DD``; empty if the file has none.
+        sequences: Letters of each chain by the author's name of it, in the order of the file.
+
+    Raises:
+        InputError: The file is damaged, or an atom of a protein has no place in its sequence.
+    """
+
+    def __init__(self, lines: Sequence[str], *, path: PathLike, alternatives_count: bool = False) -> None:
+        tables = read_cif_tables(lines, _CATEGORIES, path=path)
+        dates = tables.get("_pdbx_audit_revision_history", CifTable()).column("revision_date")
+        self.release_date = min((date for date in dates if date), default="")
+        self._path = path
+        polymers = _proteins(tables, path, alternatives_count=alternatives_count)
+        self._polymers: dict[str, _Polymer] = {}
+        self._atoms: dict[str, list[tuple[str, ...]]] = {}
+        self._read_atoms(tables.get("_atom_site", CifTable()), polymers)
+        self.sequences = {chain_id: polymer.sequence for chain_id, polymer in self._polymers.items()}
+
+    def _read_atoms(self, table: CifTable, polymers: dict[str, _Polymer]) -> None:
+        """Sorts the first model's atoms by chain, in the order of the polymers."""
+        models = table.column("pdbx_pdb_model_num")
+        columns = [table.column(item) for item in _ITEMS]
+        names: dict[str, str] = {}
+        for i, row in enumerate(zip(*columns, strict=True)):
+            if models[i] != models[0]:
+                break
+            asym, author, place = row[:3]
+            if asym not in polymers:
+                continue
+            if not place.isdecimal():
+                raise InputError(
+                    "an atom of a protein has no place in its sequence (label_seq_id)",
+                    path=self._path,
+                    line=table.lines[i],
+                )
+            if asym not in names:
+                # Where two polymers share an author's name the last one has it.
+                names[asym] = author
+                self._atoms[author] = []
+            self._atoms[names[asym]].append(row[2:])
+        for asym, polymer in polymers.items():
+            if asym in names:
+                self._polymers[names[asym]] = polymer
+
+    def chain(self, chain_id: str) -> EntryChain:
+        """The atoms of a chain.
+
+        Args:
+            chain_id: One of :attr:`sequences`.
+
+        Raises:
+            InputError: A coordinate is not a number.
+        """
+        polymer = self._polymers[chain_id]
+        length = len(polymer.sequence)
+        positions = np.zeros((length, rc.atom_type_num, 3), np.float32)
+        mask = np.zeros((length, rc.atom_type_num), np.float32)
+        residues: dict[int, list[tuple[str, ...]]] = {}
+        for row in self._atoms[chain_id]:
+            residues.setdefault(int(row[0]) - polymer.first, []).append(row)
+        for place, rows in residues.items():
+            if 0 <= place < length:
+                atoms = self._residue(rows)
+                for slot, xyz in atoms.items():
+                    positions[place, slot], mask[place, slot] = xyz, 1.0
+        return EntryChain(polymer.sequence, positions, mask)
+
+    def _residue(self, rows: list[tuple[str, ...]]) -> dict[int, np.ndarray]:
+        """Positions of one residue's atoms by their atom37 place."""
+        best: dict[str, tuple[float, tuple[str, ...]]] = {}
+        totals: dict[str, float] = {}
+        for row in rows:
+            totals[row[1]] = totals.get(row[1], 0.0) + _number(row[3] or "1", self._path)
+        name = max(totals, key=lambda key: totals[key])
+        for row in rows:
+            if row[1] != name:
+                continue
+            occupancy = _number(row[3] or "1", self._path)
+            if row[2] not in best or occupancy > best[row[2]][0]:
+                best[row[2]] = (occupancy, row)
+        atoms: dict[int, np.ndarray] = {}
+        for atom, (_, row) in best.items():
+            slot = rc.atom_order.get(atom)
+            if slot is None and atom.upper() == "SE" and name == "MSE":
+                slot = rc.atom_order["SD"]
+            if slot is not None:
+                atoms[slot] = np.array([_number(text, self._path) for text in row[4:7]], np.float32)
+        if name == "ARG":
+            _name_arginine_nitrogens(atoms)
+        return atoms
+
+
+def _proteins(
+    tables: dict[str, CifTable], path: PathLike, *, alternatives_count: bool
+) -> dict[str, _Polymer]:
+    """Proteins by the file's own name of their chains."""
+    listed = tables.get("_entity_poly_seq", CifTable())
+    rows = zip(listed.column("entity_id"), listed.column("num"), listed.column("mon_id"), strict=True)
+    monomers: dict[str, list[tuple[int, str]]] = {}
+    for i, (entity, number, name) in enumerate(rows):
+        if not number.isdecimal():
+            raise InputError("a residue of the sequence has no number", path=path, line=listed.lines[i])
+        monomers.setdefault(entity, []).append((int(number), name))
+    components = tables.get("_chem_comp", CifTable())
+    peptides = {
+        name
+        for name, kind in zip(components.column("id"), components.column("type"), strict=True)
+        if "peptide" in kind.lower()
+    }
+    proteins = {}
+    for entity, members in monomers.items():
+        if any(name in peptides for _, name in members):
+            first = min(number for number, _ in members)
+            names = (
+                [name for _, name in members]
+                if alternatives_count
+                else list(_first_of_each(members).values())
+            )
+            proteins[entity] = _Polymer("".join(_letter(name) for name in names), first)
+    chains = tables.get("_struct_asym", CifTable())
+    pairs = list(zip(chains.column("id"), chains.column("entity_id"), strict=True))
+    return {asym: proteins[entity] for wanted in proteins for asym, entity in pairs if entity == wanted}
+
+
+def _first_of_each(members: Sequence[tuple[int, str]]) -> dict[int, str]:
+    """The first residue name of each number, in the order of the numbers' first appearance."""
+    found: dict[int, str] = {}
+    for number, name in members:
+        found.setdefault(number, name)
+    return found
+
+
+@cache
+def _letters() -> dict[str, str]:
+    """One-letter codes of all residue names that Biopython knows."""
+    from Bio.Data.PDBData import protein_letters_3to1_extended
+
+    return {name.strip(): letter for name, letter in protein_letters_3to1_extended.items()}
+
+
+def _letter(name: str) -> str:
+    letter = _letters().get(name, "X")
+    return letter if len(letter) == 1 and letter.isalpha() else "X"
+
+
+def _number(text: str, path: PathLike) -> float:
+    """A coordinate or an occupancy."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not abs(value) < _MAX_COORDINATE:
+        raise InputError(f"an atom has {text[:20]!r} where a number is expected", path=path)
+    return value
+
+
+def _name_arginine_nitrogens(atoms: dict[int, np.ndarray]) -> None:
+    """Swaps NH1 and NH2 where NH2 is nearer to CD (AlphaFold's supplement, section 1.2.1)."""
+    cd, first, second = (rc.atom_order[name] for name in ("CD", "NH1", "NH2"))
+    if not {cd, first, second} <= set(atoms):
+        return
+    if np.linalg.norm(atoms[first] - atoms[cd]) > np.linalg.norm(atoms[second] - atoms[cd]):
+        atoms[first], atoms[second] = atoms[second], atoms[first]

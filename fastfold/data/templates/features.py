@@ -1,0 +1,189 @@
+"""The features of one template: its atoms at the residues of the query that they are aligned with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+
+import numpy as np
+
+from fastfold.data.templates.database import MmcifFolder, parse_date
+from fastfold.data.templates.entry import Entry, EntryChain
+from fastfold.data.templates.hits import TemplateHit
+from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.realign import map_to_sequence
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+
+MAX_CA_DISTANCE = 150.0
+"""A chain in which the CA atoms of two neighbours lie farther apart than this, in Å, is left out."""
+MIN_ATOMS = 5
+"""A template with fewer atoms is left out: alanine alone has five."""
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """One template at the ``N`` residues of the query.
+
+    Attributes:
+        name: ``<PDB id>_<chain>``, or what a structure of the user's is called.
+        sequence: ``N`` letters of the template, ``-`` where the query's residue has none.
+        positions: ``[N, 37, 3]`` float32 in Å, zero where the mask is.
+        mask: ``[N, 37]`` float32.
+        sum_probs: HHsearch's sum of posterior probabilities, 0 for other searches.
+        mapping: For each aligned residue of the query its place in the chain's whole sequence.
+        exact: Whether the chain has the listed sequence, to the letter or but for ``X``; else it was aligned anew.
+    """
+
+    name: str
+    sequence: str
+    positions: np.ndarray
+    mask: np.ndarray
+    sum_probs: float
+    mapping: Mapping[int, int]
+    exact: bool = True
+
+
+def template_of_hit(
+    hit: TemplateHit, pdb_id: str, query: str, database: MmcifFolder, *, limit: date | None = None
+) -> Template:
+    """Reads the structure of a hit.
+
+    The chain is looked for by name and sequence, then by sequence alone, then with ``X`` for any letter; if no chain
+    has the listed sequence, the hit is aligned anew with the sequence of the chain of its name.
+
+    Args:
+        hit: The hit.
+        pdb_id: Id of the entry to read, the hit's or that of its successor.
+        query: The query's sequence, ``N`` letters.
+        database: The entries.
+        limit: Newest date allowed, None for any.
+
+    Raises:
+        TemplateSkipped: It cannot be a template; says why.
+    """
+    assert hit.pdb_chain is not None
+    listed_chain = hit.pdb_chain[1]
+    entry = database.entry(pdb_id)
+    if not entry.sequences:
+        raise TemplateSkipped("no chains", "its file has no protein chain")
+    _check_date(entry, limit)
+    mapping, letters, exact = hit.mapping(), hit.letters, True
+    found = find_chain(entry, listed_chain, letters)
+    if found is not None:
+        chain_id, offset = found
+        places = {mine: theirs + offset for mine, theirs in mapping.items()}
+        shown = {mine: letters[theirs] for mine, theirs in mapping.items()}
+    else:
+        if listed_chain not in entry.sequences:
+            names = ", ".join(entry.sequences)
+            raise TemplateSkipped(
+                "not found", f"its file has no protein chain {listed_chain!r}, only {names}"
+            )
+        chain_id, exact = listed_chain, False
+        sequence = entry.sequences[chain_id]
+        anew = map_to_sequence(letters, sequence, name=f"{pdb_id}_{chain_id}")
+        places = {mine: anew[theirs] for mine, theirs in mapping.items() if theirs in anew}
+        if database.official_errors:
+            places |= {mine: len(sequence) - 1 for mine, theirs in mapping.items() if theirs not in anew}
+        shown = {mine: sequence[place] for mine, place in places.items()}
+    try:
+        chain = entry.chain(chain_id)
+    except InputError as error:
+        raise TemplateSkipped("unreadable", str(error)) from None
+    return place_template(
+        chain,
+        places,
+        shown,
+        len(query),
+        name=f"{pdb_id}_{chain_id}",
+        sum_probs=hit.sum_probs or 0.0,
+        exact=exact,
+    )
+
+
+def place_template(
+    chain: EntryChain,
+    places: Mapping[int, int],
+    letters: Mapping[int, str],
+    length: int,
+    *,
+    name: str,
+    sum_probs: float = 0.0,
+    exact: bool = True,
+) -> Template:
+    """Puts a chain's atoms at the residues of the query.
+
+    Args:
+        chain: The chain, ``M`` residues.
+        places: For each aligned residue of the query, the chain's residue.
+        letters: For each of them, the letter that the template shows.
+        length: Number of the query's residues, ``N``.
+        name: What the template is called.
+        sum_probs: HHsearch's sum of posterior probabilities.
+        exact: See :class:`Template`.
+
+    Raises:
+        TemplateSkipped: Neighbours in the chain lie too far apart, or there are too few atoms.
+    """
+    check_distances(chain)
+    positions = np.zeros((length, rc.atom_type_num, 3), np.float32)
+    mask = np.zeros((length, rc.atom_type_num), np.float32)
+    mine, theirs = list(places), list(places.values())
+    positions[mine], mask[mine] = chain.positions[theirs], chain.mask[theirs]
+    if mask.sum() < MIN_ATOMS:
+        raise TemplateSkipped(
+            "no atoms", f"the aligned part has {int(mask.sum())} atoms, fewer than {MIN_ATOMS}"
+        )
+    sequence = "".join(letters.get(residue, "-") for residue in range(length))
+    return Template(name, sequence, positions, mask, sum_probs, dict(places), exact)
+
+
+def find_chain(entry: Entry, chain_id: str, letters: str) -> tuple[str, int] | None:
+    """The chain that has these letters, and where they begin in it; None if there is none.
+
+    Args:
+        entry: The entry.
+        chain_id: Name of the chain, which is looked at first.
+        letters: The hit's letters without gaps; ``X``, on either side, is any letter if no chain has them as they are.
+    """
+    sequences = entry.sequences
+    names = [chain_id] if chain_id in sequences else []
+    for name in [*names, *sequences]:
+        if letters in sequences[name]:
+            return name, sequences[name].index(letters)
+    pattern = re.compile("".join("." if letter == "X" else f"[{letter}X]" for letter in letters))
+    for name, sequence in sequences.items():
+        if match := pattern.search(sequence):
+            return name, match.start()
+    return None
+
+
+def check_distances(chain: EntryChain) -> None:
+    """Raises :class:`TemplateSkipped` if the CA atoms of two neighbours lie more than 150 Å apart."""
+    ca = rc.atom_order["CA"]
+    there = chain.mask[:, ca] > 0
+    positions = chain.positions[:, ca].astype(np.float64)
+    steps = np.linalg.norm(positions[1:] - positions[:-1], axis=-1)
+    far = np.flatnonzero(there[1:] & there[:-1] & (steps > MAX_CA_DISTANCE))
+    if far.size:
+        at = int(far[0])
+        raise TemplateSkipped(
+            "broken",
+            f"residues {at + 1} and {at + 2} of its chain lie {steps[at]:.0f} Å apart, more than {MAX_CA_DISTANCE:.0f}",
+        )
+
+
+def _check_date(entry: Entry, limit: date | None) -> None:
+    """The file's own date, which is needed only if there is a limit."""
+    if limit is None:
+        return
+    released = parse_date(entry.release_date)
+    if released is None:
+        raise TemplateSkipped(
+            "no date", "its file has no release date, and only templates up to a date are allowed"
+        )
+    if released > limit:
+        raise TemplateSkipped("late", f"released on {released}, after {limit}")

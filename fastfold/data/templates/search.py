@@ -1,0 +1,247 @@
+"""Searches for templates: hmmsearch in the PDB's sequences, hhsearch in a database of profiles such as PDB70.
+
+Both start from the alignment of the chain's UniRef90 search, without rows that repeat another, as AlphaFold-Multimer
+and AlphaFold have it.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastfold.data.msa.msa import Msa
+from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.errors import ConfigError, InputError
+from fastfold.utils.text_files import PathLike
+
+if TYPE_CHECKING:
+    from pyhmmer.plan7 import HMM, Pipeline
+
+_FILTER = 0.1
+"""P-value up to which a sequence passes each of HMMER's three filters."""
+_MAX_E_VALUE = 100.0
+"""E-value of sequences and of their domains up to which they are reported, and included."""
+_MAX_OWN_E_VALUE = 0.1
+"""The same where the sequences are few and given by the user: an unrelated one has about 1."""
+_HHM = "_hhm.ffdata"
+
+
+def without_repeats(msa: Msa) -> list[int]:
+    """Indices of the rows that do not repeat an earlier one in the query's columns."""
+    first: dict[str, int] = {}
+    for index, row in enumerate(msa.sequences):
+        first.setdefault(row, index)
+    return list(first.values())
+
+
+def to_stockholm(msa: Msa) -> str:
+    """An alignment as hmmbuild reads it.
+
+    The columns of the query are match states (``#=GC RF``). An inserted residue is written as ``x``: a profile depends
+    on how many there are, not on which.
+
+    Args:
+        msa: The alignment.
+
+    Returns:
+        Text in Stockholm format, each row in one line.
+    """
+    kept = without_repeats(msa)
+    deletions = np.asarray(msa.deletions)[kept]
+    widths = deletions.max(0)
+    lines = ["# STOCKHOLM 1.0"]
+    for number, (index, inserted) in enumerate(zip(kept, deletions, strict=True)):
+        pieces = zip(msa.sequences[index], inserted, widths, strict=True)
+        row = "".join("x" * count + "." * (width - count) + letter for letter, count, width in pieces)
+        lines.append(f"row_{number} {row}")
+    marks = "".join("." * width + "x" for width in widths)
+    return "\n".join([*lines, f"#=GC RF {marks}", "//", ""])
+
+
+def to_a3m(msa: Msa) -> str:
+    """An alignment as hhsearch reads it, the query first; inserted residues are written as ``x``."""
+    pieces = []
+    for number, index in enumerate(without_repeats(msa)):
+        row = zip(msa.sequences[index], msa.deletions[index], strict=True)
+        letters = "".join("x" * int(count) + letter for letter, count in row)
+        pieces.append(f">{msa.descriptions[index] if number else 'query'}\n{letters}\n")
+    return "".join(pieces)
+
+
+def hmmsearch(msa: Msa, database: PathLike) -> str:
+    """Searches the PDB's sequences with the profile of an alignment, by AlphaFold-Multimer's settings.
+
+    Args:
+        msa: The alignment; its first row is the query.
+        database: FASTA of the PDB's chains, with the headers of ``pdb_seqres.txt``; plain or with ``.gz``.
+
+    Returns:
+        The alignment of all hits that hmmsearch writes with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`);
+        empty text if there is none.
+
+    Raises:
+        InputError: The database cannot be read.
+    """
+    from pyhmmer import easel
+
+    profile, pipeline = _profile(msa), _pipeline()
+    try:
+        with easel.SequenceFile(str(database), "fasta", digital=True, alphabet=profile.alphabet) as sequences:
+            hits = pipeline.search_hmm(profile, sequences)
+    except (OSError, EOFError, ValueError) as error:
+        raise InputError(f"cannot be searched for templates: {error}", path=database) from None
+    if not len(hits.included):
+        return ""
+    found = hits.to_msa(profile.alphabet, all_consensus_cols=True)
+    found.name, found.author = "query", "hmmsearch"
+    text = io.BytesIO()
+    found.write(text, "stockholm")
+    return text.getvalue().decode("utf-8", "replace")
+
+
+def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]:
+    """Aligns sequences with the profile of an alignment.
+
+    Args:
+        msa: The alignment; its first row is the query.
+        sequences: The sequences.
+
+    Returns:
+        For each sequence, where the query's residues stand in it: those of its largest domain, and of others that lie
+        in the same order in both; empty if no part of it is related to the query.
+    """
+    from pyhmmer import easel
+
+    if not sequences:
+        return []
+    profile, pipeline = _profile(msa), _pipeline(filtered=False)
+    given = [
+        easel.TextSequence(name=f"c_{i}", description="mol:protein", sequence=sequence).digitize(
+            profile.alphabet
+        )
+        for i, sequence in enumerate(sequences)
+    ]
+    hits = pipeline.search_hmm(profile, easel.DigitalSequenceBlock(profile.alphabet, given))
+    domains: dict[int, list[dict[int, int]]] = {}
+    if len(hits.included):
+        text = io.BytesIO()
+        hits.to_msa(profile.alphabet, all_consensus_cols=True).write(text, "stockholm")
+        for hit in parse_hmmsearch(text.getvalue().decode(), msa.sequences[0]):
+            pairs = zip(hit.indices_query, hit.indices_hit, strict=True)
+            places = {mine: theirs for mine, theirs in pairs if theirs >= 0}
+            domains.setdefault(int(hit.name.removeprefix("c_")), []).append(places)
+    return [_collinear(domains.get(i, [])) for i in range(len(sequences))]
+
+
+def _collinear(domains: Sequence[dict[int, int]]) -> dict[int, int]:
+    """The largest domain, and those that stand before or behind what is taken in both sequences."""
+    taken: list[dict[int, int]] = []
+    for domain in sorted(domains, key=len, reverse=True):
+        if all(_is_before(domain, other) or _is_before(other, domain) for other in taken):
+            taken.append(domain)
+    return {mine: place for domain in sorted(taken, key=min) for mine, place in domain.items()}
+
+
+def _is_before(first: dict[int, int], second: dict[int, int]) -> bool:
+    return max(first) < min(second) and max(first.values()) < min(second.values())
+
+
+def _profile(msa: Msa) -> HMM:
+    """The profile of an alignment, whose match states are the residues of the query."""
+    from pyhmmer import easel, plan7
+
+    alphabet = easel.Alphabet.amino()
+    text = io.BytesIO(to_stockholm(msa).encode())
+    with easel.MSAFile(text, "stockholm", digital=True, alphabet=alphabet) as file:
+        aligned = file.read()
+    assert aligned is not None
+    aligned.name = "query"
+    profile, _, _ = plan7.Builder(alphabet, architecture="hand").build_msa(
+        aligned, plan7.Background(alphabet)
+    )
+    return profile
+
+
+def _pipeline(*, filtered: bool = True) -> Pipeline:
+    """hmmsearch with AlphaFold-Multimer's settings; or without filters, for a few sequences."""
+    from pyhmmer import easel, plan7
+
+    alphabet = easel.Alphabet.amino()
+    share, limit = (_FILTER, _MAX_E_VALUE) if filtered else (1.0, _MAX_OWN_E_VALUE)
+    return plan7.Pipeline(
+        alphabet,
+        plan7.Background(alphabet),
+        bias_filter=filtered,
+        F1=share,
+        F2=share,
+        F3=share,
+        E=limit,
+        domE=limit,
+        incE=limit,
+        incdomE=limit,
+    )
+
+
+def is_profile_database(database: PathLike) -> bool:
+    """Whether this is the common beginning of the names of an HH-suite database's files (``…/pdb70``)."""
+    return Path(f"{database}{_HHM}").is_file()
+
+
+def find_hhsearch() -> str | None:
+    """The hhsearch program: on the PATH, or of the Python package ``colabfold-binaries``; None if there is none."""
+    found = shutil.which("hhsearch")
+    if found is not None:
+        return found
+    try:
+        from colabfold_binaries import binary_path
+    except ImportError:
+        return None
+    try:
+        return str(binary_path("hhsearch"))
+    except OSError:
+        return None
+
+
+def hhsearch(msa: Msa, databases: Sequence[PathLike], *, program: str | None = None, threads: int = 1) -> str:
+    """Searches databases of profiles, by AlphaFold's settings.
+
+    Args:
+        msa: The alignment; its first row is the query.
+        databases: Each the common beginning of the names of a database's files.
+        program: The program; by default :func:`find_hhsearch`.
+        threads: Threads that it may use.
+
+    Returns:
+        Its output (:mod:`fastfold.data.templates.hhr`).
+
+    Raises:
+        ConfigError: There is no such program.
+        InputError: It fails.
+    """
+    program = program or find_hhsearch()
+    if program is None:
+        raise ConfigError(
+            "hhsearch is not installed: install HH-suite or the Python package colabfold-binaries, or search "
+            "pdb_seqres.txt instead, for which FastFold needs no other program"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        query, output = Path(folder) / "query.a3m", Path(folder) / "output.hhr"
+        query.write_text(to_a3m(msa), encoding="utf-8")
+        command = [program, "-i", str(query), "-o", str(output), "-maxseq", "1000000", "-cpu", str(threads)]
+        for database in databases:
+            command += ["-d", str(database)]
+        try:
+            done = subprocess.run(command, capture_output=True, check=False)
+        except OSError as error:
+            raise InputError(f"cannot be run: {error.strerror or error}", path=program) from None
+        if done.returncode or not output.is_file():
+            said = done.stderr.decode("utf-8", "replace").strip()[-300:]
+            raise InputError(f"hhsearch failed with exit code {done.returncode}: {said}", path=databases[0])
+        return output.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,155 @@
+"""From the hits of a search to the templates of one chain, with what became of every hit that was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.templates.database import MmcifFolder
+from fastfold.data.templates.features import Template, template_of_hit
+from fastfold.data.templates.hits import TemplateHit, is_ranked
+from fastfold.data.templates.options import MAX_TEMPLATES
+from fastfold.data.templates.outcome import Outcome, TemplateSkipped
+from fastfold.data.templates.prefilter import check_hit
+from fastfold.protein import residue_constants as rc
+
+_SHOWN = 3
+"""Hits that are named with the reason why they are no templates."""
+
+
+@dataclass(frozen=True)
+class ChainTemplates:
+    """The templates of one chain.
+
+    Attributes:
+        templates: They, the best first.
+        outcomes: What became of each hit and structure that was looked at, in that order.
+        found: Number of hits and structures there were.
+        sources: Where they come from, a file's name for example.
+    """
+
+    templates: tuple[Template, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    found: int = 0
+    sources: tuple[str, ...] = ()
+
+    def __add__(self, other: ChainTemplates) -> ChainTemplates:
+        """These templates, then others."""
+        return ChainTemplates(
+            self.templates + other.templates,
+            self.outcomes + other.outcomes,
+            self.found + other.found,
+            self.sources + other.sources,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """How many were found and used, and why others were not, in JSON's types."""
+        used = {outcome.name: outcome for outcome in self.outcomes if outcome.used}
+        return {
+            "sources": list(self.sources),
+            "found": self.found,
+            "used": [
+                {"name": one.name, "aligned_residues": len(one.mapping), "remark": used[one.name].message}
+                for one in self.templates
+            ],
+            "left_out": [{"name": one.name, "reason": one.message} for one in self.outcomes if not one.used],
+        }
+
+    def describe(self) -> str:
+        """One line for people: how many were found and used, and why others were not."""
+        found = f"{self.found:,} found" if self.found else "none found"
+        where = f" in {' and '.join(self.sources)}" if self.sources else ""
+        names = f": {', '.join(one.name for one in self.templates)}" if self.templates else ""
+        line = f"{len(self.templates)} used of {found}{where}{names}" if self.found else f"{found}{where}"
+        left = [one for one in self.outcomes if not one.used]
+        if left:
+            shown = ", ".join(f"{one.name} ({one.message})" for one in left[:_SHOWN])
+            more = f" and {len(left) - _SHOWN:,} more" if len(left) > _SHOWN else ""
+            line += f"; left out: {shown}{more}"
+        return line
+
+    def features(self) -> dict[str, np.ndarray]:
+        """Raw template features, as :func:`fastfold.data.features.raw.template_features` describes them.
+
+        Returns:
+            With ``T`` templates, ``template_aatype`` ``[T, N, 22]`` one-hot over HHblits ids,
+            ``template_all_atom_positions`` ``[T, N, 37, 3]`` in Å, ``template_all_atom_masks`` ``[T, N, 37]`` and
+            ``template_sum_probs`` ``[T, 1]``, float32, and ``template_domain_names`` and ``template_sequence``
+            ``[T]`` bytes; empty if there are none.
+        """
+        chosen = self.templates
+        if not chosen:
+            return {}
+        one_hot = np.eye(22, dtype=np.float32)
+        ids = [[rc.hhblits_letter_to_id[letter] for letter in one.sequence] for one in chosen]
+        return {
+            "template_aatype": one_hot[np.array(ids)],
+            "template_all_atom_positions": np.stack([one.positions for one in chosen]),
+            "template_all_atom_masks": np.stack([one.mask for one in chosen]),
+            "template_sum_probs": np.array([[one.sum_probs] for one in chosen], np.float32),
+            "template_domain_names": np.array([one.name.encode() for one in chosen]),
+            "template_sequence": np.array([one.sequence.encode() for one in chosen]),
+        }
+
+
+def choose_templates(
+    hits: Sequence[TemplateHit],
+    query: str,
+    database: MmcifFolder,
+    *,
+    max_templates: int = MAX_TEMPLATES,
+    max_date: date | None = None,
+    source: str = "",
+    taken: Sequence[Template] = (),
+) -> ChainTemplates:
+    """Takes templates from a search's hits until there are enough.
+
+    HHsearch's hits are taken by their ``sum_probs``, hmmsearch's in their order; of the latter those that repeat the
+    letters of a template are left out (AlphaFold and AlphaFold-Multimer).
+
+    Args:
+        hits: The hits.
+        query: The chain's sequence.
+        database: The PDB's entries.
+        max_templates: Templates wanted.
+        max_date: Newest release date allowed, None for any.
+        source: Where the hits come from.
+        taken: Templates that the chain has before; a hit with the same letters repeats them.
+    """
+    ranked = is_ranked(hits)
+    order = sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if ranked else list(hits)
+    chosen: list[Template] = []
+    outcomes: list[Outcome] = []
+    for hit in order:
+        if len(chosen) >= max_templates:
+            break
+        name = hit.name.split()[0] if hit.name.split() else f"hit {hit.index}"
+        try:
+            template = _template(hit, query, database, max_date)
+        except TemplateSkipped as skipped:
+            outcomes.append(Outcome(name, skipped.reason, str(skipped), hit.index))
+            continue
+        if any(template.sequence == other.sequence for other in (*taken, *(() if ranked else chosen))):
+            outcomes.append(
+                Outcome(template.name, "repeated", "it repeats the letters of a template", hit.index)
+            )
+            continue
+        chosen.append(template)
+        remark = (
+            "" if template.exact else "aligned anew, because its file has another sequence than was listed"
+        )
+        outcomes.append(Outcome(template.name, "used", remark, hit.index, len(template.mapping)))
+    return ChainTemplates(tuple(chosen), tuple(outcomes), len(hits), (source,) if source else ())
+
+
+def _template(hit: TemplateHit, query: str, database: MmcifFolder, max_date: date | None) -> Template:
+    """The template of a hit, or why it has none."""
+    if hit.pdb_chain is None:
+        raise TemplateSkipped("name", "its name does not begin with a PDB id and a chain, such as 1abc_A")
+    pdb_id = database.current_id(hit.pdb_chain[0])
+    check_hit(hit, query, released=database.release_dates.get(pdb_id), limit=max_date)
+    return template_of_hit(hit, pdb_id, query, database, limit=max_date)

@@ -1,0 +1,181 @@
+"""Where the templates of a run come from, and the templates of each of its targets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fastfold.data.msa.find import ChainMsas, find_template_hits
+from fastfold.data.msa.msa import Msa
+from fastfold.data.targets import Target
+from fastfold.data.templates.custom import (
+    CustomAlignment,
+    CustomChain,
+    custom_templates,
+    read_custom_alignment,
+    read_custom_chains,
+)
+from fastfold.data.templates.database import MmcifFolder
+from fastfold.data.templates.hhr import parse_hhr
+from fastfold.data.templates.hits import TemplateHit
+from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.data.templates.search import find_hhsearch, hhsearch, hmmsearch, is_profile_database
+from fastfold.data.templates.select import ChainTemplates, choose_templates
+from fastfold.errors import ConfigError, InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes
+
+MAX_HITS_BYTES = 1 << 30
+
+
+class TemplateFinder:
+    """Finds the templates of targets.
+
+    What is given must be there: it is read, or looked at, when the finder is made.
+
+    Args:
+        options: Where they come from.
+
+    Raises:
+        ConfigError: hhsearch is needed and not installed.
+        InputError: A structure, an alignment or a folder is missing or cannot be used.
+    """
+
+    def __init__(self, options: TemplateOptions) -> None:
+        self.options = options
+        self.structures: list[CustomChain] = read_custom_chains(options.structures)
+        self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
+        self._found: dict[tuple[str, tuple[Path, ...]], ChainTemplates] = {}
+        if options.mmcif_dir is not None:
+            _ = self._entries
+        if options.database is not None:
+            if is_profile_database(options.database):
+                if find_hhsearch() is None:
+                    raise ConfigError(
+                        f"{options.database} is a database of HH-suite, and hhsearch is not installed: install "
+                        "HH-suite or the Python package colabfold-binaries, or give pdb_seqres.txt, which needs neither"
+                    )
+            elif not options.database.is_file():
+                raise InputError(
+                    "no such file; give pdb_seqres.txt, or the common beginning of the names of an HH-suite database's "
+                    "files (…/pdb70)",
+                    path=options.database,
+                )
+
+    @cached_property
+    def _entries(self) -> MmcifFolder:
+        assert self.options.mmcif_dir is not None
+        return MmcifFolder(self.options.mmcif_dir, obsolete=self.options.obsolete)
+
+    def find(
+        self, target: Target, alignments: Sequence[ChainMsas], msa_dir: Path | None = None
+    ) -> list[ChainTemplates]:
+        """The templates of each chain of a target: the user's structures, then hits.
+
+        Hits that lie among the target's alignments are used; where there are none, the database is searched.
+
+        Args:
+            target: The target.
+            alignments: Of each chain.
+            msa_dir: Folder of alignments, in which hits may lie.
+
+        Raises:
+            InputError: Hits, the database, or an alignment of the user's cannot be used.
+        """
+        with_files = self.options.mmcif_dir is not None and msa_dir is not None and target.alignments is None
+        files = find_template_hits(msa_dir, target) if with_files and msa_dir is not None else {}
+        found = []
+        for chain, msas in zip(target.chains, alignments, strict=True):
+            here = tuple(files.get(chain.sequence, ())[:1])
+            key = (chain.sequence, here)
+            if key not in self._found:
+                self._found[key] = self._of_chain(chain.sequence, msas, here)
+            found.append(self._found[key])
+        self._found = {key: one for key, one in self._found.items() if any(one is mine for mine in found)}
+        return found
+
+    def _of_chain(self, query: str, msas: ChainMsas, files: Sequence[Path]) -> ChainTemplates:
+        """The templates of one chain."""
+        options, msa = self.options, profile_msa(query, msas)
+        own = ChainTemplates()
+        if self.structures:
+            most = options.max_templates
+            own = custom_templates(
+                self.structures, query, msa, max_templates=most, alignments=self.alignments
+            )
+        wanted = options.max_templates - len(own.templates)
+        if options.mmcif_dir is None or not wanted:
+            return own
+        if files:
+            hits, source = read_hits(files[0], query), files[0].name
+        elif options.database is not None:
+            hits, source = self._search(query, msa, options.database), options.database.name
+        else:
+            return own
+        more = choose_templates(
+            hits,
+            query,
+            self._entries,
+            max_templates=wanted,
+            max_date=options.max_date,
+            source=source,
+            taken=own.templates,
+        )
+        return own + more
+
+    def _search(self, query: str, msa: Msa, database: Path) -> list[TemplateHit]:
+        """Hits of a search in the database."""
+        if is_profile_database(database):
+            return parse_hhr(hhsearch(msa, [database]), query, path=database)
+        return parse_hmmsearch(hmmsearch(msa, database), query, path=database)
+
+
+def profile_msa(query: str, msas: ChainMsas) -> Msa:
+    """The alignment that templates are searched with: the first of a chain's (UniRef90's), or the query alone.
+
+    Rows without a residue are left out, and the query stands first, whatever the alignment has there.
+
+    Args:
+        query: The chain's sequence.
+        msas: Its alignments.
+    """
+    alone = Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
+    if not msas[0]:
+        return alone
+    msa = msas[0][0]
+    kept = [i for i, row in enumerate(msa.sequences) if row.strip("-")]
+    if kept[:1] != [0] or len(msa.sequences[0].replace("-", "")) != len(query):
+        rows = (query, *(msa.sequences[i] for i in kept))
+        counts = np.concatenate([alone.deletions, np.asarray(msa.deletions)[kept]])
+        return Msa(rows, counts, ("query", *(msa.descriptions[i] for i in kept)))
+    return Msa(
+        tuple(msa.sequences[i] for i in kept),
+        np.asarray(msa.deletions)[kept],
+        tuple(msa.descriptions[i] for i in kept),
+    )
+
+
+def read_hits(path: PathLike, query: str) -> list[TemplateHit]:
+    """Reads the hits of a search.
+
+    Args:
+        path: HHsearch's output (``.hhr``) or an alignment that hmmsearch wrote (``.sto``), plain or with ``.gz``.
+        query: The sequence that was searched with.
+
+    Returns:
+        The hits in the order of the file, only those of proteins.
+
+    Raises:
+        InputError: The file cannot be read, is damaged, or comes from a search with another sequence.
+    """
+    name = os.fspath(path).lower().removesuffix(".gz")
+    if not name.endswith((".hhr", ".sto")):
+        raise InputError(
+            "the name of a file of template hits must end in .hhr or .sto (or .gz after it)", path=path
+        )
+    text = read_text_bytes(path, limit=MAX_HITS_BYTES).decode("utf-8", "replace")
+    return (parse_hhr if name.endswith(".hhr") else parse_hmmsearch)(text, query, path=path)

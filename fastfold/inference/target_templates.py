@@ -1,0 +1,206 @@
+"""The templates of a target as networks are shown them, and what is said and written of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.msa.find import ChainMsas, find_template_hits
+from fastfold.data.targets import Target
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.data.templates.select import ChainTemplates
+from fastfold.data.templates.source import TemplateFinder
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import is_multimer
+from fastfold.inference.models import Network
+
+Features = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class TargetTemplates:
+    """The templates of a target's chains.
+
+    Attributes:
+        features: Per chain, raw features (:func:`fastfold.data.features.raw.template_features`) or None.
+        report: Per chain what was found, used and left out, in JSON's types.
+        lines: The same for people, a line for each sequence.
+    """
+
+    features: tuple[Features | None, ...]
+    report: tuple[dict[str, Any], ...] = ()
+    lines: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The most templates that a chain has."""
+        return max((len(one.get("template_aatype", ())) for one in self.features if one), default=0)
+
+
+def takes_templates(config: Any, target: Target) -> bool:
+    """Whether a network takes templates of a target: it is made for them, and for complexes if it is one.
+
+    Args:
+        config: The network's configuration tree.
+        target: The target.
+    """
+    enabled = bool(config.model.embeddings_and_evoformer.template.enabled)
+    return enabled and (is_multimer(config) or not target.is_complex)
+
+
+def check_takers(options: TemplateOptions, networks: Sequence[Network]) -> None:
+    """Raises :class:`ConfigError` if templates are asked for and none of a run's networks takes any."""
+    if options.wanted and not any(
+        network.info.config.model.embeddings_and_evoformer.template.enabled for network in networks
+    ):
+        names = ", ".join(network.name for network in networks)
+        raise ConfigError(
+            f"templates are given, but {names} {'take' if len(networks) > 1 else 'takes'} none; of AlphaFold's "
+            "networks model_1 and model_2 (with or without _ptm) and all multimer networks do. Give --weights of one, "
+            "or leave the templates out"
+        )
+
+
+def find_templates(
+    finder: TemplateFinder | None,
+    target: Target,
+    alignments: Sequence[ChainMsas],
+    networks: Sequence[Network],
+    msa_dir: Path | None,
+) -> TargetTemplates | None:
+    """Finds a target's templates for those of its networks that take them.
+
+    Args:
+        finder: Finds them; None if nobody asked for templates.
+        target: The target.
+        alignments: Of each chain.
+        networks: The networks that fold it.
+        msa_dir: Folder of alignments, in which hits may lie.
+
+    Returns:
+        The templates, or lines alone if there are none or they are not used; None if there is nothing to say.
+
+    Raises:
+        InputError: Hits, a database, or an alignment of the user's cannot be used.
+    """
+    takers = [network for network in networks if takes_templates(network.info.config, target)]
+    nothing: tuple[None, ...] = (None,) * len(target.chains)
+    if finder is None:
+        files = (
+            {} if msa_dir is None or target.alignments is not None else find_template_hits(msa_dir, target)
+        )
+        if not files or not takers:
+            return None
+        names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
+        line = f"hits of a template search lie unused: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF "
+        return TargetTemplates(nothing, lines=(f"{line}files, makes them templates",))
+    if not takers:
+        names = ", ".join(network.name for network in networks)
+        kind = " for a complex" if target.is_complex else ""
+        return TargetTemplates(
+            nothing, lines=(f"without templates, which these networks do not take{kind}: {names}",)
+        )
+    found = finder.find(target, alignments, msa_dir)
+    others = [network.name for network in networks if network not in takers]
+    notes = [f"without templates, which these networks do not take: {', '.join(others)}"] if others else []
+    return _found_templates(target, found, notes)
+
+
+def given_features(target: Target, features: Sequence[Features | None]) -> TargetTemplates:
+    """Templates that were given as features, per chain."""
+    report = []
+    for chain, one in zip(target.chains, features, strict=False):
+        number = 0 if one is None else len(one.get("template_aatype", ()))
+        names = [f"template_{i + 1}" for i in range(number)]
+        if one is not None and len(one.get("template_domain_names", ())) == number:
+            names = [
+                name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+                for name in one["template_domain_names"]
+            ]
+        used = [{"name": name} for name in names]
+        report.append(
+            {"chain": chain.id, "sources": ["given features"], "found": number, "used": used, "left_out": []}
+        )
+    return TargetTemplates(tuple(features), tuple(report))
+
+
+def read_templates(target: Target, alignments: Sequence[ChainMsas], given: Any) -> TargetTemplates | None:
+    """The templates that a user of Python gives.
+
+    Args:
+        target: The target.
+        alignments: Of each chain.
+        given: None, files or folders for all chains, features of the only chain, or a list of one of these per chain.
+
+    Raises:
+        ConfigError: It is none of these, or one chain has files and another features.
+        InputError: A structure cannot be used.
+    """
+    if given is None:
+        return None
+    if _is_files(given):
+        found = _of_files(given).find(target, alignments)
+    else:
+        per_chain = [given] if isinstance(given, Mapping) else given
+        if not isinstance(per_chain, (list, tuple)):
+            raise ConfigError(f"templates must be files or features, got {type(given).__name__}")
+        files = [_is_files(one) for one in per_chain]
+        if not any(files):
+            if wrong := [one for one in per_chain if one is not None and not isinstance(one, Mapping)]:
+                raise ConfigError(f"templates must be files or features, got {type(wrong[0]).__name__}")
+            return given_features(target, per_chain)
+        if any(one is not None and not is_files for one, is_files in zip(per_chain, files, strict=True)):
+            raise ConfigError("templates: give files for all chains, or features for all chains, not both")
+        if len(per_chain) != len(target.chains):
+            raise ConfigError(
+                f"{len(target.chains)} chains, but templates for {len(per_chain)}: give one list of files per chain, "
+                "None for a chain that has none"
+            )
+        found = [
+            ChainTemplates() if one is None else _of_files(one).find(target, alignments)[i]
+            for i, one in enumerate(per_chain)
+        ]
+    return _found_templates(target, found)
+
+
+def _is_files(given: Any) -> bool:
+    """Whether these are paths: one, or a list of them."""
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(isinstance(one, (str, Path)) for one in given)
+    return isinstance(given, (str, Path))
+
+
+def _of_files(given: Any) -> TemplateFinder:
+    paths = [given] if isinstance(given, (str, Path)) else given
+    return TemplateFinder(TemplateOptions(structures=tuple(map(Path, paths))))
+
+
+def _found_templates(
+    target: Target, found: Sequence[ChainTemplates], notes: Sequence[str] = ()
+) -> TargetTemplates:
+    """Templates that were found, with lines on them and further ones."""
+    lines = [
+        f"templates{_of_chains(target, sequence)}: {chosen.describe()}"
+        for sequence, chosen in _by_sequence(target, found).items()
+    ]
+    report = [
+        {"chain": chain.id, **chosen.report()} for chain, chosen in zip(target.chains, found, strict=True)
+    ]
+    features = tuple(one.features() or None for one in found)
+    return TargetTemplates(features, tuple(report), (*lines, *notes))
+
+
+def _by_sequence(target: Target, found: Sequence[ChainTemplates]) -> dict[str, ChainTemplates]:
+    return {chain.sequence: chosen for chain, chosen in zip(target.chains, found, strict=True)}
+
+
+def _of_chains(target: Target, sequence: str) -> str:
+    """Which chains of a complex have this sequence."""
+    if not target.is_complex:
+        return ""
+    ids = [chain.id for chain in target.chains if chain.sequence == sequence]
+    return f" of chain{'s' if ids[1:] else ''} {', '.join(ids)}"

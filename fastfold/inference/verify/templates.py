@@ -1,0 +1,263 @@
+"""Recorded runs of the official template search: its hits, what became of each, and the features of the templates."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.fasta import read_fasta
+from fastfold.data.msa.find import read_hits as read_alignment
+from fastfold.data.templates.database import MmcifFolder
+from fastfold.data.templates.hits import TemplateHit, is_ranked
+from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.data.templates.search import hmmsearch
+from fastfold.data.templates.select import ChainTemplates, choose_templates
+from fastfold.data.templates.source import read_hits
+from fastfold.errors import InputError
+from fastfold.inference.verify.recorded_array import RecordedArray
+
+DECISIONS = "expected_decisions.json"
+"""The file that makes a folder such a record."""
+ENTRIES = "expected.json"
+"""The file that makes a folder a record of what the official program reads of mmCIF files."""
+
+TEMPLATE_DATE = "2021-11-01"
+"""Newest release date of all recorded searches."""
+_HITS = ("expected_pdb_hits.sto", "expected_pdb_hits.hhr")
+_REASONS = {
+    "features": ("used",),
+    "obsolete, removed": ("withdrawn",),
+    "prefilter: DateError": ("date",),
+    "prefilter: AlignRatioError": ("coverage",),
+    "prefilter: DuplicateError": ("duplicate",),
+    "prefilter: LengthError": ("short",),
+    "date in mmCIF after max_template_date": ("late",),
+    "extract: NoChainsError": ("unreadable", "no chains"),
+    "extract: NoAtomDataInTemplateError": ("broken", "not found"),
+    "extract: TemplateAtomMaskAllZerosError": ("no atoms",),
+    "extract: QueryToTemplateAlignError": ("not found", "other sequence"),
+    "crash": ("not found", "other sequence"),
+}
+"""What the official program calls our reasons; where it crashes we say why the hit is left out."""
+_VARIANTS = {"default": (False, True), "release": (True, True), "noobsolete_max3": (False, False)}
+"""The recorded settings: whether release dates and the list of obsolete entries are given."""
+
+
+def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
+    """Search for templates, parse the recorded hits, and make the features of a record.
+
+    Args:
+        directory: Folder with the query, its UniRef90 alignment, the recorded hits and decisions; the database lies
+            next to the folder above, as ``template_db``, or ``template_db_errors`` for a record called ``errors_…``.
+        expected: The recorded arrays.
+
+    Yields:
+        The search's output (of hmmsearch), the hits, the decisions, and the features of each recorded setting.
+
+    Raises:
+        InputError: A file is missing or unreadable.
+    """
+    directory = directory.resolve()
+    (target,) = read_fasta(directory / "query.fasta")
+    query = target.chains[0].sequence
+    name = "template_db_errors" if directory.name.startswith("errors_") else "template_db"
+    database = directory.parent.parent / name
+    path = next((directory / file for file in _HITS if (directory / file).is_file()), None)
+    if path is None:
+        raise InputError(f"has none of {', '.join(_HITS)}", path=directory)
+    if path.suffix == ".sto":
+        found = hmmsearch(
+            read_alignment(directory / "uniref90_hits.sto", query=query), database / "pdb_seqres.txt"
+        )
+        yield _text("search", _without_program(found), _without_program(path.read_text()))
+    hits = read_hits(path, query)
+    yield from _hits(hits, expected)
+    decisions = _json(directory / DECISIONS)
+    with tempfile.TemporaryDirectory() as folder:
+        unpack_entries(database / "mmcif.tar.gz", Path(folder))
+        for variant, (with_dates, with_obsolete) in _VARIANTS.items():
+            recorded = decisions[variant]
+            chosen = choose_templates(
+                hits,
+                query,
+                MmcifFolder(
+                    folder,
+                    obsolete=database / "obsolete.dat" if with_obsolete else None,
+                    release_dates=database / "release_dates.txt" if with_dates else None,
+                    official_errors=True,
+                ),
+                max_templates=recorded["max_hits"],
+                max_date=date.fromisoformat(recorded["max_template_date"]),
+            )
+            yield from _decisions(variant, chosen, recorded["decisions"], ranked=is_ranked(hits))
+            if "crash" not in recorded:
+                yield from _features(
+                    "" if variant == "default" else f"{variant}/", chosen, len(query), expected
+                )
+
+
+def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
+    """Read every mmCIF file of a record: sequences, dates, and atoms of each chain.
+
+    Args:
+        directory: Folder with ``expected.json``; the files lie in ``template_db`` next to it. A recorded file that is
+            not there is left out.
+        expected: The recorded arrays.
+
+    Yields:
+        For each file its sequences and date, or that it cannot be used; for each chain what is recorded of its atoms.
+
+    Raises:
+        InputError: A file is missing or unreadable.
+    """
+    directory = directory.resolve()
+    recorded = _json(directory / ENTRIES) | _json(directory / "expected_v2.3.2_differences.json")
+    with tempfile.TemporaryDirectory() as folder:
+        unpack_entries(directory.parent / "template_db" / "mmcif.tar.gz", Path(folder))
+        for path in directory.glob("*.cif"):
+            (Path(folder) / path.name).write_bytes(path.read_bytes())
+        database = MmcifFolder(folder, official_errors=True)
+        for pdb_id, theirs in recorded.items():
+            if not (Path(folder) / f"{pdb_id}.cif").is_file():
+                continue
+            yield from _entry(database, pdb_id, theirs, expected)
+
+
+def unpack_entries(archive: Path, folder: Path) -> None:
+    """Unpack the files of an archive into a folder, without the folders that they lie in there.
+
+    Raises:
+        InputError: The archive is missing or damaged.
+    """
+    try:
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                file = packed.extractfile(member) if member.isfile() else None
+                if file is not None:
+                    (folder / Path(member.name).name).write_bytes(file.read())
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise InputError(f"not a readable archive: {error}", path=archive) from None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"not a readable record: {error}", path=path) from None
+    return found
+
+
+def _text(name: str, ours: str, theirs: str) -> RecordedArray:
+    return RecordedArray(name, _bytes(ours.splitlines()), _bytes(theirs.splitlines()))
+
+
+def _bytes(texts: Sequence[str]) -> np.ndarray:
+    return np.array([text.encode() for text in texts], dtype="S")
+
+
+def _without_program(text: str) -> str:
+    """An alignment without the line that names the program and its version."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#=GF AU"))
+
+
+def _hits(hits: Sequence[TemplateHit], expected: Mapping[str, np.ndarray]) -> Iterator[RecordedArray]:
+    """The parsed hits, under the names of the record."""
+    ours: dict[str, np.ndarray] = {
+        "index": np.array([hit.index for hit in hits]),
+        "name": _bytes([hit.name for hit in hits]),
+        "aligned_cols": np.array([hit.aligned_cols for hit in hits]),
+        "sum_probs": np.array([-1.0 if hit.sum_probs is None else hit.sum_probs for hit in hits]),
+        "query": _bytes([hit.query for hit in hits]),
+        "hit_sequence": _bytes([hit.hit_sequence for hit in hits]),
+    }
+    for field in ("indices_query", "indices_hit"):
+        rows = [getattr(hit, field) for hit in hits]
+        ours[field] = np.array([place for row in rows for place in row])
+        ours[f"{field}_len"] = np.array([len(row) for row in rows])
+    for name, array in ours.items():
+        theirs = expected[f"hits/{name}"]
+        if theirs.dtype.kind == "f":
+            theirs = np.where(np.isnan(theirs), -1.0, theirs)
+        yield RecordedArray(f"hits/{name}", array, theirs)
+
+
+def _decisions(
+    variant: str, chosen: ChainTemplates, recorded: Sequence[Mapping[str, Any]], *, ranked: bool
+) -> Iterator[RecordedArray]:
+    """What became of each hit, in our words, and how the query was mapped onto each template."""
+    ours = list(chosen.outcomes)
+    if any(row["outcome"] == "crash" for row in recorded):
+        ours = ours[: len(recorded)]
+    words = []
+    for number, row in enumerate(recorded):
+        mine = ours[number].reason if number < len(ours) else ""
+        allowed = _REASONS[row["outcome"]]
+        if row["repeated_template_sequence"] and not ranked:
+            allowed = ("repeated",)
+        words.append(mine if mine in allowed else row["outcome"])
+    yield RecordedArray(
+        f"{variant}/hit", np.array([o.index for o in ours]), np.array([r["index"] for r in recorded])
+    )
+    yield RecordedArray(f"{variant}/outcome", _bytes([o.reason for o in ours]), _bytes(words))
+    used = {template.name: template for template in chosen.templates}
+    for row in recorded:
+        template = used.get(row.get("template_domain_name") or "")
+        if "mapping" not in row or template is None or row["template_sequence"] != template.sequence:
+            continue
+        pairs = row.get("realigned_mapping") or [[a, b + row["mapping_offset"]] for a, b in row["mapping"]]
+        last = max(template.mapping.values())
+        theirs = {mine: place if place >= 0 else last for mine, place in pairs}
+        yield RecordedArray(
+            f"{variant}/mapping of {row['index']}",
+            np.array(sorted(template.mapping.items())),
+            np.array(sorted(theirs.items())),
+        )
+
+
+def _features(
+    prefix: str, chosen: ChainTemplates, length: int, expected: Mapping[str, np.ndarray]
+) -> Iterator[RecordedArray]:
+    """The features of the templates; without any, the record has an empty template, or arrays without elements."""
+    ours = chosen.features()
+    for name, theirs in expected.items():
+        if name.startswith(f"{prefix}template_"):
+            mine = ours.get(name.removeprefix(prefix))
+            yield RecordedArray(name, np.zeros_like(theirs) if mine is None else mine, theirs)
+
+
+def _entry(
+    database: MmcifFolder, pdb_id: str, theirs: Mapping[str, Any], expected: Mapping[str, np.ndarray]
+) -> Iterator[RecordedArray]:
+    """One file of a record."""
+    try:
+        entry = database.entry(pdb_id)
+    except TemplateSkipped:
+        entry = None
+    usable = entry is not None and bool(entry.sequences)
+    yield RecordedArray(f"{pdb_id}/usable", np.array([usable]), np.array([not theirs["errors"]]))
+    if entry is None or theirs["errors"]:
+        return
+    yield _text(f"{pdb_id}/sequences", _table(entry.sequences), _table(theirs["chain_to_seqres"]))
+    yield _text(f"{pdb_id}/date", entry.release_date, theirs["header"]["release_date"])
+    for chain_id in entry.sequences:
+        key = f"{pdb_id}_{chain_id}"
+        if f"{key}/mask_sum" not in expected:
+            continue
+        chain = entry.chain(chain_id)
+        sums = (chain.positions.astype(np.float64) * chain.mask[..., None]).sum(0)
+        yield RecordedArray(f"{key}/mask_sum", chain.mask.sum(0), expected[f"{key}/mask_sum"])
+        yield RecordedArray(f"{key}/position_sum", sums, expected[f"{key}/position_sum"])
+        if f"{key}/positions" in expected:
+            yield RecordedArray(f"{key}/positions", chain.positions, expected[f"{key}/positions"])
+            yield RecordedArray(f"{key}/mask", chain.mask, expected[f"{key}/mask"])
+
+
+def _table(sequences: Mapping[str, str]) -> str:
+    return "\n".join(f"{chain_id} {sequence}" for chain_id, sequence in sequences.items())

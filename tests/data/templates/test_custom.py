@@ -1,0 +1,164 @@
+"""Structures of the user: which chains they give, how they are aligned, and in which order they come."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.data.msa.msa import Msa, parse_a3m
+from fastfold.data.templates.custom import custom_templates, read_custom_alignment, read_custom_chains
+from fastfold.data.templates.select import ChainTemplates
+from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
+from tests.helpers.template_files import FAMILY, HOMOLOGUE, QUERY, entry, position
+
+CA = rc.atom_order["CA"]
+MSA = parse_a3m("".join(f">row_{i}\n{row}\n" for i, row in enumerate(FAMILY)))
+
+
+def templates(
+    *paths: Path, alignment: Path | None = None, query: str = QUERY, most: int = 4
+) -> ChainTemplates:
+    given = [] if alignment is None else [read_custom_alignment(alignment)]
+    msa = MSA if query == QUERY else Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
+    return custom_templates(read_custom_chains(paths), query, msa, max_templates=most, alignments=given)
+
+
+def write(path: Path, *letters: str) -> Path:
+    """A structure of these chains, A, B and so on."""
+    text = entry(dict(zip("ABCDE", letters, strict=False)))
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def test_files_and_folders_packed_or_not_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "some"
+    folder.mkdir()
+    write(folder / "b.cif.gz", HOMOLOGUE)
+    write(folder / "a.mmcif", QUERY, HOMOLOGUE)
+    (folder / "notes.txt").write_text("nothing")
+    single = write(tmp_path / "c.cif", "G" + QUERY)
+    assert [one.name for one in read_custom_chains([single, folder])] == ["c_A", "a_A", "a_B", "b_A"]
+    with pytest.raises(InputError, match=r"is called like .*c\.cif; rename one"):
+        read_custom_chains([single, single])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no structure"):
+        read_custom_chains([tmp_path / "empty"])
+    with pytest.raises(InputError, match="no such file"):
+        read_custom_chains([tmp_path / "none.cif"])
+
+
+def test_the_query_itself_is_a_template_if_it_is_given(tmp_path: Path) -> None:
+    (template,) = templates(write(tmp_path / "self.cif", f"GSH{QUERY}")).templates
+    assert (template.name, template.sequence) == ("self_A", QUERY)
+    np.testing.assert_allclose(template.positions[4, CA], position(8, "CA"), atol=1e-3)
+
+
+def test_the_best_chain_of_each_structure_comes_first(tmp_path: Path) -> None:
+    """Copies count once; then the second chains; what there are too many of is not needed."""
+    one = write(tmp_path / "one.cif", HOMOLOGUE[:30], HOMOLOGUE, HOMOLOGUE)
+    two = write(tmp_path / "two.cif", FAMILY[2])
+    found = templates(one, two, write(tmp_path / "odd.cif", "W" * 40), most=2)
+    assert [template.name for template in found.templates] == ["one_B", "two_A"]
+    reasons = {outcome.name: outcome.reason for outcome in found.outcomes}
+    assert reasons == {
+        "one_A": "not needed",
+        "one_B": "used",
+        "one_C": "repeated",
+        "two_A": "used",
+        "odd_A": "other sequence",
+    }
+    assert found.found == 5
+
+
+def test_a_peptide_that_no_profile_finds_is_aligned_if_it_is_alike(tmp_path: Path) -> None:
+    peptide = "MKTAYIAK"
+    (template,) = templates(write(tmp_path / "p.cif", "MKTAYIAK"), query=peptide).templates
+    assert template.sequence == peptide
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f">query\n{QUERY}\n>own_A\n{'-' * 10}{HOMOLOGUE[:10]}{HOMOLOGUE[10:12].lower()}{HOMOLOGUE[12:30]}--\n",
+        f">query\n{QUERY[:20]}--{QUERY[20:]}\n>own\n{'-' * 10}{HOMOLOGUE[:30]}--\n",
+    ],
+)
+def test_the_alignment_of_the_user_counts(tmp_path: Path, text: str) -> None:
+    """In A3M or FASTA, by chain or by file."""
+    own = write(tmp_path / "own.cif", "GG" + HOMOLOGUE)
+    (tmp_path / "own.a3m").write_text(text)
+    (template,) = templates(own, alignment=tmp_path / "own.a3m").templates
+    assert template.sequence == "-" * 10 + HOMOLOGUE[:10] + HOMOLOGUE[12:30] + "--"
+    np.testing.assert_allclose(template.positions[10, CA], position(3, "CA"), atol=1e-3)
+    np.testing.assert_allclose(template.positions[20, CA], position(15, "CA"), atol=1e-3)
+
+
+def test_an_alignment_of_another_chain_is_left_to_that(tmp_path: Path) -> None:
+    own = write(tmp_path / "own.cif", HOMOLOGUE)
+    (tmp_path / "own.a3m").write_text(f">other\n{HOMOLOGUE[::-1]}\n>own_A\n{HOMOLOGUE}\n")
+    (template,) = templates(own, alignment=tmp_path / "own.a3m").templates
+    assert template.sequence == HOMOLOGUE
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f">query\n{QUERY}\n", "has no alignment: the chain's row, then a row for each structure"),
+        (f">query\n{QUERY}\n>own_A\n{HOMOLOGUE[1:]}\n", r"'own_A'\): a row has 39 columns, the chain 40"),
+        (f">query\n-{QUERY}\n>own_A\n{HOMOLOGUE}\n", "must have equal lengths"),
+        (f">query\n{QUERY}\n>own_A\n{'1' * 40}\n", ":3 .*neither a letter nor a gap"),
+        (f">query\n{QUERY}\n>own_A\n{QUERY}\n>own_A\n{QUERY}\n", "a name occurs twice"),
+        (f">query\n{QUERY}\n>own_Z\n{HOMOLOGUE}\n", "no structure has a chain of this name; there are own_A"),
+        (
+            f">query\n{QUERY}\n>own_A\n{'W' * 40}\n",
+            "the letters of this row are not in the sequence of its structure",
+        ),
+        (f">query\n{QUERY}\n>own_A\n{'-' * 40}\n", "the letters of this row are not in the sequence"),
+    ],
+)
+def test_alignments_that_do_not_fit_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    own = write(tmp_path / "own.cif", HOMOLOGUE)
+    (tmp_path / "own.a3m").write_text(text)
+    with pytest.raises(InputError, match=message):
+        templates(own, alignment=tmp_path / "own.a3m")
+
+
+def survive(number: int, folder: Path) -> int:
+    """Reads mutated alignments; how many were refused."""
+    rng, refused = np.random.default_rng(0), 0
+    chains = read_custom_chains([write(folder / "own.cif", HOMOLOGUE)])
+    text = f">query\n{QUERY[:20]}--{QUERY[20:]}\n>own\n{'-' * 10}{HOMOLOGUE[:30]}--\n".encode()
+    path = folder / "mutated.a3m"
+    for _ in range(number):
+        data = bytearray(text)
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(data)))
+            kind = rng.integers(3)
+            if kind == 0:
+                data[at] = rng.choice([0, 10, 32, 45, 62, 88, 97, 200])
+            elif kind == 1:
+                del data[at : at + int(rng.integers(1, 10))]
+            else:
+                data[at:at] = data[at : at + int(rng.integers(1, 10))]
+        path.write_bytes(data)
+        try:
+            given = [read_custom_alignment(path)]
+            query = given[0].query
+            alone = Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
+            custom_templates(chains, query, alone, max_templates=4, alignments=given)
+        except InputError:
+            refused += 1
+    return refused
+
+
+def test_mutated_alignments_give_templates_or_one_clear_error(tmp_path: Path) -> None:
+    assert 20 < survive(200, tmp_path) < 200
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_alignments_give_templates_or_one_clear_error(tmp_path: Path) -> None:
+    assert 1000 < survive(10_000, tmp_path) < 10_000

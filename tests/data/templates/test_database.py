@@ -1,0 +1,68 @@
+"""Entries are found by their ids, obsolete ones under their successors."""
+
+from __future__ import annotations
+
+import gzip
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from fastfold.data.templates.database import MmcifFolder, parse_date, read_obsolete, read_release_dates
+from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.errors import InputError
+from tests.helpers.template_files import QUERY, entry, write_entries
+
+OBSOLETE = """LIST OF OBSOLETE COORDINATE ENTRIES AND SUCCESSORS
+OBSLTE    31-JUL-94 1OLD     1NEW
+OBSLTE    26-SEP-06 2OLD
+OBSLTE    26-SEP-06 3OLD     2NEW 3NEW
+"""
+
+
+def test_entries_lie_in_the_folder_or_divided_plain_or_packed(tmp_path: Path) -> None:
+    folder = write_entries(tmp_path / "mmcif", {"1abc": entry({"A": QUERY})})
+    (folder / "de").mkdir()
+    (folder / "de" / "2def.cif.gz").write_bytes(gzip.compress(entry({"B": QUERY}).encode()))
+    (folder / "3bad.cif").write_text("data_X\nloop_\n")
+    found = MmcifFolder(folder)
+    assert found.entry("1abc") is found.entry("1abc")
+    assert list(found.entry("2def").sequences) == ["B"]
+    for pdb_id, reason, message in (
+        ("9zzz", "missing file", "there is no 9zzz.cif or 9zzz.cif.gz in"),
+        ("3bad", "unreadable", "3bad.cif:2: a loop_ that is not followed by names"),
+    ):
+        for _ in range(2):
+            with pytest.raises(TemplateSkipped, match=message) as skipped:
+                found.entry(pdb_id)
+            assert skipped.value.reason == reason
+
+
+def test_obsolete_entries_have_successors_or_are_withdrawn(tmp_path: Path) -> None:
+    folder = write_entries(tmp_path / "mmcif", {})
+    (tmp_path / "obsolete.dat").write_text(OBSOLETE)
+    (tmp_path / "dates.txt").write_text("3old:2001-02-03\n\n")
+    found = MmcifFolder(folder, release_dates=tmp_path / "dates.txt")
+    assert found.current_id("1old") == "1new"
+    assert found.current_id("3old") == "3old"  # a listed date says that it is there
+    assert found.current_id("1abc") == "1abc"
+    with pytest.raises(TemplateSkipped, match="withdrawn"):
+        found.current_id("2old")
+    assert read_obsolete(tmp_path / "obsolete.dat") == {"1old": "1new", "2old": None, "3old": "2new"}
+    assert read_release_dates(tmp_path / "dates.txt") == {"3old": date(2001, 2, 3)}
+
+
+def test_wrong_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such folder; give the one that holds the PDB's mmCIF files"):
+        MmcifFolder(tmp_path / "none")
+    (tmp_path / "list").write_text("1abc:2001-13-03\n")
+    with pytest.raises(InputError, match="no line 'OBSLTE'"):
+        MmcifFolder(tmp_path, obsolete=tmp_path / "list")
+    with pytest.raises(InputError, match=":1: not a line such as 1abc:2001-02-03"):
+        MmcifFolder(tmp_path, release_dates=tmp_path / "list")
+
+
+def test_dates_are_whole() -> None:
+    assert parse_date(" 2021-11-01") == date(2021, 11, 1)
+    for text in ("2021-11-1", "2021-02-30", "", "2021-11-01T00", "٢٠٢١-11-01"):
+        assert parse_date(text) is None

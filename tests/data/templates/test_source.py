@@ -1,0 +1,98 @@
+"""Where a target's templates come from: structures, hits among its alignments, a database; and the profile for both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastfold.data.msa.msa import Msa, parse_a3m
+from fastfold.data.targets import target_from_sequence
+from fastfold.data.templates import source
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.data.templates.source import TemplateFinder, profile_msa
+from fastfold.errors import ConfigError, InputError
+from tests.helpers.template_files import FAMILY, HOMOLOGUE, QUERY, entry, hhr, sto, write_entries
+
+NOTHING: list = [([], [])]
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> Path:
+    return write_entries(
+        tmp_path / "mmcif", {"1abc": entry({"A": HOMOLOGUE}), "2abc": entry({"A": FAMILY[2]})}
+    )
+
+
+def test_structures_come_before_hits_and_hits_fill_the_rest(tmp_path: Path, entries: Path) -> None:
+    own = tmp_path / "own.cif"
+    own.write_text(entry({"A": HOMOLOGUE}))
+    hits = tmp_path / "msas" / "query" / "pdb_hits.sto"
+    hits.parent.mkdir(parents=True)
+    hits.write_text(sto({"1abc_A/1-40": HOMOLOGUE, "2abc_A/1-40": FAMILY[2]}))
+    target = target_from_sequence(QUERY)
+    finder = TemplateFinder(TemplateOptions(structures=(own,), mmcif_dir=entries))
+    (found,) = finder.find(target, NOTHING, tmp_path / "msas")
+    assert [template.name for template in found.templates] == ["own_A", "2abc_A"]
+    assert [outcome.reason for outcome in found.outcomes] == ["used", "repeated", "used"]
+    assert found.sources == ("given structures", "pdb_hits.sto")
+    one = TemplateFinder(TemplateOptions(structures=(own,), mmcif_dir=entries, max_templates=1))
+    assert [t.name for t in one.find(target, NOTHING, tmp_path / "msas")[0].templates] == ["own_A"]
+
+
+def test_equal_chains_of_a_complex_share_what_is_found(tmp_path: Path, entries: Path) -> None:
+    """AlphaFold-Multimer's folders, HHsearch's hits, and a chain without any."""
+    folder = tmp_path / "msas" / "query" / "msas" / "A"
+    folder.mkdir(parents=True)
+    (folder / "pdb70_hits.hhr").write_text(hhr([("1ABC_A", QUERY, HOMOLOGUE, 30.0)]))
+    target = target_from_sequence(f"{QUERY}:{HOMOLOGUE}:{QUERY}")
+    finder = TemplateFinder(TemplateOptions(mmcif_dir=entries))
+    first, second, third = finder.find(target, NOTHING * 3, tmp_path / "msas")
+    assert first is third
+    assert [template.name for template in first.templates] == ["1abc_A"]
+    assert second.describe() == "none found"
+
+
+def test_a_profile_database_is_searched_by_hhsearch(
+    tmp_path: Path, entries: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pdb70_hhm.ffdata").touch()
+    options = TemplateOptions(database=tmp_path / "pdb70", mmcif_dir=entries)
+    monkeypatch.setattr(source, "find_hhsearch", lambda: None)
+    with pytest.raises(ConfigError, match="pdb70 is a database of HH-suite, and hhsearch is not installed"):
+        TemplateFinder(options)
+    monkeypatch.setattr(source, "find_hhsearch", lambda: "hhsearch")
+    asked = []
+
+    def search(msa: Msa, databases: list[Path]) -> str:
+        asked.append((msa.sequences, databases))
+        return hhr([("2ABC_A", QUERY, FAMILY[2], 30.0)])
+
+    monkeypatch.setattr(source, "hhsearch", search)
+    finder = TemplateFinder(options)
+    for _ in range(2):  # the second time from what was found before
+        (found,) = finder.find(target_from_sequence(QUERY), NOTHING)
+        assert [template.name for template in found.templates] == ["2abc_A"]
+    assert asked == [((QUERY,), [tmp_path / "pdb70"])]
+
+
+def test_damaged_hits_are_an_error_and_not_nothing(tmp_path: Path, entries: Path) -> None:
+    hits = tmp_path / "msas" / "query" / "pdb_hits.hhr"
+    hits.parent.mkdir(parents=True)
+    hits.write_text("nonsense")
+    with pytest.raises(InputError, match=r"pdb_hits\.hhr: is not HHsearch's output"):
+        TemplateFinder(TemplateOptions(mmcif_dir=entries)).find(
+            target_from_sequence(QUERY), NOTHING, tmp_path / "msas"
+        )
+
+
+def test_the_profile_is_that_of_the_first_alignment() -> None:
+    """With the query on top, and without rows that have no residue."""
+    msa = parse_a3m(f">q\n{QUERY}\n>empty\n{'-' * 40}\n>r\n{HOMOLOGUE}\n")
+    assert profile_msa(QUERY, ([msa], [])).sequences == (QUERY, HOMOLOGUE)
+    assert profile_msa(QUERY, ([], [msa])).sequences == (QUERY,)
+    gaps = Msa(("-" * 40, HOMOLOGUE), np.zeros((2, 40), np.int32), ("q", "r"), as_is=True)
+    found = profile_msa(QUERY, ([gaps], []))
+    assert (found.sequences, found.descriptions) == ((QUERY, HOMOLOGUE), ("query", "r"))
+    assert found.deletions.shape == (2, 40)

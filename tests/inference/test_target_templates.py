@@ -1,0 +1,199 @@
+"""Templates from the command line and from Python: they are used, said, written, and part of what a fold depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fastfold
+from fastfold.data.targets import target_from_sequence
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
+from fastfold.inference.target_templates import check_takers, find_templates, read_templates
+from tests.helpers.command_line import ORACLES, CommandLine
+from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, sto, write_entries
+
+MONOMER = ORACLES / "synthetic_monomer" / "params.npz"
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> Path:
+    """Two entries, one of which is from 2022."""
+    return write_entries(
+        tmp_path / "mmcif",
+        {"1abc": entry({"A": HOMOLOGUE}), "2new": entry({"A": HOMOLOGUE[::-1]}, dates=("2022-01-01",))},
+    )
+
+
+@pytest.fixture
+def msas(tmp_path: Path) -> Path:
+    """An alignment and hits in the folder of the target T1."""
+    folder = tmp_path / "msas" / "T1"
+    folder.mkdir(parents=True)
+    (folder / "uniref90_hits.a3m").write_text(f">q\n{QUERY}\n>r\n{HOMOLOGUE}\n")
+    hits = {"1abc_A/1-40": HOMOLOGUE, "2new_A/1-40": HOMOLOGUE[::-1]}
+    (folder / "pdb_hits.sto").write_text(sto(hits))
+    return folder.parent
+
+
+def scores(cli: CommandLine) -> list[dict]:
+    return [cli.load(name) for name in cli.names() if name.endswith("_scores.json")]
+
+
+def test_structures_of_the_user_are_templates(cli: CommandLine, tmp_path: Path):
+    """They change the prediction, which is folded anew; the same ones do not."""
+    fasta, own = cli.fasta({"T1": QUERY}), tmp_path / "own.cif"
+    own.write_text(entry({"A": HOMOLOGUE}))
+    assert cli.infer(fasta).code == 0
+    done = cli.infer(fasta, "--templates", own)
+    assert "T1: templates: 1 used of 1 found in given structures: own_A" in done.err
+    assert done.out.startswith("1 folded")
+    with_templates = next(one for one in scores(cli) if "templates" in one)
+    assert with_templates["templates"] == [
+        {
+            "chain": "A",
+            "sources": ["given structures"],
+            "found": 1,
+            "used": [{"name": "own_A", "aligned_residues": 40, "remark": ""}],
+            "left_out": [],
+        }
+    ]
+    assert len(scores(cli)) == 2
+    assert len({tuple(one["plddt"]) for one in scores(cli)}) == 2
+    configs = [cli.load(name) for name in cli.names() if name.endswith("_config.json")]
+    assert sorted(str(one.get("templates")) for one in configs) == ["None", "{'A': ['own_A']}"]
+    assert cli.infer(fasta, "--templates", own).out.startswith("0 folded, 1 finished before")
+    own.write_text(entry({"A": HOMOLOGUE}, shift={20: 1.0}))
+    assert cli.infer(fasta, "--templates", own).out.startswith("1 folded")
+
+
+def test_hits_among_the_alignments_are_never_dropped_in_silence(cli: CommandLine, msas: Path, entries: Path):
+    fasta = cli.fasta({"T1": QUERY})
+    unused = cli.infer(fasta, "--msa-dir", msas)
+    assert (
+        f"hits of a template search lie unused: {msas / 'T1' / 'pdb_hits.sto'}; --template-mmcif-dir"
+        in unused.err
+    )
+    assert all("templates" not in one for one in scores(cli))
+    used = cli.infer(
+        fasta, "--msa-dir", msas, "--template-mmcif-dir", entries, "--max-template-date", "2021-11-01"
+    )
+    line = "templates: 1 used of 2 found in pdb_hits.sto: 1abc_A; left out: 2new_A (released on 2022-01-01, after 2021"
+    assert line in used.err
+    (report,) = next(one["templates"] for one in scores(cli) if "templates" in one)
+    assert report["left_out"] == [{"name": "2new_A", "reason": "released on 2022-01-01, after 2021-11-01"}]
+    later = cli.infer(fasta, "--msa-dir", msas, "--template-mmcif-dir", entries, "--max-templates", "1")
+    assert later.out.startswith("0 folded, 1 finished before")  # the same template
+
+
+def test_the_database_is_searched_where_no_hits_lie(cli: CommandLine, entries: Path):
+    database = cli.folder / "pdb_seqres.txt"
+    database.write_text(f">1abc_A mol:protein length:40  TEST\n{HOMOLOGUE}\n")
+    done = cli.infer(cli.fasta({"T1": QUERY}), "--template-db", database, "--template_mmcif_dir", entries)
+    assert "templates: 1 used of 1 found in pdb_seqres.txt: 1abc_A" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--template-db", "x"], "--template-mmcif-dir DIR must say where their mmCIF files lie"),
+        (["--template-alignment", "x"], "--template-alignment says how --templates are aligned"),
+        (
+            ["--max-template-date", "2021-11-01"],
+            "--max-template-date limits hits, which need --template-mmcif-dir",
+        ),
+        (["--max-templates", "5", "--templates", "x"], "--max-templates must be from 1 to 4"),
+        (["--obsolete-pdbs", "x"], "--obsolete-pdbs needs --template-mmcif-dir"),
+        (["--templates", "none.cif"], "none.cif: no such file"),
+        (["--template-mmcif-dir", "none"], "none: no such folder"),
+        (["--template-mmcif-dir", ".", "--template-db", "none"], "none: no such file; give pdb_seqres.txt"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_runs(
+    cli: CommandLine, arguments: list[str], message: str
+):
+    done = cli.infer(cli.fasta({"T1": QUERY}), *arguments)
+    assert done.code == 1
+    assert message in done.err
+    assert not cli.out.exists() or cli.names() == []
+
+
+def test_networks_without_templates_say_so(cli: CommandLine, tmp_path: Path, msas: Path, entries: Path):
+    (tmp_path / "own.cif").write_text(entry({"A": HOMOLOGUE}))
+    done = cli.infer(cli.fasta({"T1": QUERY}), "--templates", tmp_path / "own.cif", weights=["mini"])
+    assert done.code == 1
+    assert "templates are given, but mini takes none" in done.err
+
+    networks = [
+        SimpleNamespace(
+            name=name, info=SimpleNamespace(config=model_config(name), multimer="multimer" in name)
+        )
+        for name in ("model_1", "model_3", "model_1_multimer_v3")
+    ]
+    options = TemplateOptions(structures=(tmp_path / "own.cif",))
+    check_takers(options, networks)
+    with pytest.raises(ConfigError, match="model_3 takes none; of AlphaFold's networks model_1 and model_2"):
+        check_takers(options, networks[1:2])
+    target, pair = target_from_sequence(QUERY), target_from_sequence(f"{QUERY}:{HOMOLOGUE}")
+    from fastfold.data.templates.source import TemplateFinder
+
+    finder, nothing = TemplateFinder(options), [([], []), ([], [])]
+    found = find_templates(finder, target, nothing[:1], networks[:2], None)
+    assert found.number == 1
+    assert found.lines[-1] == "without templates, which these networks do not take: model_3"
+    found = find_templates(finder, pair, nothing, networks[:2], None)
+    assert (found.number, found.lines) == (
+        0,
+        ("without templates, which these networks do not take for a complex: model_1, model_3",),
+    )
+    found = find_templates(finder, pair, nothing, networks[2:], None)
+    assert [one["chain"] for one in found.report] == ["A", "B"]
+    assert [line.partition(":")[0] for line in found.lines] == [
+        "templates of chain A",
+        "templates of chain B",
+    ]
+
+
+def test_python_takes_files(tmp_path: Path):
+    own, other = tmp_path / "own.cif", tmp_path / "other.cif"
+    own.write_text(entry({"A": HOMOLOGUE}))
+    other.write_text(entry({"A": "W" * 40}))
+    model = fastfold.load_model(MONOMER, device="cpu")
+    without = fastfold.predict(QUERY, model, num_recycles=0)
+    found = fastfold.predict(QUERY, model, num_recycles=0, templates=[own, other])
+    assert np.abs(without.atom_positions - found.atom_positions).max() > 1e-3
+    assert without.templates is None
+    assert "templates" not in without.scores()
+    (report,) = found.scores()["templates"]
+    assert [one["name"] for one in report["used"]] == ["own_A"]
+    assert [one["name"] for one in report["left_out"]] == ["other_A"]
+
+
+def test_python_takes_files_per_chain(tmp_path: Path):
+    (tmp_path / "own.cif").write_text(entry({"A": HOMOLOGUE}))
+    pair, nothing = target_from_sequence(f"{QUERY}:{HOMOLOGUE}"), [([], []), ([], [])]
+    for given, names in (
+        (str(tmp_path / "own.cif"), ["own_A", "own_A"]),
+        ([None, [tmp_path / "own.cif"]], [None, "own_A"]),
+    ):
+        found = read_templates(pair, nothing, given)
+        shown = [None if one is None else one["template_domain_names"][0].decode() for one in found.features]
+        assert shown == names
+    assert read_templates(pair, nothing, None) is None
+    for wrong, message in (
+        (3, "templates must be files or features, got int"),
+        ([3, None], "templates must be files or features, got int"),
+        (
+            [[tmp_path / "own.cif"], {"template_aatype": []}],
+            "files for all chains, or features for all chains",
+        ),
+        ([[tmp_path / "own.cif"]], "give one list of files per chain|2 chains, but templates for 1"),
+    ):
+        if message.startswith("give one list"):
+            wrong = [[tmp_path / "own.cif"]]
+        with pytest.raises(ConfigError, match=message):
+            read_templates(pair, nothing, wrong)
