@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
 import re
 import zlib
@@ -38,8 +39,12 @@ _KNOWN = {
     "uniprot": PAIRING,
 }
 _SAMPLE = 1 << 20
+_LARGE = 1 << 31
 _NUCLEOTIDES = frozenset(b"ACGTUNacgtun")
 _LETTERS = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,12 @@ def content_digest(database: SequenceDatabase, memory: Path) -> str:
     entry = known.get(place)
     if isinstance(entry, dict) and {key: entry.get(key) for key in state} == state:
         return str(entry["sha256"])
+    if state["size"] >= _LARGE:
+        _log.warning(
+            "%s: %.0f GB are read to know the database by its SHA-256, once for this state of the file",
+            database.path,
+            state["size"] / 1e9,
+        )
     try:
         digest = file_digest(database.path)
     except OSError as error:

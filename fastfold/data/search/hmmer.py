@@ -22,7 +22,7 @@ from fastfold.data.search.denormals import flushed_denormals
 from fastfold.data.search.engine import Found, Report, Step
 from fastfold.data.search.shard_pool import ShardPool
 from fastfold.data.search.store import SearchKey, SearchStore
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 
 QUERY = "query"
 """Name of the first row of every alignment: a result is kept by its sequence, whatever that is called."""
@@ -117,7 +117,12 @@ class HmmerEngine:
         self.num_workers, self.memory_bytes = num_workers, memory_bytes
 
     def key(self, store: SearchStore) -> SearchKey:
-        """What decides the results besides the sequences; the database is known by its contents."""
+        """What decides the results besides the sequences; the database is known by its contents.
+
+        Raises:
+            InputError: The database cannot be read.
+            WriteError: The store cannot be written.
+        """
         program = ".".join(pyhmmer.__version__.split(".")[:2])
         digest = content_digest(self.database, store.folder)
         return SearchKey(self.name, {**asdict(self.settings), "pyhmmer": program, "database": digest})
@@ -195,7 +200,10 @@ class HmmerEngine:
     def _found(self, query: _Query) -> Found:
         assert query.msa is not None
         assert query.hits is not None
-        write = stockholm_text if self.settings.file_format == "sto" else a3m_text
+        if self.settings.file_format == "sto":
+            text = stockholm_text(_with_distinct_names(query.msa, self.database))
+        else:
+            text = a3m_text(query.msa)
         name = f"{self.database.name}_hits.{self.settings.file_format}"
         facts = {
             "database": {"path": str(self.database.path), **self.database.state()},
@@ -204,7 +212,23 @@ class HmmerEngine:
             "rows": len(query.msa.sequences),
             "iterations": query.iteration,
         }
-        return Found(query.sequence, {name: write(query.msa)}, facts)
+        return Found(query.sequence, {name: text}, facts)
+
+
+def _with_distinct_names(msa: DigitalMSA, database: SequenceDatabase) -> DigitalMSA:
+    """The alignment without rows that are there twice, for a format that knows rows by their names."""
+    rows: dict[str, tuple[int, str]] = {}
+    for number, (name, row) in enumerate(zip(msa.names, msa.textize().alignment, strict=True)):
+        if rows.setdefault(name, (number, row))[1] != row:
+            raise InputError(
+                "two different sequences have this name, which a Stockholm file cannot tell apart; rename one, or "
+                "write A3M files (--format a3m)",
+                path=database.path,
+                record=name.rpartition("/")[0],
+            )
+    if len(rows) == len(msa.names):
+        return msa
+    return cast(DigitalMSA, msa.select(sequences=[number for number, _ in rows.values()]))
 
 
 def _report_part(report: Report, residues: int, num_bytes: int, compared: int) -> None:

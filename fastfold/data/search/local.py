@@ -11,6 +11,7 @@ from typing import Any
 from fastfold.data.search.database import parse_databases
 from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
 from fastfold.data.search.run import SearchPlan
+from fastfold.data.search.shard_pool import smallest_memory
 from fastfold.data.targets import target_from_sequence, unique_stems
 from fastfold.errors import ConfigError
 from fastfold.utils.host_memory import host_available_bytes
@@ -27,7 +28,8 @@ class LocalSearch:
     Attributes:
         databases: See :func:`fastfold.data.search.database.parse_databases`.
         settings: See :class:`~fastfold.data.search.hmmer.HmmerSettings`.
-        num_workers: Processes; None for one per core that this process may use.
+        num_workers: Processes; None for one per core that this process may use, or fewer where
+            the memory is small.
         memory: What they may take together: ``16GiB`` or a number of bytes for example; None for half of what is free.
     """
 
@@ -52,8 +54,8 @@ class LocalSearch:
         databases = parse_databases(self.databases)
         for database in databases:
             database.check()
-        workers = self.num_workers or _cores()
         memory = host_available_bytes() // 2 if self.memory is None else parse_bytes(self.memory)
+        workers = self.num_workers or max(1, min(_cores(), memory // smallest_memory()))
         return [
             HmmerEngine(self.settings, database, num_workers=workers, memory_bytes=memory)
             for database in databases

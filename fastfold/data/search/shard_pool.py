@@ -31,6 +31,11 @@ _AHEAD = 2  # parts that a worker has to do before it is given more
 _MERGED_AT_ONCE = 32
 
 
+def smallest_memory() -> int:
+    """Bytes that each process needs at least."""
+    return _PROCESS_BYTES + _EXPANSION * _SMALLEST_PART
+
+
 class ShardPool:
     """Processes that have a database among them; a context manager.
 
@@ -57,7 +62,7 @@ class ShardPool:
     ) -> None:
         share = memory_bytes // num_workers - _PROCESS_BYTES
         if share < _EXPANSION * _SMALLEST_PART:
-            needed = num_workers * (_PROCESS_BYTES + _EXPANSION * _SMALLEST_PART)
+            needed = num_workers * smallest_memory()
             raise ConfigError(
                 f"a memory of {memory_bytes >> 20} MiB is too small to search with {num_workers} processes, which need "
                 f"{-(-needed >> 20)} MiB; allow more memory or fewer processes"

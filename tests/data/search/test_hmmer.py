@@ -18,7 +18,7 @@ from fastfold.data.search.database import SequenceDatabase
 from fastfold.data.search.engine import Found, Step
 from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
 from fastfold.data.search.store import SearchStore
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, InputError
 from tests.conftest import require_shared
 from tests.helpers.sequence_databases import made_up_database, queries, write_database
 
@@ -121,6 +121,22 @@ def test_without_a_relative_the_alignment_is_the_query_alone(tmp_path: Path) -> 
         (tmp_path / name).write_bytes(text)
         assert read_msa(tmp_path / name, query=sequence).sequences == (sequence,)
         assert found.facts["hits"] == 0
+
+
+def test_equal_names_are_one_row_in_stockholm_unless_their_sequences_differ(tmp_path: Path) -> None:
+    (sequence,) = queries(1).values()
+    other = sequence[:30] + "WWW" + sequence[33:]
+    path = tmp_path / "db.fasta"
+    path.write_text(f">a\n{sequence}\n>a\n{sequence}\n>b\n{other}\n>empty\n\n>c\nMKV\n")
+    rows = ["query", f"a/1-{len(sequence)}", f"b/1-{len(sequence)}"]
+    (tmp_path / "x.sto").write_bytes(alignment(search(path, [sequence])[sequence]))
+    msa = read_msa(tmp_path / "x.sto", query=sequence)
+    assert [text.split()[0] for text in msa.descriptions] == rows
+    path.write_text(path.read_text().replace(">b", ">a"))
+    with pytest.raises(InputError, match=r"record 'a'\): two different sequences have this name"):
+        search(path, [sequence])
+    found = search(path, [sequence], HmmerSettings(file_format="a3m"))[sequence]
+    assert alignment(found).count(b">") == 4
 
 
 def test_letters_for_several_residues_are_kept(tmp_path: Path) -> None:
