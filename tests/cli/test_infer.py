@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from tests.helpers.command_line import CommandLine
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the command runs, without running it: two targets folded, one done before, one failed."""
     found: list[tuple[Any, ...]] = []
 
@@ -28,7 +27,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
         return SimpleNamespace(folded=["a", "b"], skipped=["c"], failed=["d"])
 
     monkeypatch.setattr(runner, "run", run)
-    yield found
+    return found
 
 
 def test_defaults_are_those_of_the_configuration(cli: CommandLine, runs: list[tuple[Any, ...]]) -> None:

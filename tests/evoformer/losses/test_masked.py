@@ -36,6 +36,8 @@ def test_a_mean_counts_what_the_mask_shows() -> None:
     assert masked_mean(mask, value, 1).tolist() == pytest.approx([1.5, 4.0])
     assert masked_mean(mask, value, 2).item() == pytest.approx(7 / 3)
     assert masked_mean(torch.tensor([1, 0, 1]), value, 1).tolist() == pytest.approx([2.0, 32.0])
+    assert masked_mean(torch.tensor([1, 0, 0]), value, 2).item() == pytest.approx(2.5)
+    assert masked_mean(torch.tensor([[1], [0]]), value, 2).item() == pytest.approx(2.0)
     assert masked_mean(torch.zeros(2, 3), value, 2).item() == 0.0
     assert masked_mean(mask, value, 1, eps=1.0).tolist() == pytest.approx([1.0, 2.0])
 

@@ -158,6 +158,7 @@ def test_what_is_written_is_read_back_as_float32(tmp_path: Path) -> None:
     """Slices and transposed tensors too, and with them the configuration and every note."""
     path, base = tmp_path / "a.safetensors", torch.arange(24.0).view(4, 6)
     state = {"part": base[1:3, ::2], "turned": base.T, "half": base[0].bfloat16()}
+    state |= {"rows": base[:2], "same rows": base[:2]}
     write_own(path, state, {"depth": {"num_block": 2}}, preset="model_1", metadata={"trained_on": "nothing"})
     with open_own(path) as file:
         assert file.config.to_dict() == {"depth": {"num_block": 2}}

@@ -283,7 +283,7 @@ def test_records_are_handed_over_as_the_file_has_them():
         atom_line("N", "ALA", 3, insertion="C"),
         atom_line("O", "HOH", 90, record="HETATM"),
         "TER",
-        atom_line("C1", "GOL", 91, record="HETATM"),
+        atom_line("C", "ACT", 91, record="HETATM"),
         atom_line("CA", "SER", 7, chain="B"),
         "END",
         "",
