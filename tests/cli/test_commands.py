@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fastfold.cli import infer, plan, relax, report, train, verify, weights
+from fastfold.cli import infer, plan, relax, report, search, train, verify, weights
 from fastfold.inference import verify as comparing
 from tests.helpers.command_line import CommandLine
 
@@ -55,6 +55,7 @@ COMMANDS = {
     plan: [],
     relax: ["x.pdb"],
     report: ["out"],
+    search: ["x.fasta", "--out", "out", "--db", "x"],
     train: [],
     verify: ["recorded"],
     weights: ["info", "x.npz"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from fastfold.cli import infer
+from fastfold.data.search import local
+from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference import runner
 from fastfold.inference.config import InferConfig
 from fastfold.inference.runner import RunOptions
@@ -64,6 +67,22 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "alignments": ("--msa-dir m", {"msa_dir": Path("m")}),
+    "templates": (
+        "--templates a.pdb b.cif --template-alignment a.a3m --template-db pdb70 --template-mmcif-dir d "
+        "--max-template-date 2021-11-01 --max-templates 2 --obsolete-pdbs o",
+        {
+            "templates": TemplateOptions(
+                structures=(Path("a.pdb"), Path("b.cif")),
+                alignments=(Path("a.a3m"),),
+                database=Path("pdb70"),
+                mmcif_dir=Path("d"),
+                obsolete=Path("o"),
+                max_date=date(2021, 11, 1),
+                max_templates=2,
+            )
+        },
+    ),
+    "search": ("--db a.fasta bfd=b.fasta --cpu 3", {"engines": (("a.fasta", "bfd=b.fasta"), 3)}),
     "complex": ("--complex", {"complex_": True}),
     "reference": ("--reference r", {"reference": Path("r")}),
     "weights": ("--skip-bad-weights", {"skip_bad_weights": True}),
@@ -73,7 +92,12 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def test_every_option_sets_its_own_field(runs: list[tuple[Any, ...]]) -> None:
+def test_every_option_sets_its_own_field(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        local, "LocalSearch", lambda db, *, num_workers: SimpleNamespace(engines=lambda: [db, num_workers])
+    )
     parser = argparse.ArgumentParser()
     infer.add_infer_command(parser.add_subparsers())
 
