@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import argparse
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fastfold.cli import plan, train, verify, weights
+from fastfold.cli import infer, plan, relax, report, search, train, verify, weights
 from fastfold.inference import verify as comparing
 from tests.helpers.command_line import CommandLine
 
@@ -49,7 +50,25 @@ def test_weights_tells_what_was_written(cli: CommandLine) -> None:
     assert cli.run("weights", "info", target).code == 0
 
 
-@pytest.mark.parametrize("module", [plan, train, verify, weights])
-def test_every_command_adds_itself_under_its_own_name(module: object) -> None:
-    name = module.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
-    assert callable(getattr(module, f"add_{name}_command"))
+COMMANDS = {
+    infer: ["x.fasta", "--out", "out"],
+    plan: [],
+    relax: ["x.pdb"],
+    report: ["out"],
+    search: ["x.fasta", "--out", "out", "--db", "x"],
+    train: [],
+    verify: ["recorded"],
+    weights: ["info", "x.npz"],
+}
+"""What each command cannot do without."""
+
+
+@pytest.mark.parametrize("module", COMMANDS, ids=lambda m: m.__name__)
+def test_every_command_adds_itself_under_its_own_name(module: ModuleType) -> None:
+    name = module.__name__.rpartition(".")[2]
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command")
+    getattr(module, f"add_{name}_command")(commands)
+    assert list(commands.choices) == [name]
+    options = parser.parse_args([name, *COMMANDS[module]])
+    assert options.run.__module__ == module.__name__

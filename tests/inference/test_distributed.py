@@ -12,8 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fastfold.cli import main
+from fastfold.errors import ConfigError
+from fastfold.inference.distributed import distributed_folder, parse_parallel
+from fastfold.parallel import ParallelPlan
 from tests.conftest import REPOSITORY
 from tests.helpers import spawn_ranks
 from tests.helpers.command_line import QUICK, CommandLine
@@ -89,6 +93,24 @@ def test_processes_that_are_not_there_are_asked_for(cli: CommandLine, parallel: 
     assert done.code == 1
     assert message in done.err
     assert not cli.out.exists()
+
+
+@pytest.mark.parametrize(("text", "started"), [(None, 1), ("dap=1", 1), ("dap=4", 4)])
+def test_a_plan_fits_the_processes(monkeypatch: pytest.MonkeyPatch, text: str | None, started: int) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(started))
+    assert parse_parallel(text) == ParallelPlan(dap=started)
+
+
+def test_one_process_alone_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with distributed_folder(None, torch.device("cpu")) as folder:
+        assert folder is None
+    for text in ("dap=٣", "dap=-1", "dap=", "dap=2=2", "=1"):
+        with (
+            pytest.raises(ConfigError, match="give --parallel dap=4"),
+            distributed_folder(text, torch.device("cpu")),
+        ):
+            raise AssertionError(f"{text} was taken")
 
 
 FAILING = """

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fastfold.errors import WeightsError
+from fastfold.evoformer.weights.alphafold_file import NpzParameters
 from fastfold.evoformer.weights.alphafold_names import PREFIX
 from fastfold.evoformer.weights.checkpoint import (
     load_model,
@@ -198,3 +199,40 @@ def test_numbers_too_large_for_float32_are_named(tmp_path: Path, arrays: Arrays)
     np.savez(tmp_path / "a.npz", **(arrays | {BIAS: np.full(40, 1e300)}))
     with pytest.raises(WeightsError, match=rf"{re.escape(BIAS)} holds NaN or infinite"):
         load_model(tmp_path / "a.npz")
+
+
+def test_a_parameter_is_read_under_its_key_as_float32(tmp_path: Path) -> None:
+    """Halves of JAX, which NumPy knows as two bytes without a meaning, are the upper halves of float32."""
+    whole = np.array([[1.5, -2.0, 3.0e38]], np.float32)
+    halves = (whole.view(np.uint32) >> 16).astype("<u2").view("V2")
+    names = {"a//double": whole.astype(np.float64), "a//half": halves, "a//whole": whole}
+    np.savez(tmp_path / "a.npz", **{PREFIX + key: array for key, array in names.items()})
+    with zipfile.ZipFile(tmp_path / "a.npz") as archive:
+        source = NpzParameters(archive, tmp_path / "a.npz")
+        assert source.shapes == dict.fromkeys(names, (1, 3))
+        assert source.dtype == "bfloat16, float32, float64"
+        assert (source.label("a//whole"), source.show_shape("a//whole", (1, 3))) == (
+            PREFIX + "a//whole",
+            "[1, 3]",
+        )
+        for key, array in names.items():
+            found = source.read(key)
+            assert found.dtype == np.float32
+            expected = (
+                (np.array(array.view("<u2"), np.uint32) << 16).view(np.float32) if key == "a//half" else whole
+            )
+            np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(expected[0, :2], [1.5, -2.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("readme.txt", "readme.txt is not an array"), ("other.npy", "array other is not a param")],
+)
+def test_members_that_are_not_parameters_are_refused(tmp_path: Path, name: str, message: str) -> None:
+    zip_of(tmp_path / "a.npz", {name: npy(np.zeros(3, np.float32))})
+    with (
+        zipfile.ZipFile(tmp_path / "a.npz") as archive,
+        pytest.raises(WeightsError, match=rf"a\.npz: {message}"),
+    ):
+        NpzParameters(archive, tmp_path / "a.npz")

@@ -21,6 +21,7 @@ from fastfold.evoformer.weights.checkpoint import (
     load_model,
     weights_info,
 )
+from fastfold.evoformer.weights.untrusted import SIZE_LIMIT, check_size, file_format, read_torch, types_of
 from tests.helpers.openfold_files import openfold_state
 from tests.helpers.weights_files import BIAS, PARAMS, npy_header, zip_of
 
@@ -235,3 +236,44 @@ def test_a_tensor_that_claims_more_than_its_record_is_refused(tmp_path: Path) ->
     zip_of(tmp_path / "b.pt", members | {record: bytes(64)}, zipfile.ZIP_STORED)
     with pytest.raises(WeightsError, match=r"b\.pt"):
         load_model(tmp_path / "b.pt")
+
+
+def test_a_format_is_known_by_its_content_whatever_the_name(tmp_path: Path, own: Path) -> None:
+    path = tmp_path / "weights"
+    for write, kind in (
+        (lambda: path.write_bytes(PARAMS.read_bytes()), "npz"),
+        (lambda: torch.save({"a": torch.ones(2)}, path), "torch"),
+        (lambda: torch.save({"a": torch.ones(2)}, path, _use_new_zipfile_serialization=False), "torch"),
+        (lambda: path.write_bytes(own.read_bytes()), "safetensors"),
+    ):
+        write()
+        assert file_format(path) == kind
+
+
+def test_the_moving_average_is_preferred_and_wrappers_are_opened(tmp_path: Path) -> None:
+    path, inner = tmp_path / "a.pt", {"w": torch.arange(3.0)}
+    other = {"w": torch.zeros(3)}
+    for content in (
+        inner,
+        {"state_dict": inner},
+        {"module": inner, "step": 3},
+        {"ema": {"params": inner}, "state_dict": other, "model": other},
+    ):
+        torch.save(content, path)
+        found = read_torch(path)
+        assert list(found) == ["w"]
+        assert torch.equal(found["w"], inner["w"])
+
+
+def test_sizes_are_compared_with_the_limit_and_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(10))
+    check_size(path, 1000)
+    with pytest.raises(WeightsError, match="more than 100 times its own size"):
+        check_size(path, 1001)
+    with pytest.raises(WeightsError, match=r"would take 8\.0 GiB in memory; weights take at most 8 GiB"):
+        check_size(path, SIZE_LIMIT + 1)
+
+
+def test_types_are_listed_once_and_in_order() -> None:
+    assert types_of([torch.float32, torch.bfloat16, torch.float32]) == "bfloat16, float32"

@@ -13,7 +13,8 @@ import pytest
 
 from fastfold.errors import InputError
 from fastfold.inference.verify import verify
-from fastfold.inference.verify.data import EXPECTED
+from fastfold.inference.verify.data import EXPECTED, compute_recorded
+from fastfold.inference.verify.recorded_array import RecordedArray
 from tests.conftest import REPOSITORY, require_shared
 
 CARRIED = REPOSITORY / "tests" / "oracles" / "synthetic_msas"
@@ -39,6 +40,18 @@ def recorded(directory: Path) -> set[str]:
 def test_a_carried_record_agrees() -> None:
     """Identifiers, blocks, annotation, wrapped lines, empty names, a row of gaps, repetitions over three searches."""
     assert names_compared(CARRIED) == recorded(CARRIED)
+
+
+def test_arrays_are_given_beside_the_recorded_ones() -> None:
+    """In the order of the record; what was recorded otherwise is not ours."""
+    with np.load(CARRIED / EXPECTED) as file:
+        expected = {name: file[name] for name in ("msa", "deletion_matrix_int", "num_alignments")}
+    expected["msa"] = expected["msa"] + 1
+    found = list(compute_recorded(CARRIED, expected))
+    assert [type(one) for one in found] == [RecordedArray] * 3
+    assert [one.name for one in found] == list(expected)
+    assert all(one.theirs is expected[one.name] for one in found)
+    assert [np.array_equal(one.ours, one.theirs) for one in found] == [False, True, True]
 
 
 @pytest.mark.parametrize("name", MONOMERS)

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels import attention, reference
+from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.attention import eager, triton_bwd_kernels
+from fastfold.kernels.ops.attention.triton_bwd import BackwardOperands
+from fastfold.kernels.ops.attention.triton_fwd import attend_triton, triton_operands
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -286,3 +290,83 @@ def test_dtypes_that_do_not_belong_together_are_refused() -> None:
     inputs["k"] = inputs["k"].float()
     with pytest.raises(InputError, match="one dtype"):
         attention(**inputs)
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor, gate: Tensor) -> Tensor:
+    """Attention of ``[R, N, H, D]`` in so many words; a row without keys is the mean of its values."""
+    logits = torch.einsum("rqhd,rkhd->rhqk", q, k) / 3 + bias
+    seen = logits.masked_fill(mask[:, None, None, :] == 0, -1e9)
+    return torch.einsum("rhqk,rkhd->rqhd", seen.softmax(-1), v) * gate.sigmoid()
+
+
+@pytest.mark.parametrize("elements", [16, 1 << 20], ids=["blocks", "one block"])
+def test_blocks_of_rows_and_queries_make_one_result(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's passes in float64: one row and a few queries at a time, or everything at once."""
+    monkeypatch.setattr(eager, "BLOCK_ELEMENTS", elements)
+    made = operands(3, 5, 4)
+    assert (eager.row_step(made["q"], made["k"]) == 1) == (elements == 16)
+    bias, masked = eager.prepare(made["bias"].requires_grad_(), made["mask"], torch.float64)
+    assert bias is not None
+    assert not bias.requires_grad
+    read = eager.Operands(made["q"], made["k"], made["v"], bias, masked, made["gate"])
+    out = torch.full_like(made["q"], torch.nan)
+    eager.attend(out, read, 1 / 3, Scratch(dtype=torch.float64))
+    leaves = {name: x.detach().requires_grad_(name != "mask") for name, x in made.items()}
+    exact = _exact(**leaves)
+    assert relative_error(out, exact) < 1e-12
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected = torch.autograd.grad(exact, [leaves[name] for name in ("q", "k", "v", "bias", "gate")], grad)
+    q, k, v, gate = (torch.full_like(made[name], torch.nan) for name in ("q", "k", "v", "gate"))
+    grads = eager.Operands(q, k, v, torch.ones_like(bias), None, gate)
+    again = torch.empty_like(out)
+    eager.attend_backward(grad, read, grads, 1 / 3, Scratch(dtype=torch.float64), again)
+    assert relative_error(again, exact) < 1e-12
+    for mine, theirs in zip((q, k, v, grads.bias, gate), expected, strict=True):
+        assert mine is not None
+        # What is there of the bias's is added to.
+        assert relative_error(mine - 1 if mine is grads.bias else mine, theirs) < 1e-12
+
+
+def test_a_mask_that_hides_nothing_is_none() -> None:
+    assert eager.prepare(None, torch.ones(2, 3), torch.float32) == (None, None)
+    _, masked = eager.prepare(None, torch.tensor([[1.0, 0.0]]), torch.float32)
+    assert masked is not None
+    assert masked.tolist() == [[False, True]]
+    one = eager.Operands(*(torch.arange(6.0).view(2, 3) + i for i in range(4)), None, None).batch((1,))
+    assert one.q.tolist() == [3.0, 4.0, 5.0]
+    assert one.bias is not None
+    assert one.bias.tolist() == [6.0, 7.0, 8.0]
+    assert (one.masked, one.gate) == (None, None)
+
+
+def test_the_gradient_of_a_bias_is_the_sum_of_parts_of_its_rows() -> None:
+    """Two groups of three rows, as a GPU with many processors and few blocks has them; each part stands alone."""
+    made = operands(3, 5, 4) | {"gate": torch.full((3, 5, 2, 8), 1e3, dtype=torch.float64)}  # an open gate
+    rows, queries, heads, channels = made["q"].shape
+    grad = torch.randn(made["q"].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    leaf = made["bias"].requires_grad_()
+    parts = []
+    for chosen in (slice(0, 2), slice(2, 3)):
+        part = {name: x if name == "bias" else x[chosen] for name, x in made.items()}
+        parts.append(torch.autograd.grad(_exact(**part), leaf, grad[chosen])[0])
+    small = {name: x.detach().float()[None].to(DEVICE) for name, x in made.items()}
+    read = triton_operands(small["q"], small["k"], small["v"], small["bias"], small["mask"], None)
+    out = torch.empty_like(small["q"])
+    lse = attend_triton(out, read, 1 / 3)
+    grad_out = grad.float()[None].to(DEVICE)
+    delta = (out * grad_out).sum(-1).permute(0, 3, 1, 2).contiguous()
+    of = read.strides
+    found = torch.full((2, 1, heads, queries, 4), torch.nan, device=DEVICE)
+    triton_bwd_kernels.attention_grad_bias_kernel[(2 * heads,)](
+        *(BackwardOperands(read.q, read.k, read.v, read.bias, read.keep, grad_out, lse, delta), found, 1 / 3),
+        *(heads, rows, queries, 4, 2),
+        BackwardOperands(of.q, of.k, of.v, of.bias, of.keep, grad_out.stride()[:4]),
+        D=channels,
+        BD=16,
+        BQ=16,
+        BK=16,
+        HAS_MASK=True,
+        PRECISION="ieee",
+    )
+    for mine, theirs in zip(found, parts, strict=True):
+        assert relative_error(mine[0], theirs) < 2e-6

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fastfold.errors import InputError
 from fastfold.kernels import gated_attention, reference
+from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.gated_attention import eager, triton_launch
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -185,3 +187,79 @@ def test_shapes_that_do_not_belong_together_are_refused(name: str) -> None:
     inputs[name] = inputs[name][..., :-1]
     with pytest.raises(InputError, match=f"{name} is"):
         gated_attention(**inputs, heads=2)
+
+
+NAMES = eager.GatedAttentionParams._fields
+
+
+def test_weights_are_arranged_and_their_gradients_brought_back() -> None:
+    made = operands(2, 3)
+    parameters = eager.GatedAttentionParams(*(made[name] for name in NAMES))
+    weights = eager.arrange(parameters, torch.float32)
+    assert [x.dtype for x in (weights.norm[0], weights.merged)] == [torch.float32] * 2
+    parts = ("query_weight", "key_weight", "value_weight", "gate_weight")
+    assert torch.equal(weights.flat, torch.cat([made[name] for name in parts]).float())
+    for mine, given in zip(eager.gradients_of(weights), parameters, strict=True):
+        assert mine is not None
+        assert torch.equal(mine, given.float())
+    bare = eager.arrange(parameters._replace(gate_weight=None, gate_bias=None), torch.bfloat16)
+    assert (bare.merged.shape, bare.merged.dtype, bare.norm[0].dtype) == (
+        (3, 32, 24),
+        torch.bfloat16,
+        torch.float32,
+    )
+    back = eager.gradients_of(bare)
+    assert (back.gate_weight, back.gate_bias) == (None, None)
+
+
+@pytest.mark.parametrize("passes", [eager, triton_launch], ids=["torch", "triton"])
+def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> None:
+    """Forward onto the residual, and backward with totals that hold something already."""
+    made = operands(3, 5)
+    x, residual = made["x"], torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(1)).double()
+    dropout = torch.tensor([0.0, 2.0, 1.0]).double().view(3, 1, 1).expand(3, 5, 24)
+    leaves = {name: value.requires_grad_(name != "mask") for name, value in made.items()}
+    spread = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    normed = spread * leaves["norm_weight"] + leaves["norm_bias"]
+    q, k, v = (
+        (normed @ leaves[f"{part}_weight"].T).unflatten(-1, (2, 16)) for part in ("query", "key", "value")
+    )
+    gate = (normed @ leaves["gate_weight"].T + leaves["gate_bias"]).unflatten(-1, (2, 16)).sigmoid()
+    logits = torch.einsum("rqhd,rkhd->rhqk", q, k) / 4 + leaves["bias"]
+    logits = logits.masked_fill(made["mask"][:, None, None, :] == 0, -1e9)
+    attended = torch.einsum("rhqk,rkhd->rqhd", logits.softmax(-1), v) * gate
+    update = attended.flatten(-2) @ leaves["output_weight"].T + leaves["output_bias"]
+    grad = torch.randn(update.shape, generator=torch.Generator().manual_seed(2)).double()
+    wanted = ("x", "bias", *NAMES)
+    exact = torch.autograd.grad(update, [leaves[name] for name in wanted], grad)
+    expected = dict(zip(wanted, exact, strict=True))
+    small = {name: value.detach().float().to(DEVICE) for name, value in made.items()}
+    weights = eager.arrange(eager.GatedAttentionParams(*(small[name] for name in NAMES)), torch.float32)
+    bias, mask = passes.prepare(small["bias"], small["mask"], torch.float32)
+    out = residual.float().to(DEVICE)
+    rows = eager.RowBlock(small["x"], bias, mask, out, dropout.float().to(DEVICE))
+    passes.forward_block(out, rows, weights, 2, Scratch(DEVICE))
+    assert relative_error(out, residual + dropout * update) < 2e-6
+    totals = eager.arrange(
+        eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32
+    )
+    grad_bias = torch.ones_like(small["bias"])
+    found = passes.backward_block(
+        grad.float().to(DEVICE), rows, grad_bias, weights, totals, 2, Scratch(DEVICE)
+    )
+    assert relative_error(found, expected["x"]) < 2e-6
+    assert relative_error(grad_bias - 1, expected["bias"]) < 2e-6
+    for name, mine in zip(NAMES, eager.gradients_of(totals), strict=True):
+        assert mine is not None
+        assert relative_error(mine - 1, expected[name]) < 5e-6, name
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (5, 1000), (40, 400), (3, 0), (4096, 4096)])
+def test_blocks_of_rows_have_a_row_at_least_and_a_bounded_size(rows: int, length: int) -> None:
+    x = torch.empty(rows, length, 1, device="meta")
+    assert eager.row_step(x) >= 1
+    assert eager.row_step(x) * length <= max(length, 1024)
+    step = triton_launch.row_step(x)
+    assert step >= 1
+    assert step * length <= max(length, 2**17)
+    assert step == 1 or step * length >= min(rows * length, 2**14) - length

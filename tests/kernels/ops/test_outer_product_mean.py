@@ -13,6 +13,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.ops.outer_product_mean import eager as outer_product_mean_torch
+from fastfold.kernels.ops.outer_product_mean import triton_bwd, triton_fwd
 from tests.helpers.forced_blocks import force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -222,3 +223,34 @@ def test_compiles_as_one_graph(backend: str, monkeypatch: pytest.MonkeyPatch) ->
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(**inputs)
     for found, expected in zip(torch.autograd.grad(compiled, leaves), eager, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_kernels_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both directions of Triton alone, in tiles smaller than everything; the forward pass onto the residual."""
+    force_blocks(monkeypatch, BI=2, BJ=4, BS=16, BK=16)
+    made = _inputs(5, 7, 3)
+    leaves = [made[name].requires_grad_() for name in ("left", "right", "weight", "bias")]
+    left, right = (made[side] * made[f"{side}_mask"][..., None] for side in ("left", "right"))
+    products = torch.einsum("sia,sjb->ijab", left, right).flatten(-2) @ made["weight"].T + made["bias"]
+    exact = products / (torch.einsum("si,sj->ij", made["left_mask"], made["right_mask"]) + 0.01)[..., None]
+    grad, residual = torch.randn(2, 7, 3, 12, dtype=torch.float64)
+    expected = torch.autograd.grad(exact, leaves, grad)
+    x = outer_product_mean_torch.OuterProductParams(
+        *(
+            made[name].detach().float().to(DEVICE)
+            for name in outer_product_mean_torch.OuterProductParams._fields
+        )
+    )
+    out = residual.float().to(DEVICE)
+    shared = triton_fwd.RightSide(x.right, x.right_mask, x.weight, x.bias)
+    triton_fwd.forward(shared, 0.01, out, x.left, x.left_mask, out)
+    assert relative_error(out, exact + residual) < 2e-6
+    names = ("left", "right", "weight", "bias")
+    found = triton_bwd.backward(grad.float().to(DEVICE), x, 0.01, names)
+    for name, mine, theirs in zip(names, found, expected, strict=True):
+        assert relative_error(mine, theirs) < 2e-6, name
+    for number, name in enumerate(names[:2]):  # the gradient of one side alone
+        alone = triton_bwd.backward(grad.float().to(DEVICE), x, 0.01, (name,))
+        assert torch.equal(alone[number], found[number])
+    nothing = triton_bwd.backward(grad[:0].float().to(DEVICE), x._replace(left=x.left[:, :0]), 0.01, names)
+    assert not any(part.any() for part in nothing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from fastfold.kernels.ops.pair_bias.params import PairBiasParams
+from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 from tests.helpers.kernel_checks import BACKENDS, DEVICE, DTYPES, check_against_definition, relative_error
 
 
@@ -89,3 +92,24 @@ def test_operator_is_registered_properly(backend: str) -> None:
     torch.library.opcheck(torch.ops.fastfold.pair_bias.default, (leaves[0], leaves[1:], backend))
     arguments = (torch.randn(4, 3, 4).to(DEVICE), tensors[0], tensors[1:], [True] * 4, backend)
     torch.library.opcheck(torch.ops.fastfold.pair_bias_backward.default, arguments)
+
+
+def test_the_kernel_puts_heads_in_front_of_a_cut_out_pair() -> None:
+    """Of a part of a larger pair, with a batch; channels are normalised over those that there are."""
+    made = _inputs(2, 6, 9, 21, heads=3)
+    z = made["z"][:, :5, 1:8]
+    parameters = PairBiasParams(*(made[name] for name in PairBiasParams._fields))
+    spread = (z - z.mean(-1, keepdim=True)) / (z.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    exact = torch.einsum(
+        "bijc,hc->bhij", spread * parameters.norm_weight + parameters.norm_bias, parameters.weight
+    )
+    small = PairBiasParams(*(x.float().to(DEVICE) for x in parameters))
+    whole = made["z"].float().to(DEVICE)
+    found = pair_bias_forward(whole[:, :5, 1:8], small, 1e-5)
+    assert relative_error(found, exact) < 1e-6
+    assert pair_bias_forward(whole[:, :0], small, 1e-5).shape == (2, 3, 0, 9)
+
+
+def test_parameters_stand_in_the_order_of_the_arguments() -> None:
+    names = tuple(inspect.signature(kernels.pair_bias).parameters)
+    assert names[1:4] == PairBiasParams._fields

@@ -12,6 +12,9 @@ from torch import Tensor
 from fastfold.errors import InputError
 from fastfold.kernels import reference, residual_update
 from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
+from fastfold.kernels.ops.residual_update.triton_bwd import update_backward
+from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -149,3 +152,48 @@ def test_shapes_that_do_not_belong_together_are_refused(name: str) -> None:
     inputs[name] = inputs[name][..., :-1]
     with pytest.raises(InputError, match=name):
         residual_update(**inputs)
+
+
+def _branch(x: Tensor, residual: Tensor, bias: Tensor, gate: Tensor, dropout: Tensor) -> Tensor:
+    return residual + dropout * (x + bias) / (1 + (-gate).exp())
+
+
+def test_the_kernel_may_write_onto_any_operand() -> None:
+    """In float32, of tensors whose axes are exchanged or cut out of larger ones."""
+    made = operands(3, 7, 21)
+    exact = _branch(**made)
+    for place in ("x", "residual", "gate"):
+        given = {name: x.float().to(DEVICE) for name, x in made.items()}
+        given["dropout"] = given["dropout"].expand_as(given["x"])
+        given["gate"] = torch.stack([given["gate"]] * 2, -2).flatten(-3, -2)[:, ::2]
+        given["residual"] = given["residual"].transpose(0, 1).contiguous().transpose(0, 1)
+        write_update(given[place], UpdateOperands(**given))
+        assert relative_error(given[place], exact) < 1e-6
+
+
+def test_a_target_that_cannot_be_walked_over_is_filled_all_the_same() -> None:
+    """Five axes in another order than those of ``x``: the kernel fills a copy."""
+    x = torch.arange(96.0, device=DEVICE).view(2, 2, 2, 2, 2, 3)
+    out = torch.zeros_like(x).permute(4, 3, 2, 1, 0, 5)
+    write_update(out, UpdateOperands(x, x, None, None, None))
+    assert torch.equal(out, 2 * x)
+
+
+def test_gradients_of_the_kernel_are_those_of_the_definition() -> None:
+    made = operands(3, 7, 21)
+    leaves = [made[name].requires_grad_() for name in ("x", "bias", "gate")]
+    grad = torch.randn(3, 7, 21, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exact = torch.autograd.grad(_branch(**made), leaves, grad)
+    x, bias, gate, dropout = (made[n].detach().float().to(DEVICE) for n in ("x", "bias", "gate", "dropout"))
+    rest = (x, bias, gate, dropout.expand_as(x))
+    found = update_backward(grad.float().to(DEVICE), *rest, need_bias=True)
+    for mine, theirs in zip(found, exact, strict=True):
+        assert mine is not None
+        assert mine.is_contiguous()
+        assert relative_error(mine, theirs) < 1e-6
+    _, none, _ = update_backward(grad.float().to(DEVICE), *rest, need_bias=False)
+    assert none is None
+    empty, nothing, _ = update_backward(x[:0], x[:0], bias, None, None, need_bias=True)
+    assert empty is not None
+    assert nothing is not None
+    assert (tuple(empty.shape), nothing.tolist()) == ((0, 7, 21), [0.0] * 21)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from fastfold.kernels.ops.softmax import triton_fwd
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -135,3 +137,32 @@ def test_operator_is_registered_properly(backend: str) -> None:
     torch.library.opcheck(torch.ops.fastfold.softmax.default, (leaves[0], None, None, backend))
     arguments = (torch.randn_like(scores), scores.softmax(-1), mask, True, True, backend)
     torch.library.opcheck(torch.ops.fastfold.softmax_backward.default, arguments)
+
+
+def test_kernel_writes_weights_of_strided_scores() -> None:
+    """Row by row: a bias for all rows, a mask of bools, and a row without keys, whose weights are equal."""
+    torch.manual_seed(0)
+    b, r, h, q, k = 2, 3, 2, 5, 7
+    scores = torch.randn(b, h, r, q, k + 2).transpose(1, 2)[..., 1:-1]
+    bias, mask = torch.randn(b, h, k, q).mT, torch.rand(b, r, k) > 0.3
+    mask[1, 2] = False
+    out = torch.full((b, r, h, q, k), torch.nan, device=DEVICE)
+    triton_fwd.softmax_forward(out, *(x.to(DEVICE) for x in (scores, bias, mask)))
+    for i, j in itertools.product(range(b), range(r)):
+        weights = (scores[i, j].double() + bias[i].double()).exp() * mask[i, j]
+        expected = (
+            weights / weights.sum(-1, keepdim=True) if mask[i, j].any() else torch.full((h, q, k), 1 / k)
+        )
+        assert relative_error(out[i, j], expected) < 1e-6
+
+
+def test_masks_are_read_as_bytes_or_numbers() -> None:
+    given = torch.tensor([True, False])
+    found = triton_fwd.readable(given)
+    assert found is not None
+    assert (found.dtype, found.tolist(), found.data_ptr()) == (torch.uint8, [1, 0], given.data_ptr())
+    numbers = torch.ones(3, 4).t()
+    read = triton_fwd.readable(numbers)
+    assert read is not None
+    assert read.stride(-1) == 1
+    assert triton_fwd.readable(None) is None

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.transition import eager, triton_fwd
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -181,3 +183,39 @@ def test_compiles_as_one_graph(backend: str) -> None:
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(**inputs)
     for found, expected in zip(torch.autograd.grad(compiled, list(inputs.values())), eager, strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def _exact(inputs: dict[str, Any], residual: Tensor) -> Tensor:
+    x = inputs["x"]
+    spread = (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+    normed = spread * inputs["norm_weight"] + inputs["norm_bias"]
+    return residual + (normed @ inputs["w1"].T + inputs["b1"]).clamp(min=0) @ inputs["w2"].T + inputs["b2"]
+
+
+def test_passes_fill_what_they_are_given_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both passes of PyTorch in blocks of 4 positions, and Triton's, onto the residual; with gradients as needed."""
+    monkeypatch.setattr(eager, "block_positions", lambda channels: 4)
+    made = _inputs(3, 7, 12)
+    residual, grad = torch.randn(2, 3, 7, 12, dtype=torch.float64)
+    exact = _exact(made, residual)
+    small = {name: x.float().to(DEVICE) for name, x in made.items()}
+    x, parameters = small["x"], eager.TransitionParams(*(small[name] for name in PARAMETERS))
+    for fill in (
+        lambda out: eager.forward(out, x, parameters, out, Scratch()),
+        lambda out: triton_fwd.forward(out, x, parameters, out),
+    ):
+        out = residual.float().to(DEVICE)
+        fill(out)
+        assert relative_error(out, exact) < 1e-6
+    leaves = {name: value.requires_grad_() for name, value in made.items()}
+    expected = torch.autograd.grad(_exact(leaves, leaves["x"]), list(leaves.values()), grad)
+    double = eager.TransitionParams(*(made[name].detach() for name in PARAMETERS))
+    found = eager.backward(grad, made["x"].detach(), double, True, [True] * 7)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None
+        assert relative_error(mine, theirs) < 1e-12
+    needs = [True, False, False, True, False, False, True]
+    partly = eager.backward(grad, made["x"].detach(), double, False, needs)
+    assert [value is not None for value in partly] == needs
+    assert partly[0] is not None
+    assert relative_error(partly[0] + grad, expected[0]) < 1e-12

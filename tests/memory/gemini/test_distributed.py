@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
 
-from fastfold.memory import Gemini
+from fastfold.memory import Gemini, SimulatedDevice, Tier
+from fastfold.memory.gemini.access_trace import Trace
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import build_chunks
+from fastfold.memory.gemini.distributed import Ranks
+from fastfold.parallel.comm.groups import Group
+from tests.helpers.thread_ranks import on_one_line
 from tests.memory.gemini.gpt_runs import adam, build, gpt, tokens
 
 
@@ -72,3 +80,85 @@ def test_two_ranks_decide_alike_and_train_on_the_mean_gradient(shard: bool, tmp_
     owned = (first["own"], second["own"])
     assert sum(owned) == len(plain) if shard else owned == (len(plain), len(plain))
     assert all(owned)
+
+
+def _store() -> tuple[nn.Sequential, ChunkStore]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    return model, ChunkStore(build_chunks(model, largest=1), SimulatedDevice(1 << 20), Tier())
+
+
+@pytest.mark.parametrize("shard", [False, True])
+def test_gradients_are_means_where_any_rank_has_one(shard: bool) -> None:
+    """The first layer has one on both ranks, the second's bias on one alone, the third on none.
+
+    Sharded, the mean is its owner's: chunks go round the ranks.
+    """
+
+    def run(group: Group) -> tuple[list[Any], list[bool]]:
+        model, store = _store()
+        rank, ranks = group.rank, Ranks(group.process_group, None, shard)
+        with store.params_on_host():
+            model[0].weight.grad = torch.full((8, 8), 1.0 + rank)
+            model[0].bias.grad = torch.full((8,), 3.0 * rank)
+            if rank == 1:
+                model[1].bias.grad = torch.full((8,), 10.0)
+        ranks.average(store)
+        with store.params_on_host():
+            found = [
+                None if p.grad is None else p.grad.flatten().unique().tolist() for p in model.parameters()
+            ]
+        return found, [ranks.owns(chunk) for chunk in store.chunks]
+
+    (first, owns_first), (second, owns_second) = on_one_line(2, run)
+    mean = [[1.5], [1.5], None, [5.0], None, None]
+    if shard:
+        assert (owns_first, owns_second) == ([True, False, True], [False, True, False])
+        assert first[:2] == mean[:2]
+        assert second[2:4] == mean[2:4]
+    else:
+        assert (owns_first, owns_second) == ([True] * 3, [True] * 3)
+        assert first == second == mean
+
+
+def test_what_an_owner_has_stepped_and_its_states_reach_the_others() -> None:
+    def run(group: Group) -> tuple[Any, ...]:
+        rank = group.rank
+        model, store = _store()
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.5)
+        ranks = Ranks(group.process_group, None, True)
+        with store.params_on_host(), torch.no_grad():
+            for layer in model:
+                layer.weight.fill_(10.0 + rank)
+                optimizer.state[layer.weight]["momentum_buffer"] = torch.full((8, 8), 1.0 + rank)
+        ranks.drop_states(store.chunks, optimizer)
+        kept = [layer.weight in optimizer.state for layer in model]
+        for chunk in store.chunks:
+            ranks.broadcast_params(store, chunk)
+        ranks.gather_states(store.chunks, optimizer)
+        with store.params_on_host():
+            values = [layer.weight.unique().item() for layer in model]
+        states = [optimizer.state[layer.weight]["momentum_buffer"].unique().item() for layer in model]
+        return kept, values, states
+
+    (kept_first, *first), (kept_second, *second) = on_one_line(2, run)
+    assert (kept_first, kept_second) == ([True, False, True], [False, True, False])
+    assert first == second == [[10.0, 11.0, 10.0], [1.0, 2.0, 1.0]]
+
+
+def test_ranks_learn_what_all_have_seen_in_one_order() -> None:
+    def seen(rank: int) -> list[Trace]:
+        return [Trace((), (rank,), (), (), ())] * (rank + 1)
+
+    found = on_one_line(3, lambda group: Ranks(None, group.process_group, False).agree(seen(group.rank)))
+    assert found == [seen(0) + seen(1) + seen(2)] * 3
+
+
+def test_one_process_alone_sends_nothing() -> None:
+    _, store = _store()
+    ranks = Ranks(None, None, shard=True)
+    assert (ranks.size, ranks.rank, ranks.shard) == (1, 0, False)
+    ranks.average(store)
+    ranks.broadcast_params(store, store.chunks[0])
+    ranks.gather_states(store.chunks, torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    assert all(ranks.owns(chunk) for chunk in store.chunks)

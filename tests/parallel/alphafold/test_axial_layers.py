@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
+from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel.alphafold.axial_layers import (
+    AxialMSARowAttention,
+    AxialOuterProductMean,
+    AxialTriangleAttention,
+    AxialTriangleMultiplication,
+)
+from fastfold.parallel.alphafold.convert import convert_modules
 from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.alphafold.regather import RegatheringLayer
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
 from tests.helpers.spawn_ranks import launch
-from tests.parallel.alphafold.axial_cases import CASES, differences
+from tests.helpers.thread_ranks import on_one_line
+from tests.parallel.alphafold.axial_cases import CASES, difference, differences, inputs_of, plain_module
 
 
 def _worst(ranks: int, batch: tuple[int, ...]) -> dict[str, tuple[str, float]]:
@@ -54,3 +66,37 @@ def test_blocks_that_lack_steps_are_refused(plan: ParallelPlan) -> None:
     network = AlphaFold(model_config("mini"))
     with fake_mesh(plan) as mesh, pytest.raises(ConfigError, match="lack attention along an axis"):
         shard(network, mesh)
+
+
+LAYERS = {
+    "row attention": AxialMSARowAttention,
+    "outer product": AxialOuterProductMean,
+    "outgoing": AxialTriangleMultiplication,
+    "incoming": AxialTriangleMultiplication,
+    "starting": AxialTriangleAttention,
+    "ending": AxialTriangleAttention,
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_without_gradients_equal_one_process(name: str, inplace: bool) -> None:
+    """As they run in a fold: nothing is kept for a backward pass, outer products pass by, blocks are of two rows."""
+    case = CASES[name]
+    inputs = inputs_of(case, ())
+    with torch.no_grad():
+        plain = case.call(plain_module(case).eval(), *(x.clone() for x in inputs))
+
+    def run(group: Group) -> float:
+        shards, layer = AxialShards(group), plain_module(case).eval()
+        convert_modules(layer, {type(layer): LAYERS[name]}, shards=shards)
+        layer.policy = ExecutionPolicy(inplace=inplace, block_elements=2 * plain.shape[-2] * plain.shape[-1])
+        own = [shards.take(x, cut).clone() if cut else x for x, cut in zip(inputs, case.cuts, strict=True)]
+        with torch.no_grad():
+            found = case.call(layer, *own)
+        assert not inplace or found.data_ptr() in {x.data_ptr() for x in own}
+        if hasattr(layer, "columns"):
+            assert layer.columns == (case.cuts[0] == -2)
+        return difference(found, shards.take(plain, case.results[0]), plain)
+
+    assert max(on_one_line(3, run)) < 1e-12

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from fastfold.evoformer.execution import ExecutionPolicy, LazyRows
+from fastfold.parallel.alphafold.axial_model import (
+    AxialAlphaFold,
+    AxialDistogramHead,
+    AxialInvariantPointAttention,
+)
+from fastfold.parallel.alphafold.convert import convert_modules
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.plan import ParallelPlan
 from tests.conftest import require_shared
 from tests.helpers.spawn_ranks import launch
+from tests.helpers.thread_ranks import on_one_line
+from tests.parallel.alphafold.axial_cases import CASES, difference, inputs_of, plain_module
 from tests.parallel.alphafold.axial_networks import (
     compare_training,
     monomer_sample,
@@ -87,3 +100,55 @@ def test_the_loss_of_a_recorded_run(ranks: int) -> None:
     """The whole loss of a real protein under official widths' ratios, with dropout, and every gradient of it."""
     folder = require_shared("oracles", "monomer_ptm")
     _check(launch(_oracle, ranks, ParallelPlan(dap=ranks), str(folder), timeout=900.0))
+
+
+@pytest.mark.parametrize("name", ["distogram", "point attention"])
+def test_what_surrounds_the_blocks_equals_one_process(name: str) -> None:
+    """Without gradients: mirrored logits come from other ranks, updates of residues are gathered."""
+    case = CASES[name]
+    inputs = inputs_of(case, ())
+    variant = {"distogram": AxialDistogramHead, "point attention": AxialInvariantPointAttention}[name]
+    with torch.no_grad():
+        plain = case.call(plain_module(case).eval(), *inputs)
+
+    def run(group: Group) -> float:
+        shards, module = AxialShards(group), plain_module(case).eval()
+        convert_modules(module, {type(module): variant}, shards=shards)
+        module.policy = ExecutionPolicy(lazy_logits=True)
+        own = [shards.take(x, cut) if cut else x for x, cut in zip(inputs, case.cuts, strict=True)]
+        with torch.no_grad():
+            found = case.call(module, *own)
+        cut = case.results[0]
+        return difference(found, shards.take(plain, cut) if cut else plain, plain)
+
+    assert max(on_one_line(3, run)) < 1e-12
+
+
+def test_lazy_logits_are_joined_in_blocks_that_cross_the_shards() -> None:
+    """Seven rows on three ranks, two at a time: every rank gets all of them."""
+    whole = torch.randn(7, 7, 4)
+
+    def run(group: Group) -> bool:
+        shards = AxialShards(group)
+        own = shards.take(whole, 0)
+        part = LazyRows(lambda index: own[index], (*own.shape[:1], 7, 4), ExecutionPolicy())
+        model = SimpleNamespace(shards=shards, policy=ExecutionPolicy(block_elements=2 * 7 * 4))
+        joined = AxialAlphaFold._whole_rows(model, part)  # type: ignore[arg-type]
+        assert tuple(joined.shape) == (7, 7, 4)
+        return torch.equal(joined.whole(), whole) and torch.equal(joined.rows(slice(1, 6)), whole[1:6])
+
+    assert on_one_line(3, run) == [True] * 3
+
+
+def test_templates_are_the_last_rows_of_the_msa_and_the_first_row_is_everybody_s() -> None:
+    msa = torch.randn(2, 4, 3)
+
+    def run(group: Group) -> tuple[list[int], list[int], bool]:
+        model = SimpleNamespace(shards=AxialShards(group))
+        rows, templates = AxialAlphaFold._own_sequences(model, 5, 2)  # type: ignore[arg-type]
+        own = AxialShards(group).take(msa, 0)
+        first = AxialAlphaFold._first_row(model, own)  # type: ignore[arg-type]
+        return list(range(5))[rows], list(range(2))[templates], torch.equal(first, msa[0])
+
+    # Shards of 3, 2 and 2 of all seven rows; of two sequences the third rank has none.
+    assert on_one_line(3, run) == [([0, 1, 2], [], True), ([3, 4], [], True), ([], [0, 1], True)]

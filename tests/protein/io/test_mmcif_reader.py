@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.mmcif_reader import parse_mmcif
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import to_pdb
 from fastfold.protein.io.read import read_structure
@@ -234,3 +236,49 @@ def test_damaged_text_never_breaks_the_reader(tmp_path, data):
     for chain in structure.chains:
         assert len(chain) == len(chain.mask) == len(chain.residue_index)
         assert np.all(np.diff(chain.residue_index) > 0)
+
+
+def test_records_are_handed_over_as_the_file_has_them():
+    """Before any decision: places in the polymer, alternates, waters; no ligand, no water, no second model."""
+    found = parse_mmcif((cif() + "#\n").splitlines(), path="x.cif")
+    assert (found.resolution, found.method) == (2.9, "electron microscopy")
+    assert (found.release_date, found.waters) == ("2008-02-01", 1)
+    assert found.warnings == ["The file has several models; the first one is read."]
+    assert list(found.chains) == ["heavy", "E"]  # two polymers call themselves heavy
+    chain = found.chains["heavy"]
+    assert chain.protein is True
+    assert chain.sequence == ["GLY", "MET", "MSE", "ALA", "SER", "ZZZ"]
+    assert {place: (r.number, r.insertion, r.names) for (place, _), r in chain.residues.items()} == {
+        1: (11, "", ["MET"]),
+        2: (12, "", ["MSE"]),
+        4: (13, "A", ["SER"]),
+        5: (14, "", ["ZZZ"]),
+    }
+    assert chain.residues[4, ""].atoms == [
+        ("SER", "A", "CA", 0.4, 2.0, 0.0, 0.0, 5.0),
+        ("SER", "B", "CA", 0.6, 3.0, 0.0, 0.0, 5.0),
+    ]
+    assert not any(residue.hetero for residue in chain.residues.values())  # MSE stands in the polymer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("MET A 1 2 ? 0 0", "MET A 1 2 ? x 0"), "position or residue number is not a number"),
+        (("MET A 1 2 ? 0 0", "MET A 1 2 ? ? 0"), "position or residue number is not a number|not finite"),
+        (("MET A 1 2 ? 0 0", "MET A 1 2 ? 1e9 0"), "not finite or too large"),
+        (("MET A 1 2 ? 0 0", "MET A 1 9 ? 0 0"), "label_seq_id 9 lies outside the 6 residues"),
+        (("MET A 1 2 ? 0 0", "MET A 1 0 ? 0 0"), "label_seq_id 0 lies outside"),
+        (("_atom_site.Cartn_y\n", "_atom_site.other\n"), "_atom_site has no cartn_y"),
+    ],
+)
+def test_errors_name_the_line(change, message):
+    assert change[0] in cif()
+    with pytest.raises(InputError, match=message) as caught:
+        parse_mmcif(cif().replace(*change, 1).splitlines(), path="x.cif")
+    assert re.match(r"x\.cif:\d+: ", str(caught.value))
+
+
+def test_a_file_without_atoms_is_refused():
+    with pytest.raises(InputError, match=r"has no atoms \(no _atom_site table\)"):
+        parse_mmcif(["data_x", "_exptl.method NMR"], path="x.cif")

@@ -7,6 +7,7 @@ import pytest
 
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.pdb_reader import RECORD_NAMES, parse_pdb
 from fastfold.protein.io.read import read_structure
 from tests.helpers.structure_texts import atom_line, chain_lines, read_lines, residue_lines, seqres_lines
 
@@ -261,3 +262,67 @@ def test_every_cut_within_the_atoms_is_noticed_or_harmless(tmp_path):
         (tmp_path / "cut.pdb").write_text(text[:cut])
         with pytest.raises(InputError, match=r"download or copy it again|columns"):
             read_structure(tmp_path / "cut.pdb")
+
+
+def test_records_are_handed_over_as_the_file_has_them():
+    """Before any decision: alternates, waters, modified residues, what is missing, and the head of the file."""
+    lines = [
+        "HEADER    HYDROLASE                               01-JAN-00   1ABC",
+        "REVDAT   2   24-FEB-09 1ABC    1       VERSN",
+        "REVDAT   1   03-MAR-98 1ABC    0",
+        "EXPDTA    X-RAY DIFFRACTION; NEUTRON",
+        "EXPDTA   2 DIFFRACTION",
+        "REMARK   2 RESOLUTION.    1.85 ANGSTROMS.",
+        "REMARK 465     GLY A    -1",
+        "REMARK 465     ALA A     4A",
+        "MODRES 1ABC MSE A    2  MET  SELENOMETHIONINE",
+        *seqres_lines("GLY", "MSE", "ALA"),
+        atom_line("CA", "MSE", 2, 1.5, record="HETATM", alternate="A", occupancy=0.25),
+        atom_line("CA", "MSE", 2, 2.5, record="HETATM", alternate="B", y=-3.0),
+        atom_line("HA", "MSE", 2),
+        atom_line("N", "ALA", 3, insertion="C"),
+        atom_line("O", "HOH", 90, record="HETATM"),
+        "TER",
+        atom_line("C", "ACT", 91, record="HETATM"),
+        atom_line("CA", "SER", 7, chain="B"),
+        "END",
+        "",
+    ]
+    found = parse_pdb(lines, path="x.pdb")
+    assert (found.resolution, found.method) == (1.85, "x-ray diffraction; neutron diffraction")
+    assert (found.release_date, found.waters, found.warnings) == ("1998-03-03", 1, [])
+    assert found.parents == {"MSE": "MET"}
+    assert list(found.chains) == ["A", "B"]
+    chain = found.chains["A"]
+    assert (chain.sequence, chain.missing) == (["GLY", "MSE", "ALA"], [-1, 4])
+    assert list(chain.residues) == [(2, ""), (3, "C")]
+    first = chain.residues[2, ""]
+    assert (first.number, first.insertion, first.hetero, first.names) == (2, "", True, ["MSE"])
+    assert first.atoms == [
+        ("MSE", "A", "CA", 0.25, 1.5, 0.0, 0.0, 9.0),
+        ("MSE", "B", "CA", 1.0, 2.5, -3.0, 0.0, 9.0),
+    ]
+    assert not chain.residues[3, "C"].hetero
+    assert (found.chains["B"].sequence, found.chains["B"].missing) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "message"),
+    [
+        ([atom_line("CA"), atom_line("CA")], 2, "has its atom CA twice"),
+        ([atom_line("CA"), atom_line("N").replace("0.000", "x.000", 1)], 2, "do not stand in the columns"),
+        (["", atom_line("CA").replace("   0.000", " 1.0e+20", 1)], 2, "not finite or too large"),
+        ([atom_line("N"), atom_line("CA")[:70]], 2, "stops within this line"),
+        (["MODEL        1", atom_line("CA"), ""], 2, "stops within a model"),
+    ],
+)
+def test_errors_name_the_line(lines, line, message):
+    with pytest.raises(InputError, match=message) as caught:
+        parse_pdb(lines, path="x.pdb")
+    assert str(caught.value).startswith(f"x.pdb:{line}: ")
+
+
+def test_first_words_of_pdb_lines_are_known():
+    assert {"HEADER", "ATOM", "HETATM", "PARENT", "MTRIX3"} <= RECORD_NAMES
+    assert "data_" not in RECORD_NAMES
+    assert max(map(len, RECORD_NAMES)) == 6

@@ -1,0 +1,147 @@
+"""``fastfold infer`` hands on what was asked for, all of it and nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastfold.cli import infer
+from fastfold.data.search import local
+from fastfold.data.templates.options import TemplateOptions
+from fastfold.inference import runner
+from fastfold.inference.config import InferConfig
+from fastfold.inference.runner import RunOptions
+from tests.helpers.command_line import CommandLine
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the command runs, without running it: two targets folded, one done before, one failed."""
+    found: list[tuple[Any, ...]] = []
+
+    def run(*arguments: Any) -> SimpleNamespace:
+        found.append(arguments)
+        return SimpleNamespace(folded=["a", "b"], skipped=["c"], failed=["d"])
+
+    monkeypatch.setattr(runner, "run", run)
+    return found
+
+
+def test_defaults_are_those_of_the_configuration(cli: CommandLine, runs: list[tuple[Any, ...]]) -> None:
+    done = cli.run("infer", "x.fasta", "y.fasta", "--out", "there")
+    assert runs == [([Path("x.fasta"), Path("y.fasta")], Path("there"), [], InferConfig(), RunOptions())]
+    assert (done.code, done.out) == (1, "2 folded, 1 finished before, 1 failed; results in there\n")
+
+
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "recycles": ("--num-recycles 7", {"num_recycles": 7}),
+    "recycles as elsewhere": ("--num-recycle 7", {"num_recycles": 7}),
+    "tolerance": ("--recycle-tolerance 0.5", {"recycle_tolerance": 0.5}),
+    "seed": ("--seed 5", {"seeds": (5,)}),
+    "number of seeds": ("--seed 5 --num-seeds 3", {"seeds": (5, 6, 7)}),
+    "seeds": ("--seeds 0-2,9", {"seeds": (0, 1, 2, 9)}),
+    "msa": ("--max-msa 16:32", {"max_msa": (16, 32)}),
+    "dropout": ("--dropout", {"dropout": True}),
+    "ensemble": ("--num-ensemble 8", {"num_ensemble": 8}),
+    "stop": ("--stop-at-score 90", {"stop_at_score": 90.0}),
+    "guess": ("--initial-guess a.pdb", {"initial_guess": Path("a.pdb")}),
+    "ring": ("--cyclic", {"cyclic": True}),
+    "precision": ("--precision bf16", {"precision": "bf16"}),
+    "rank": ("--rank ptm", {"rank": "ptm"}),
+    "errors": ("--pae yes", {"pae": True}),
+    "no errors": ("--pae no", {"pae": False}),
+    "plots": ("--no-plots", {"plots": False}),
+    "relax": ("--relax", {"relax": "best"}),
+    "relax all": ("--relax all --relax-platform CPU", {"relax": "all", "relax_platform": "CPU"}),
+    "representations": ("--save-representations", {"save_representations": True}),
+    "steps": ("--save-recycles", {"save_recycles": True}),
+    "device": ("--device cuda:1", {"device": "cuda:1"}),
+    "memory": ("--memory-budget 24GiB", {"memory_budget": "24GiB"}),
+    "parallel": ("--parallel dap=4", {"parallel": "dap=4"}),
+}
+AROUND: dict[str, tuple[str, dict[str, Any]]] = {
+    "alignments": ("--msa-dir m", {"msa_dir": Path("m")}),
+    "templates": (
+        "--templates a.pdb b.cif --template-alignment a.a3m --template-db pdb70 --template-mmcif-dir d "
+        "--max-template-date 2021-11-01 --max-templates 2 --obsolete-pdbs o",
+        {
+            "templates": TemplateOptions(
+                structures=(Path("a.pdb"), Path("b.cif")),
+                alignments=(Path("a.a3m"),),
+                database=Path("pdb70"),
+                mmcif_dir=Path("d"),
+                obsolete=Path("o"),
+                max_date=date(2021, 11, 1),
+                max_templates=2,
+            )
+        },
+    ),
+    "search": ("--db a.fasta bfd=b.fasta --cpu 3", {"engines": (("a.fasta", "bfd=b.fasta"), 3)}),
+    "complex": ("--complex", {"complex_": True}),
+    "reference": ("--reference r", {"reference": Path("r")}),
+    "weights": ("--skip-bad-weights", {"skip_bad_weights": True}),
+    "overwrite": ("--overwrite", {"overwrite": True}),
+    "sort": ("--sort length", {"sort": "length"}),
+    "quiet": ("--quiet", {"quiet": True}),
+}
+
+
+def test_every_option_sets_its_own_field(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        local, "LocalSearch", lambda db, *, num_workers: SimpleNamespace(engines=lambda: [db, num_workers])
+    )
+    parser = argparse.ArgumentParser()
+    infer.add_infer_command(parser.add_subparsers())
+
+    def settings(flags: str) -> tuple[Any, ...]:
+        infer.run_infer(parser.parse_args(["infer", "x.fasta", "--out", "there", *flags.split()]))
+        return runs.pop()[3:]
+
+    for flags, wanted in SETTINGS.values():
+        assert settings(flags) == (InferConfig(**wanted), RunOptions()), flags
+    for flags, wanted in AROUND.values():
+        assert settings(flags) == (InferConfig(), RunOptions(**wanted)), flags
+    for cases, kind in ((SETTINGS, InferConfig), (AROUND, RunOptions)):
+        tried = {name for _, wanted in cases.values() for name in wanted}
+        assert tried == {field.name for field in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--weights", "a.npz", "b.fasta"], "b.fasta: every name after --weights is a weights file"),
+        ([], "no input given; fastfold infer --help"),
+        (["x", "--seeds", "1", "--seed", "2"], "leave out --seed and --num-seeds"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_runs(
+    cli: CommandLine, runs: list[tuple[Any, ...]], given: list[str], message: str
+) -> None:
+    done = cli.run("infer", *given, "--out", "there")
+    assert (done.code, runs) == (1, [])
+    assert message in done.err
+
+
+@pytest.mark.parametrize("given", ["--num-recycles -1", "--seed 2147483648", "--seed ٣", "--device tpu"])
+def test_values_of_another_kind_are_wrong_use(
+    cli: CommandLine, runs: list[tuple[Any, ...]], given: str
+) -> None:
+    done = cli.run("infer", "x.fasta", "--out", "there", *given.split())
+    assert (done.code, runs) == (2, [])
+    assert given.split()[0] in done.err
+
+
+def test_under_torchrun_the_first_process_alone_speaks(
+    cli: CommandLine, runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    done = cli.run("infer", "x.fasta", "--out", "there")
+    assert (done.code, done.out, len(runs)) == (0, "", 1)

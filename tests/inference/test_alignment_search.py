@@ -1,0 +1,65 @@
+"""Searching on behalf of a command: what a fold does not need is left out, and a person sees how it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fastfold.data.targets import Chain, Target
+from fastfold.inference import alignment_search
+
+SINGLE = Target("single", (Chain("A", "MKV"),), "", "single", ())
+TWINS = Target("twins", (Chain("A", "MKV"), Chain("B", "MKV")), "", "twins", ())
+PAIR = Target("pair", (Chain("A", "MKV"), Chain("B", "GGS")), "", "pair", ())
+ALIGNED = Target("aligned", (Chain("A", "MKV"), Chain("B", "GGS")), "", "aligned", (), (([], []), ([], [])))
+TARGETS = (SINGLE, TWINS, PAIR, ALIGNED)
+ENGINES: tuple[Any, ...] = (SimpleNamespace(name="uniref90"), SimpleNamespace(name="uniprot"))
+
+
+class _Plan:
+    """A search of two pieces of work, which notes what is left out."""
+
+    cost = 10.0
+
+    def __init__(self, targets: Any, engines: Any, out: Path, *, skip: Any) -> None:
+        self.left_out = {(e.name, t.name) for e in engines for t in targets if skip(e, t)}
+        self.out = out
+
+    def run(self, *, say: Any, on_step: Any, interval_s: float) -> _Plan:
+        assert interval_s > 0
+        on_step("work", "status", 4.0)
+        say("uniref90: done")
+        return self
+
+
+@pytest.mark.parametrize(
+    ("needed_alone", "left_out"),
+    [
+        (False, set()),
+        (
+            True,
+            {
+                ("uniprot", "single"),  # nothing to pair
+                ("uniprot", "twins"),
+                ("uniref90", "aligned"),  # it has what it needs
+                ("uniprot", "aligned"),
+            },
+        ),
+    ],
+)
+def test_what_a_fold_does_not_use_is_left_out_on_request(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    needed_alone: bool,
+    left_out: set[tuple[str, str]],
+) -> None:
+    monkeypatch.setattr(alignment_search, "SearchPlan", _Plan)
+    found: Any = alignment_search.search_targets(TARGETS, ENGINES, tmp_path, needed_alone=needed_alone)
+    assert (found.left_out, found.out) == (left_out, tmp_path)
+    assert "uniref90: done" in capsys.readouterr().err
+    alignment_search.search_targets(TARGETS, ENGINES, tmp_path, quiet=True)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,190 @@
+"""Chunks on the host are the truth; what is not on the device reads as NaN, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.memory import BudgetError, SimulatedDevice, Tier
+from fastfold.memory.gemini.chunk_store import ChunkStore, state_bytes
+from fastfold.memory.gemini.chunks import ChunkState, build_chunks
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+
+
+def _store(model: nn.Module, budget: int = 10_000) -> ChunkStore:
+    """One chunk for each layer, 8 * 8 + 8 numbers padded to 80."""
+    return ChunkStore(build_chunks(model, largest=1), SimulatedDevice(budget), Tier())
+
+
+def _compute(store: ChunkStore, index: int) -> None:
+    store.load(index)
+    store.chunks[index].become(ChunkState.COMPUTE)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "size"),
+    [
+        (torch.optim.SGD, {}, 0),
+        (torch.optim.SGD, {"momentum": 0.9}, 4),
+        (torch.optim.AdamW, {}, 8),
+        (torch.optim.AdamW, {"amsgrad": True}, 12),
+        (torch.optim.RMSprop, {}, 4),
+    ],
+)
+def test_bytes_of_states_are_those_of_a_step(
+    optimizer: type[torch.optim.Optimizer], options: dict[str, object], size: int
+) -> None:
+    """Found out without a step of the model's own, and counted once there was one."""
+    model = _model()
+    made = optimizer(model.parameters(), lr=0.1, **options)  # type: ignore[call-arg]
+    before = copy.deepcopy(model.state_dict())
+    assert state_bytes(made) == size
+    assert not made.state
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    model(torch.ones(1, 8)).sum().backward()
+    made.step()
+    assert state_bytes(made) == size
+
+
+def test_parameters_come_and_go() -> None:
+    model = _model()
+    plain = copy.deepcopy(model)
+    store = _store(model)
+    assert len(store.chunks) == 3
+    assert store.device.used == 0
+    assert all(
+        p.isnan().all() and p.shape == q.shape
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True)
+    )
+    store.load(1)
+    assert store.resident == {1}
+    assert store.chunk_of(model[1].bias) is store.chunks[1]
+    assert store.chunk_of(nn.Parameter(torch.ones(1))) is None
+    assert torch.equal(model[1].weight, plain[1].weight)
+    assert model[0].weight.isnan().all()
+    assert store.device.used == store.chunks[1].nbytes == 80 * 4
+    store.evict(1)
+    assert (store.resident, store.device.used, store.loads) == (frozenset(), 0, 1)
+    assert model[1].weight.isnan().all()
+    with pytest.raises(RuntimeError, match="single memory location"):
+        model[1].weight.data.add_(1)  # what is away cannot be changed without notice
+    store.release()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_a_chunk_that_does_not_fit_names_what_is_needed() -> None:
+    store = _store(_model(), budget=2 * 320 + 10)
+    for index in range(2):
+        store.load(index)
+    with pytest.raises(
+        BudgetError, match=r"a budget of 650 bytes is too small.*At this operator at least 960"
+    ) as caught:
+        store.load(2)
+    assert caught.value.smallest == 960
+    assert store.resident == {0, 1}
+
+
+def test_gradients_add_up_on_the_host() -> None:
+    model = _model()
+    store = _store(model)
+    parameter, grad = model[1].bias, torch.arange(8.0)
+    _compute(store, 1)
+    for _ in range(2):
+        parameter.grad = grad.clone()
+        store.take_gradient(parameter)
+        assert parameter.grad is None
+    assert store.chunks[1].arrived == {"1.bias"}
+    store.chunks[1].idle()
+    with store.params_on_host():
+        assert torch.equal(parameter.grad, 2 * grad)
+        assert model[1].weight.grad is None
+    store.clear_gradients()
+    assert store.chunks[1].state is ChunkState.FREE
+    assert not store.chunks[1].arrived
+    # After that a gradient is what comes, not what was there.
+    _compute(store, 1)
+    parameter.grad = grad.clone()
+    store.take_gradient(parameter)
+    store.chunks[1].idle()
+    assert store.chunks[1].state is ChunkState.HOLD_AFTER_BACKWARD
+    with store.params_on_host():
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_gradients_of_what_is_away_or_sparse_are_refused() -> None:
+    model = _model()
+    store = _store(model)
+    model[0].weight.grad = torch.ones(8, 8)
+    with pytest.raises(RuntimeError, match=r"used 0\.weight while it was away"):
+        store.take_gradient(model[0].weight)
+    _compute(store, 0)
+    model[0].weight.grad = torch.ones(8, 8).to_sparse()
+    with pytest.raises(ConfigError, match=r"0\.weight has sparse gradients.*sparse=False"):
+        store.take_gradient(model[0].weight)
+
+
+def test_what_is_changed_on_the_host_comes_to_the_device() -> None:
+    """Stale copies leave it, and a gradient that is set or taken away there counts."""
+    model = _model()
+    store = _store(model)
+    for index in range(2):
+        store.load(index)
+    with store.params_on_host(store.chunks[:1]), store.params_on_host(), torch.no_grad():
+        model[0].weight.fill_(3.0)
+        model[0].bias.grad = torch.full((8,), 5.0)
+    assert store.resident == {1}
+    assert model[0].weight.isnan().all()
+    store.load(0)
+    assert (model[0].weight == 3.0).all()
+    assert store.chunks[0].arrived == {"0.bias"}
+    with store.params_on_host():
+        assert model[0].bias.grad.tolist() == [5.0] * 8
+        model[0].bias.grad = None
+    assert not store.chunks[0].arrived
+
+
+def test_states_of_the_optimizer_live_with_the_host() -> None:
+    model = _model()
+    store = _store(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with store.params_on_host():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    before = {p: dict(s) for p, s in optimizer.state.items()}
+    used = store.host.used
+    for _ in range(2):  # what is there stays
+        store.settle_states(store.chunks[0], optimizer)
+        assert store.host.used == used + 2 * store.chunks[0].nbytes
+    first = optimizer.state[model[0].weight]
+    assert torch.equal(first["exp_avg"], before[model[0].weight]["exp_avg"])
+    assert first["exp_avg"].data_ptr() != before[model[0].weight]["exp_avg"].data_ptr()
+    assert first["step"] is before[model[0].weight]["step"]
+    assert optimizer.state[model[1].weight]["exp_avg"] is before[model[1].weight]["exp_avg"]
+
+
+def test_on_the_device_itself_nothing_moves() -> None:
+    model = _model()
+    plain: list[Tensor] = [p.clone() for p in model.parameters()]
+    device = SimulatedDevice(2_000)
+    store = ChunkStore(build_chunks(model, largest=1), device, device)
+    assert store.fixed
+    assert store.resident == {0, 1, 2}
+    assert store.loads == 0
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain, strict=True))
+    with store.params_on_host():
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain, strict=True))
+    assert store.resident == {0, 1, 2}
+    for index in range(3):
+        store.gradient(store.chunks[index])
+    small = SimulatedDevice(600)
+    with pytest.raises(BudgetError, match=r"policy 'cuda' keeps parameters on the device.*Policy 'auto'"):
+        ChunkStore(build_chunks(_model(), largest=1), small, small)

@@ -1,0 +1,133 @@
+"""Which axis is cut in which step: blocks and stacks on shards without gradients, and how they are resharded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
+from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.alphafold.axial_blocks import (
+    AxialEvoformerBlock,
+    AxialEvoformerStack,
+    AxialTemplatePairStack,
+    keep_gathered,
+    refuse_missing_steps,
+    reshard_msa,
+    reshard_pair,
+    works_in_place,
+)
+from fastfold.parallel.alphafold.regather import RegatheringLayer
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.groups import Group
+from tests.helpers.thread_ranks import on_one_line
+from tests.parallel.alphafold.axial_cases import CASES, difference, inputs_of, plain_module
+
+RANKS = 3
+VARIANTS = {
+    "monomer block": AxialEvoformerBlock,
+    "multimer block": AxialEvoformerBlock,
+    "monomer stack": AxialEvoformerStack,
+    "multimer stack": AxialEvoformerStack,
+    "multimer template stack": AxialTemplatePairStack,
+}
+
+
+def parallel(module: nn.Module, group: Group) -> nn.Module:
+    """The module on shards over a group."""
+    axial_parallel(module, SimpleNamespace(group=lambda name: group))  # type: ignore[arg-type]
+    return module
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_blocks_without_gradients_are_those_of_one_process(name: str, inplace: bool) -> None:
+    """On three ranks, whose shards are of different lengths; in place the results take their inputs' memory."""
+    case = CASES[name]
+    inputs = inputs_of(case, ())
+    with torch.no_grad():
+        expected = case.call(plain_module(case).eval(), *(x.clone() for x in inputs))
+    expected = expected if isinstance(expected, tuple) else (expected,)
+
+    def run(group: Group) -> list[float]:
+        shards, module = AxialShards(group), parallel(plain_module(case).eval(), group)
+        assert type(module) is VARIANTS[name]
+        for part in module.modules():
+            if isinstance(part, PolicyModule):
+                part.policy = ExecutionPolicy(inplace=inplace)
+        own = [shards.take(x, cut).clone() if cut else x for x, cut in zip(inputs, case.cuts, strict=True)]
+        with torch.no_grad():
+            found = case.call(module, *own)
+        found = found if isinstance(found, tuple) else (found,)
+        return [
+            difference(mine, shards.take(whole, cut), whole)
+            for mine, whole, cut in zip(found, expected, case.results, strict=True)
+        ]
+
+    assert max(error for rank in on_one_line(RANKS, run) for error in rank) < 1e-12
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_pair_and_an_msa_go_from_one_cut_to_the_other_and_back(inplace: bool) -> None:
+    pair, msa = torch.randn(7, 7, 4), torch.randn(5, 7, 4)
+    mask = torch.ones(5, 7)
+
+    def run(group: Group) -> None:
+        shards = AxialShards(group)
+        rows, sequences = shards.take(pair, 0).clone(), shards.take(msa, 0).clone()
+        columns = reshard_pair(shards, rows, columns=True, inplace=inplace).wait()
+        assert torch.equal(columns, shards.take(pair, 1))
+        back = reshard_pair(shards, columns, columns=False, inplace=inplace).wait()
+        assert torch.equal(back, shards.take(pair, 0))
+        memory = torch.empty(20, 7, 4) if inplace else None
+        residues = reshard_msa(shards, sequences, mask, residues=True, memory=memory).wait()
+        assert torch.equal(residues, shards.take(msa, 1))
+        assert memory is None or residues.data_ptr() == memory.data_ptr()
+        again = reshard_msa(shards, residues.clone(), mask, residues=False, memory=memory).wait()
+        assert torch.equal(again, shards.take(msa, 0))
+
+    on_one_line(RANKS, run)
+
+
+def test_memory_is_taken_only_without_gradients() -> None:
+    assert not works_in_place(ExecutionPolicy(inplace=True))
+    with torch.no_grad():
+        assert works_in_place(ExecutionPolicy(inplace=True))
+        assert not works_in_place(ExecutionPolicy())
+
+
+def test_recomputed_blocks_keep_what_they_gather() -> None:
+    def run(group: Group) -> list[bool]:
+        module = parallel(plain_module(CASES["monomer stack"]), group)
+        layers = [part for part in module.modules() if isinstance(part, RegatheringLayer)]
+        assert len(layers) == 4 * len(module.blocks)  # row attention, outer product, both triangle attentions
+        found = []
+        for checkpointing in (True, False):
+            module.checkpointing = checkpointing
+            keep_gathered(module)
+            found.append({layer.keeps_gathered for layer in layers} == {checkpointing})
+        return found
+
+    assert on_one_line(2, run) == [[True, True]] * 2
+
+
+def test_an_empty_stack_gives_back_what_it_gets() -> None:
+    stack = AxialEvoformerStack.__new__(AxialEvoformerStack)
+    nn.Module.__init__(stack)
+    stack.blocks = nn.ModuleList()
+    given: tuple[Tensor, ...] = (torch.ones(1), torch.ones(2))
+    assert all(a is b for a, b in zip(stack(*given, torch.ones(1), torch.ones(1)), given, strict=True))
+
+
+def test_blocks_without_all_steps_are_refused() -> None:
+    with torch.device("meta"):
+        mini = AlphaFold(model_config("mini"))
+    with pytest.raises(ConfigError, match="lack attention along an axis: use dap=1"):
+        refuse_missing_steps(mini)
+    refuse_missing_steps(plain_module(CASES["monomer stack"]))

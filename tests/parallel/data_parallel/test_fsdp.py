@@ -1,0 +1,114 @@
+"""ZeRO stage 3: units are gathered one at a time, and gradients, norms and states lie in PyTorch's shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from fastfold.parallel import ParallelMesh, ParallelPlan
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.fsdp import FullySharded, listed_modules
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Linear(3, 3), nn.Identity(), nn.Linear(3, 3)])
+        self.head = nn.Linear(3, 2)
+        self.frozen = nn.Linear(1, 1).requires_grad_(False)
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        found: torch.Tensor = self.head(x)
+        return found
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Any]:
+    """A mesh of one process, whose replicas are a process group all the same."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = Group(dist.group.WORLD, "replicas")
+    yield SimpleNamespace(group=lambda name: group if name == "replicas" else Group(None), device_type="cpu")
+    dist.destroy_process_group()
+
+
+def test_units_are_the_blocks_of_lists_that_have_parameters() -> None:
+    net = _Net()
+    assert listed_modules(net) == [net.blocks[0], net.blocks[2]]
+    assert listed_modules(nn.Linear(1, 1)) == []
+
+
+def _gradient(sharded: FullySharded, net: _Net) -> list[torch.Tensor]:
+    net(torch.arange(6.0, dtype=torch.float64).view(2, 3)).square().sum().backward()
+    return sharded.take_sample()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_gradients_are_sums_that_come_and_go_by_shards(alone: bool, world: Any) -> None:
+    plain, net = _Net(), _Net()
+    plain(torch.arange(6.0, dtype=torch.float64).view(2, 3)).square().sum().backward()
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    mesh: Any = SimpleNamespace(group=lambda name: Group(None), device_type="cpu") if alone else world
+    sharded = FullySharded(net, mesh, {})
+    assert [isinstance(m, FSDPModule) for m in (net, net.blocks[0], net.head)] == [
+        not alone,
+        not alone,
+        False,
+    ]
+    assert sharded.names == list(expected)
+    assert all(isinstance(p, DTensor) != alone for p in sharded.optimised.values())
+    buffers = _gradient(sharded, net)
+    assert all(p.grad is None for p in net.parameters())
+    assert not any(isinstance(buffer, DTensor) for buffer in buffers)
+    square = sum(float(g.square().sum()) for g in expected.values())
+    assert sharded.squared_norm(buffers).item() == pytest.approx(square)
+    for buffer, zero in zip(buffers, sharded.zeros(), strict=True):
+        assert buffer.shape == zero.shape
+        assert not zero.any()
+        buffer.mul_(2)  # of two samples alike
+    sharded.finish(buffers)
+    found = sharded.whole({name: p.grad for name, p in sharded.parameters.items() if p.grad is not None})
+    for name, grad in expected.items():
+        torch.testing.assert_close(found[name], 2 * grad)
+    assert sharded.gradient_square().item() == pytest.approx(4 * square)
+    assert sharded.norms.total(
+        {name: p.grad for name, p in sharded.parameters.items()}
+    ).item() == pytest.approx(4 * square)
+    # A parameter without a gradient counts as one of zeros.
+    assert not any(buffer.any() for buffer in sharded.take_sample()[:0])
+    net.zero_grad()
+    assert [tuple(x.shape) for x in sharded.take_sample()] == [tuple(x.shape) for x in buffers]
+
+
+def test_whole_tensors_become_shards_like_the_parameters_and_whole_again(world: Any) -> None:
+    net = _Net()
+    sharded = FullySharded(net, world, {}, units=lambda module: [])
+    assert not isinstance(net.blocks[0], FSDPModule)
+    values = {name: torch.full(p.shape, 3.0, dtype=p.dtype) for name, p in sharded.parameters.items()}
+    parts = sharded.part(values)
+    for name, part in parts.items():
+        like = sharded.parameters[name]
+        assert isinstance(part, DTensor)
+        assert (part.placements, part.device_mesh) == (like.placements, like.device_mesh)
+    assert all(torch.equal(x, values[name]) for name, x in sharded.whole(parts).items())
+    sharded.all_gather_params()
+
+
+def test_one_process_without_a_group_keeps_plain_parameters() -> None:
+    net = _Net()
+    sharded = FullySharded(net, ParallelMesh(ParallelPlan()), {})
+    assert sharded.stage == 3
+    values = {name: torch.ones_like(p) for name, p in sharded.parameters.items()}
+    assert sharded.part(values) == values
+    assert "frozen.weight" not in sharded.parameters

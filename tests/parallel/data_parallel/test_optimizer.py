@@ -1,0 +1,134 @@
+"""An optimizer of any plan reads and writes its state as that of the plain model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import Lamb, ParallelMesh, ParallelPlan
+from fastfold.parallel.data_parallel.full_state import FullStateDict
+from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
+from fastfold.parallel.data_parallel.zero import Replicated, ShardedStates
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False)).double()
+
+
+def _adam(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(named.values(), lr=0.1)
+
+
+def _sgd(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
+
+
+def _lamb(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return Lamb(named, lr=0.1)
+
+
+def _made(model: nn.Module, make: object = _adam, stage: type[Replicated] = Replicated) -> ParallelOptimizer:
+    mesh = ParallelMesh(ParallelPlan())
+    held = stage(dict(model.named_parameters()), mesh, {})
+    shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
+    return ParallelOptimizer(make(held.optimised), held, FullStateDict(model, mesh, {}, shapes, {}))  # type: ignore[operator]
+
+
+def _train(model: nn.Module, optimizer: ParallelOptimizer | torch.optim.Optimizer, steps: int = 2) -> None:
+    for step in range(steps):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        model(x).square().sum().backward()
+        if isinstance(optimizer, ParallelOptimizer):
+            held = optimizer._stage
+            held.finish(held.take_sample())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("stage", [Replicated, ShardedStates])
+@pytest.mark.parametrize("make", [_adam, _sgd, _lamb])
+def test_steps_and_states_are_those_of_the_plain_optimizer(make: object, stage: type[Replicated]) -> None:
+    model, plain = _model(), _model()
+    optimizer, expected = _made(model, make, stage), make(dict(plain.named_parameters()))  # type: ignore[operator]
+    _train(model, optimizer)
+    _train(plain, expected)
+    for found, right in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, right)
+        assert found.grad is None
+    state = optimizer.state_dict()
+    assert state.keys() == dict(plain.named_parameters()).keys()
+    for name, parameter in plain.named_parameters():
+        wanted = {key: x for key, x in expected.state[parameter].items() if x is not None}
+        assert state[name].keys() == wanted.keys()
+        for key, value in wanted.items():
+            torch.testing.assert_close(state[name][key], torch.as_tensor(value))
+            assert state[name][key].shape == torch.as_tensor(value).shape
+
+
+@pytest.mark.parametrize("make", [_adam, _lamb])
+def test_a_state_goes_on_under_another_plan(make: object) -> None:
+    """Written by shards, read by a rank that has all; then both train alike."""
+    model = _model()
+    optimizer = _made(model, make, ShardedStates)
+    _train(model, optimizer)
+    other = _model()
+    other.load_state_dict(model.state_dict())
+    again = _made(other, make)
+    again.load_state_dict(optimizer.state_dict())
+    for one, its in ((model, optimizer), (other, again)):
+        _train(one, its, 1)
+    for found, right in zip(other.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_an_empty_state_is_that_of_a_start() -> None:
+    optimizer = _made(_model())
+    assert optimizer.state_dict() == {}
+    optimizer.load_state_dict({})
+    assert not any(optimizer.inner.state.values())
+    optimizer.initialise()
+    assert {key for state in optimizer.state_dict().values() for key in state} == {
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+    assert optimizer.param_groups is optimizer.inner.param_groups
+
+
+def _without(key: str, state: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    return {name: {k: x for k, x in of_one.items() if k != key} for name, of_one in state.items()}
+
+
+def _broken() -> Iterator[tuple[dict[str, dict[str, Tensor]], str]]:
+    model = _model()
+    optimizer = _made(model)
+    _train(model, optimizer)
+    state = optimizer.state_dict()
+    yield _without("exp_avg", state), r"has no exp_avg of 0\.weight; was it another optimizer"
+    yield (
+        {n: s for n, s in state.items() if n != "1.weight"},
+        r"of 1\.weight is missing, this model needs \(\)",
+    )
+    wrong = {**state["0.bias"], "exp_avg": torch.ones(5)}
+    yield state | {"0.bias": wrong}, r"exp_avg of 0\.bias is \(5,\), this model needs \(4,\)"
+
+
+@pytest.mark.parametrize(("state", "message"), list(_broken()), ids=["key", "parameter", "shape"])
+def test_a_state_of_another_optimizer_or_model_is_refused(
+    state: dict[str, dict[str, Tensor]], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _made(_model()).load_state_dict(state)
+
+
+def test_an_optimizer_whose_first_state_is_not_known_takes_none() -> None:
+    model = _model()
+    optimizer = _made(model, _sgd)
+    _train(model, optimizer)
+    with pytest.raises(ConfigError, match="the first state of SGD is not known"):
+        _made(_model(), _sgd).load_state_dict(optimizer.state_dict())
