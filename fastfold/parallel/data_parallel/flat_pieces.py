@@ -70,7 +70,7 @@ def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) ->
         alike = all(
             torch.allclose(x.flatten()[: len(halves[name])], halves[name]) for name, x in whole.items()
         )
-    except (RuntimeError, ValueError, IndexError, TypeError):
+    except Exception:  # of whatever kind, it would end the run on the rank that has such a piece
         alike = False
     if not alike:
         raise ConfigError(

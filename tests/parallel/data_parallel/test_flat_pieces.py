@@ -1,0 +1,77 @@
+"""Optimizers of whole parameters step flat pieces of them as if they had the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.data_parallel.flat_pieces import on_pieces
+from fastfold.parallel.data_parallel.large_batch import Lamb
+
+Named = Mapping[str, nn.Parameter]
+
+
+def _parameters() -> dict[str, nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+        for name, shape in (("matrix", (3, 5)), ("bias", (5,)), ("scale", ()))
+    }
+
+
+def _first_pieces(parameters: Named) -> dict[str, nn.Parameter]:
+    return {name: nn.Parameter(p.detach().reshape(-1)[:2].clone()) for name, p in parameters.items()}
+
+
+def _by_dimension(named: Named) -> Optimizer:
+    groups = [
+        {"params": [p for p in named.values() if p.dim() == 2], "weight_decay": 0.5},
+        {"params": [p for p in named.values() if p.dim() != 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "factory", [_by_dimension, lambda named: torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)]
+)
+def test_pieces_step_as_the_same_part_of_whole_parameters(factory) -> None:
+    parameters = _parameters()
+    pieces = _first_pieces(parameters)
+    whole, ours = factory(parameters), on_pieces(factory, parameters, pieces)
+    assert [len(group["params"]) for group in ours.param_groups] == [
+        len(g["params"]) for g in whole.param_groups
+    ]
+    for step in range(3):
+        for name, p in parameters.items():
+            p.grad = torch.full_like(p, 0.3 + step)
+            pieces[name].grad = torch.full_like(pieces[name], 0.3 + step)
+        whole.step()
+        ours.step()
+    for name, p in parameters.items():
+        torch.testing.assert_close(pieces[name], p.reshape(-1)[:2], rtol=1e-12, atol=1e-12)
+
+
+def test_layerwise_optimizers_know_the_pieces_by_their_names() -> None:
+    parameters = _parameters()
+    pieces = _first_pieces(parameters)
+    optimizer = on_pieces(lambda named: Lamb(named, lr=0.1), parameters, pieces)
+    assert isinstance(optimizer, Lamb)
+    assert {name: p for p, name in optimizer.names.items()} == pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "factory"),
+    [
+        ("Adafactor", lambda named: torch.optim.Adafactor(named.values(), lr=0.1)),
+        ("Muon", lambda named: torch.optim.Muon([named["matrix"]], lr=0.1)),
+    ],
+)
+def test_optimizers_that_look_at_whole_parameters_are_refused(name: str, factory) -> None:
+    parameters = _parameters()
+    with pytest.raises(ConfigError, match=f"{name} looks at whole parameters"):
+        on_pieces(factory, parameters, _first_pieces(parameters))
