@@ -14,7 +14,7 @@ from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, OnCycle
 from fastfold.evoformer.primitives import Linear
-from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike
+from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
 from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid
 
@@ -135,7 +135,7 @@ class AxialAlphaFold(AlphaFold):
         templates = 0
         if self.template_torsion_embedder is not None:
             templates = features["template_aatype"].shape[-2]
-        self._check_alike(sequences, residues, features["extra_msa"].shape[-2])
+        self._check_alike(features)
         own, _ = self._own_sequences(sequences, templates)
         features["msa_feat"] = features["msa_feat"][..., own, :, :]
         first_row = self._own_rows(residues).start
@@ -152,14 +152,19 @@ class AxialAlphaFold(AlphaFold):
             features[key] = self.shards.take(features[key], -2)
         return super()._embed_extra_msa(embedder, features)
 
-    def _check_alike(self, sequences: int, residues: int, extra: int) -> None:
+    def _check_alike(self, features: Features) -> None:
         device = self.single_projection.weight.device
-        numbers = {"number of residues": residues, "number of sequences": sequences}
-        numbers |= {"number of extra sequences": extra}
-        if self.training and self.shards.group.backend != "fake":  # ranks that exist draw alike
-            on_gpu = device.type == "cuda"
-            state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
-            numbers |= {"random number generator's state": zlib.crc32(state.numpy().tobytes())}
+        numbers = {
+            "number of residues": features["msa_feat"].shape[-2],
+            "number of sequences": features["msa_feat"].shape[-3],
+            "number of extra sequences": features["extra_msa"].shape[-2],
+        }
+        if self.shards.group.backend != "fake":  # ranks that exist have numbers, and draw alike
+            numbers["features (checksum)"] = checksum(features)
+            if self.training:
+                on_gpu = device.type == "cuda"
+                state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+                numbers["random number generator's state"] = zlib.crc32(state.numpy().tobytes())
         check_alike(numbers, self.shards.group, device)
 
     def _first_row(self, msa: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ the ranks (:func:`mean_gradients`, or the mean that DDP and FSDP take over data 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ from fastfold.parallel.comm.async_ops import drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
 from fastfold.parallel.data_parallel.buckets import Buckets
+
+# Bytes of a tensor that are summed up at a time on a GPU, eight times as many in between.
+_CHECKSUM_BLOCK = 2**22
 
 # A reshard in place: blocks of channels at most, and fewest elements of one.
 _BLOCKS, _BLOCK = 4, 2**18
@@ -167,6 +171,35 @@ def check_alike(numbers: Mapping[str, int], group: Group, device: torch.device) 
             raise ConfigError(
                 f"the ranks of one {group.name} group work on one thing, but their {name} differs: {column.tolist()}"
             )
+
+
+def checksum(tensors: Mapping[str, Tensor]) -> int:
+    """A number that tells tensors of any dtype from others, of their names, shapes and bits: 0 to 2**32 - 1.
+
+    On a CPU it takes no memory for tensors that are contiguous; those on another device are summed up there, in blocks.
+
+    Args:
+        tensors: By name; their order does not count.
+    """
+    found = 0
+    for name in sorted(tensors):
+        x = tensors[name].detach()
+        found = zlib.crc32(f"{name} {x.dtype} {list(x.shape)}".encode(), found)
+        if not x.numel():
+            continue
+        flat = x.contiguous().reshape(-1)
+        # A single number may have any stride.
+        bits = (flat.clone() if len(flat) == 1 else flat).view(torch.uint8)
+        if bits.device.type != "cpu":
+            bits = torch.stack([_weighted_sum(block) for block in bits.split(_CHECKSUM_BLOCK)]).cpu()
+        found = zlib.crc32(bits.numpy().data, found)
+    return found
+
+
+def _weighted_sum(block: Tensor) -> Tensor:
+    """The sum of bytes ``[n]``, each times its place, so that exchanged ones count: int64."""
+    places = torch.arange(1, len(block) + 1, device=block.device)
+    return (block * places).sum()
 
 
 def mean_gradients(parameters: Iterable[Tensor], group: Group) -> None:

@@ -118,7 +118,9 @@ class Replicated:
     def accept_gradients(self) -> None:
         """Take the gradients of :attr:`optimised` as they are for those of the step."""
         found = {name: p.grad for name, p in self.optimised.items() if p.grad is not None}
-        self._finished = {name: (weakref.ref(gradient), gradient._version) for name, gradient in found.items()}
+        self._finished = {
+            name: (weakref.ref(gradient), gradient._version) for name, gradient in found.items()
+        }
         self._left = [weakref.ref(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:

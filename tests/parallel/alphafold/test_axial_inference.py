@@ -6,6 +6,7 @@ import copy
 
 import pytest
 
+from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.inference import folding
 from fastfold.parallel.alphafold import axial_parallel
@@ -45,6 +46,16 @@ def _fold(ranks: int) -> dict[str, float]:
         found[f"{name} {positions}"] = difference(
             ours["structure_module"][positions], expected["structure_module"][positions]
         )
+
+    # One number of one rank's features is another: nobody computes anything from it.
+    def others(cycle: int, member: int) -> dict:
+        changed = features(cycle, member)
+        changed["msa_feat"] = changed["msa_feat"].clone()
+        changed["msa_feat"][..., 0, 0, 0] += mesh.group("dap").rank
+        return changed
+
+    with pytest.raises(ConfigError, match=r"their features \(checksum\) differs"):
+        folding.run_network(parallel, others, passes, None)
     return found
 
 

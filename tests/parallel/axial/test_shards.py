@@ -11,7 +11,14 @@ from torch import Tensor
 from fastfold.errors import ConfigError
 from fastfold.parallel.axial import shards as axial
 from fastfold.parallel.axial.matmul import choose_contraction
-from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, mean_gradients
+from fastfold.parallel.axial.shards import (
+    AxialShards,
+    Rows,
+    _weighted_sum,
+    check_alike,
+    checksum,
+    mean_gradients,
+)
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.spawn_ranks import launch
@@ -121,3 +128,35 @@ def _disagreement() -> str:
 def test_ranks_with_different_things_are_refused() -> None:
     for message in launch(_disagreement, 2):
         assert message == "the ranks of one dap group work on one thing, but their depth differs: [5, 6]"
+
+
+def test_a_checksum_tells_any_change_of_tensors() -> None:
+    tensors = {
+        "floats": torch.randn(3, 4),
+        "doubles": torch.randn(2).double(),
+        "halves": torch.randn(5).bfloat16(),
+        "flags": torch.tensor([True, False]),
+        "whole": torch.arange(6).reshape(2, 3),
+        "none": torch.zeros(0, 4),
+        "scalar": torch.tensor(3.0),
+        "single": torch.zeros(1, 23)[:, :1],
+    }
+    found = checksum(tensors)
+    assert found == checksum(dict(reversed(tensors.items())))
+    assert found == checksum(tensors | {"floats": tensors["floats"].mT.contiguous().mT})
+    others = [
+        tensors | {"floats": tensors["floats"].flip(0)},
+        tensors | {"floats": tensors["floats"] + 1e-6},
+        tensors | {"flags": torch.tensor([False, True])},
+        tensors | {"whole": tensors["whole"].int()},
+        tensors | {"whole": tensors["whole"].reshape(3, 2)},
+        tensors | {"none": torch.zeros(0, 5)},
+        {"other" if name == "floats" else name: x for name, x in tensors.items()},
+    ]
+    assert len({found, *map(checksum, others)}) == len(others) + 1
+
+
+def test_sums_on_a_device_tell_bytes_that_changed_places() -> None:
+    block = torch.tensor([3, 255, 0, 7], dtype=torch.uint8)
+    assert int(_weighted_sum(block)) == 3 + 2 * 255 + 4 * 7
+    assert int(_weighted_sum(block.flip(0))) != int(_weighted_sum(block))
