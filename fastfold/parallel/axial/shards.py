@@ -188,8 +188,9 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
         if not x.numel():
             continue
         flat = x.contiguous().reshape(-1)
-        # A single number may have any stride.
-        bits = (flat.clone() if len(flat) == 1 else flat).view(torch.uint8)
+        if flat.stride(0) != 1:  # a single number may have any
+            flat = flat.new_empty(len(flat)).copy_(flat)
+        bits = flat.view(torch.uint8)
         if bits.device.type != "cpu":
             bits = torch.stack([_weighted_sum(block) for block in bits.split(_CHECKSUM_BLOCK)]).cpu()
         found = zlib.crc32(bits.numpy().data, found)
