@@ -91,7 +91,9 @@ def test_the_alignment_of_the_user_counts(tmp_path: Path, text: str) -> None:
     """In A3M or FASTA, by chain or by file."""
     own = write(tmp_path / "own.cif", "GG" + HOMOLOGUE)
     (tmp_path / "own.a3m").write_text(text)
-    (template,) = templates(own, alignment=tmp_path / "own.a3m").templates
+    found = templates(own, alignment=tmp_path / "own.a3m")
+    assert found.report()["used"] == [{"name": "own_A", "aligned_residues": 28, "remark": "aligned as given"}]
+    (template,) = found.templates
     assert template.sequence == "-" * 10 + HOMOLOGUE[:10] + HOMOLOGUE[12:30] + "--"
     np.testing.assert_allclose(template.positions[10, CA], position(3, "CA"), atol=1e-3)
     np.testing.assert_allclose(template.positions[20, CA], position(15, "CA"), atol=1e-3)
@@ -100,8 +102,9 @@ def test_the_alignment_of_the_user_counts(tmp_path: Path, text: str) -> None:
 def test_an_alignment_of_another_chain_is_left_to_that(tmp_path: Path) -> None:
     own = write(tmp_path / "own.cif", HOMOLOGUE)
     (tmp_path / "own.a3m").write_text(f">other\n{HOMOLOGUE[::-1]}\n>own_A\n{HOMOLOGUE}\n")
-    (template,) = templates(own, alignment=tmp_path / "own.a3m").templates
-    assert template.sequence == HOMOLOGUE
+    found = templates(own, alignment=tmp_path / "own.a3m")
+    assert found.templates[0].sequence == HOMOLOGUE
+    assert found.sources == ("given structures (no given alignment is of this chain)",)
 
 
 @pytest.mark.parametrize(
