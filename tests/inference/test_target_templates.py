@@ -80,7 +80,7 @@ def test_hits_among_the_alignments_are_never_dropped_in_silence(cli: CommandLine
     )
     assert all("templates" not in one for one in scores(cli))
     own = cli.folder / "own.cif"
-    own.write_text(entry({"A": HOMOLOGUE}))
+    own.write_text(entry({"A": HOMOLOGUE}, shift={20: 1.0}))
     assert (
         "hits of a template search lie unused" in cli.infer(fasta, "--msa-dir", msas, "--templates", own).err
     )
