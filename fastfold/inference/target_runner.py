@@ -58,7 +58,7 @@ class RunOptions:
 
     msa_dir: Path | None = None
     engines: tuple[SearchEngine, ...] = ()
-    templates: TemplateOptions = TemplateOptions()  # noqa: RUF009 - it cannot be changed
+    templates: TemplateOptions = field(default_factory=TemplateOptions)
     complex_: bool = False
     reference: Path | None = None
     skip_bad_weights: bool = False

@@ -89,15 +89,9 @@ def find_templates(
     """
     takers = [network for network in networks if takes_templates(network.info.config, target)]
     nothing: tuple[None, ...] = (None,) * len(target.chains)
+    unused = _unused_hits(finder, target, msa_dir) if takers else []
     if finder is None:
-        files = (
-            {} if msa_dir is None or target.alignments is not None else find_template_hits(msa_dir, target)
-        )
-        if not files or not takers:
-            return None
-        names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
-        line = f"hits of a template search lie unused: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF "
-        return TargetTemplates(nothing, lines=(f"{line}files, makes them templates",))
+        return TargetTemplates(nothing, lines=tuple(unused)) if unused else None
     if not takers:
         names = ", ".join(network.name for network in networks)
         kind = " for a complex" if target.is_complex else ""
@@ -107,7 +101,19 @@ def find_templates(
     found = finder.find(target, alignments, msa_dir)
     others = [network.name for network in networks if network not in takers]
     notes = [f"without templates, which these networks do not take: {', '.join(others)}"] if others else []
-    return _found_templates(target, found, notes)
+    return _found_templates(target, found, [*unused, *notes])
+
+
+def _unused_hits(finder: TemplateFinder | None, target: Target, msa_dir: Path | None) -> list[str]:
+    """A line on hits among the target's alignments, if nobody says where the PDB's files lie."""
+    if msa_dir is None or target.alignments is not None:
+        return []
+    if finder is not None and finder.options.mmcif_dir is not None:
+        return []
+    files = find_template_hits(msa_dir, target)
+    names = ", ".join(dict.fromkeys(str(found[0]) for found in files.values()))
+    line = f"hits of a template search lie unused: {names}; --template-mmcif-dir DIR, a folder of the PDB's mmCIF "
+    return [f"{line}files, makes them templates"] if files else []
 
 
 def given_features(target: Target, features: Sequence[Features | None]) -> TargetTemplates:

@@ -79,12 +79,17 @@ def test_hits_among_the_alignments_are_never_dropped_in_silence(cli: CommandLine
         in unused.err
     )
     assert all("templates" not in one for one in scores(cli))
+    own = cli.folder / "own.cif"
+    own.write_text(entry({"A": HOMOLOGUE}, shift={20: 1.0}))
+    assert (
+        "hits of a template search lie unused" in cli.infer(fasta, "--msa-dir", msas, "--templates", own).err
+    )
     used = cli.infer(
         fasta, "--msa-dir", msas, "--template-mmcif-dir", entries, "--max-template-date", "2021-11-01"
     )
     line = "templates: 1 used of 2 found in pdb_hits.sto: 1abc_A; left out: 2new_A (released on 2022-01-01, after 2021"
     assert line in used.err
-    (report,) = next(one["templates"] for one in scores(cli) if "templates" in one)
+    (report,) = next(one["templates"] for one in scores(cli) if "1abc_A" in str(one.get("templates")))
     assert report["left_out"] == [{"name": "2new_A", "reason": "released on 2022-01-01, after 2021-11-01"}]
     later = cli.infer(fasta, "--msa-dir", msas, "--template-mmcif-dir", entries, "--max-templates", "1")
     assert later.out.startswith("0 folded, 1 finished before")  # the same template

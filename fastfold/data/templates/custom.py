@@ -187,12 +187,14 @@ def custom_templates(
     chosen = [template for _, _, template in order[:max_templates]]
     for i, count, template in order:
         if template in chosen:
-            outcomes[i] = Outcome(template.name, "used", aligned=count)
+            remark = "aligned as given" if i in given else ""
+            outcomes[i] = Outcome(template.name, "used", remark, aligned=count)
         else:
             outcomes[i] = Outcome(template.name, "not needed", "there are enough templates without it")
-    return ChainTemplates(
-        tuple(chosen), tuple(outcomes[i] for i in sorted(outcomes)), len(chains), ("given structures",)
-    )
+    source = "given structures"
+    if alignments and not given:
+        source += " (no given alignment is of this chain)"
+    return ChainTemplates(tuple(chosen), tuple(outcomes[i] for i in sorted(outcomes)), len(chains), (source,))
 
 
 def _by_structure(

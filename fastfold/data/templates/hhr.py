@@ -76,6 +76,9 @@ def _parse_hit(lines: Sequence[str], start: int, end: int, query: str, path: Pat
         found = _ROW.match(line[_NAME_WIDTH:])
         if found is None:
             raise fail(f"not a row of an alignment: {line[:60]!r}", at)
+        last = max(rows[line[0]].indices, default=-1)
+        if last >= 0 and found[2].strip("-") and int(found[1]) != last + 2:
+            raise fail("a row does not go on where the one before ended", at)
         _add_block(rows[line[0]], int(found[1]) - 1, found[2])
         if rows[line[0]].indices and int(found[3]) - int(found[1]) + 1 != sum(c != "-" for c in found[2]):
             raise fail("a row has more or fewer residues than its numbers say", at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,9 +28,12 @@ from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.search import find_hhsearch, hhsearch, hmmsearch, is_profile_database
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.errors import ConfigError, InputError
+from fastfold.utils.hashing import input_hash
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
 MAX_HITS_BYTES = 1 << 30
+_KEPT = 32
+"""Chains whose templates are kept in memory: a chain is often in several targets of a run."""
 
 
 class TemplateFinder:
@@ -49,7 +53,7 @@ class TemplateFinder:
         self.options = options
         self.structures: list[CustomChain] = read_custom_chains(options.structures)
         self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
-        self._found: dict[tuple[str, tuple[Path, ...]], ChainTemplates] = {}
+        self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
         if options.mmcif_dir is not None:
             _ = self._entries
         if options.database is not None:
@@ -90,17 +94,19 @@ class TemplateFinder:
         files = find_template_hits(msa_dir, target) if with_files and msa_dir is not None else {}
         found = []
         for chain, msas in zip(target.chains, alignments, strict=True):
-            here = tuple(files.get(chain.sequence, ())[:1])
-            key = (chain.sequence, here)
+            here, msa = files.get(chain.sequence, [])[:1], profile_msa(chain.sequence, msas)
+            key = input_hash(chain.sequence, msa.sequences, msa.deletions, here)
             if key not in self._found:
-                self._found[key] = self._of_chain(chain.sequence, msas, here)
+                self._found[key] = self._of_chain(chain.sequence, msa, here)
+            self._found.move_to_end(key)
             found.append(self._found[key])
-        self._found = {key: one for key, one in self._found.items() if any(one is mine for mine in found)}
+        while len(self._found) > _KEPT:
+            self._found.popitem(last=False)
         return found
 
-    def _of_chain(self, query: str, msas: ChainMsas, files: Sequence[Path]) -> ChainTemplates:
+    def _of_chain(self, query: str, msa: Msa, files: Sequence[Path]) -> ChainTemplates:
         """The templates of one chain."""
-        options, msa = self.options, profile_msa(query, msas)
+        options = self.options
         own = ChainTemplates()
         if self.structures:
             most = options.max_templates

@@ -13,7 +13,7 @@ from fastfold.data.templates.custom import custom_templates, read_custom_alignme
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
-from tests.helpers.template_files import FAMILY, HOMOLOGUE, QUERY, entry, position
+from tests.helpers.template_files import FAMILY, HOMOLOGUE, NAMES, QUERY, entry, position
 
 CA = rc.atom_order["CA"]
 MSA = parse_a3m("".join(f">row_{i}\n{row}\n" for i, row in enumerate(FAMILY)))
@@ -57,6 +57,24 @@ def test_the_query_itself_is_a_template_if_it_is_given(tmp_path: Path) -> None:
     np.testing.assert_allclose(template.positions[4, CA], position(8, "CA"), atol=1e-3)
 
 
+def test_pdb_files_are_templates_too(tmp_path: Path) -> None:
+    """Without a sequence but that of the atoms."""
+    lines = []
+    for place, letter in enumerate(HOMOLOGUE, 1):
+        for atom in ("N", "CA", "C", "O") if place != 7 else ():
+            x, y, z = position(place, atom)
+            lines.append(
+                f"ATOM  {len(lines) + 1:5d}  {atom:<3s} {NAMES[letter]} A{place:4d}    {x:8.3f}{y:8.3f}{z:8.3f}  1.00 "
+                f"20.00           {atom[0]}  "
+            )
+    path = tmp_path / "known.pdb.gz"
+    path.write_bytes(gzip.compress("\n".join([*lines, "END", ""]).encode()))
+    (template,) = templates(path).templates
+    assert template.name == "known_A"
+    assert template.sequence.replace("-", "") == HOMOLOGUE[:6] + HOMOLOGUE[7:]
+    np.testing.assert_allclose(template.positions[20, CA], position(21, "CA"), atol=1e-3)
+
+
 def test_the_best_chain_of_each_structure_comes_first(tmp_path: Path) -> None:
     """Copies count once; then the second chains; what there are too many of is not needed."""
     one = write(tmp_path / "one.cif", HOMOLOGUE[:30], HOMOLOGUE, HOMOLOGUE)
@@ -91,7 +109,9 @@ def test_the_alignment_of_the_user_counts(tmp_path: Path, text: str) -> None:
     """In A3M or FASTA, by chain or by file."""
     own = write(tmp_path / "own.cif", "GG" + HOMOLOGUE)
     (tmp_path / "own.a3m").write_text(text)
-    (template,) = templates(own, alignment=tmp_path / "own.a3m").templates
+    found = templates(own, alignment=tmp_path / "own.a3m")
+    assert found.report()["used"] == [{"name": "own_A", "aligned_residues": 28, "remark": "aligned as given"}]
+    (template,) = found.templates
     assert template.sequence == "-" * 10 + HOMOLOGUE[:10] + HOMOLOGUE[12:30] + "--"
     np.testing.assert_allclose(template.positions[10, CA], position(3, "CA"), atol=1e-3)
     np.testing.assert_allclose(template.positions[20, CA], position(15, "CA"), atol=1e-3)
@@ -100,8 +120,9 @@ def test_the_alignment_of_the_user_counts(tmp_path: Path, text: str) -> None:
 def test_an_alignment_of_another_chain_is_left_to_that(tmp_path: Path) -> None:
     own = write(tmp_path / "own.cif", HOMOLOGUE)
     (tmp_path / "own.a3m").write_text(f">other\n{HOMOLOGUE[::-1]}\n>own_A\n{HOMOLOGUE}\n")
-    (template,) = templates(own, alignment=tmp_path / "own.a3m").templates
-    assert template.sequence == HOMOLOGUE
+    found = templates(own, alignment=tmp_path / "own.a3m")
+    assert found.templates[0].sequence == HOMOLOGUE
+    assert found.sources == ("given structures (no given alignment is of this chain)",)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,10 @@ def test_a_search_without_hits_has_none() -> None:
         (HHR.replace("Sum_probs=28.0", "Sum_probs=nan"), "has no Aligned_cols and Sum_probs"),
         (HHR[: HHR.rindex("T name")], "differ in length|without an alignment"),
         (HHR.replace("   22 (40)", "   23 (40)", 1), "more or fewer residues than its numbers say"),
+        (
+            HHR.replace("name              23 ", "name              24 "),
+            "does not go on where the one before ended",
+        ),
         (HHR.replace(" (40)", ""), "not a row of an alignment"),
         (HHR[: HHR.index("Q name")], "a hit without an alignment"),
     ],

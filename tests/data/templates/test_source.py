@@ -75,6 +75,9 @@ def test_a_profile_database_is_searched_by_hhsearch(
         (found,) = finder.find(target_from_sequence(QUERY), NOTHING)
         assert [template.name for template in found.templates] == ["2abc_A"]
     assert asked == [((QUERY,), [tmp_path / "pdb70"])]
+    msa = parse_a3m(f">q\n{QUERY}\n>r\n{HOMOLOGUE}\n")
+    finder.find(target_from_sequence(QUERY), [([msa], [])])  # another alignment is another search
+    assert asked[1:] == [((QUERY, HOMOLOGUE), [tmp_path / "pdb70"])]
 
 
 def test_damaged_hits_are_an_error_and_not_nothing(tmp_path: Path, entries: Path) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from fastfold.errors import InputError
-from fastfold.inference.verify import recorded_runs, verify
 from fastfold.inference.verify.data import EXPECTED
-from fastfold.inference.verify.templates import DECISIONS
+from fastfold.inference.verify.recorded_array import RecordedArray
+from fastfold.inference.verify.records import recorded_runs, verify
+from fastfold.inference.verify.templates import DECISIONS, compare_templates
 from tests.conftest import require_shared
 
 SEARCHES = ("templates_hmmsearch", "templates_hhsearch")
@@ -96,5 +97,8 @@ def test_a_changed_record_shows(tmp_path: Path, file: str, old: str, new: str, w
 def test_a_record_without_its_database_is_refused(tmp_path: Path) -> None:
     shared = require_shared("oracles_data", "templates_hhsearch", "chemokine")
     shutil.copytree(shared, tmp_path / "chemokine")
+    with np.load(shared / EXPECTED) as file:
+        arrays = compare_templates(tmp_path / "chemokine", dict(file))
+        assert isinstance(next(arrays), RecordedArray)  # the hits need none
     with pytest.raises(InputError, match=r"mmcif\.tar\.gz: not a readable archive"):
-        list(verify(tmp_path / "chemokine"))
+        list(arrays)
