@@ -60,9 +60,10 @@ templates:
 
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
-  FastFold files (.safetensors). With several, each target is folded by every one that suits it (complexes by
-  multimer networks, single chains by monomer networks) and the predictions are ranked. Without any, the small network
-  that ships with FastFold is used (mini), which is for trying things out.
+  FastFold files (.safetensors). 'fastfold weights download multimer' fetches AlphaFold's; --weights multimer (monomer,
+  monomer_ptm, model_1_ptm) then stands for them. With several, each target is folded by every one that suits it
+  (complexes by multimer networks, single chains by monomer networks) and the predictions are ranked. Without any, the
+  small network that ships with FastFold is used (mini), which is for trying things out.
 
 exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
 the command; 130 stopped by Ctrl-C. With FASTFOLD_DEBUG=1 in the environment failures show their traceback.
@@ -94,7 +95,7 @@ def add_infer_command(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         default=[],
-        help="weights files (default: mini)",
+        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
     )
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
     add_database_option(infer)
