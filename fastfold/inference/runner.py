@@ -87,7 +87,7 @@ def run(
             return Summary((), (), ())
         if options.engines and distributed is not None:
             raise ConfigError(
-                "with --parallel no databases are searched; run fastfold search first and give its folder as --msa-dir"
+                "with --parallel nothing is searched; run fastfold search first and give its folder as --msa-dir"
             )
         if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
             raise InputError("no such folder; give the one that holds the alignments", path=options.msa_dir)
