@@ -67,8 +67,8 @@ weights:
   small network that ships with FastFold is used (mini), which is for trying things out.
 
 MSA servers:
-  --msa-server URL sends the sequences of all targets without an alignment to a server that speaks ColabFold's protocol,
-  and waits for theirs. They leave this machine, and the server's owner can read and keep them. Nothing is sent without
+  --msa-server URL sends the sequences of targets without an alignment to a server that speaks ColabFold's protocol, and
+  waits for theirs. They leave this machine, and the server's owner can read and keep them. Nothing is sent without
   this option. The alignments go to --msa-dir, or to alignments/ among the results; what is there is not asked again.
 
 exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from fastfold.data.search.colabfold.source import ColabFoldSource, search_colabfold
+from fastfold.data.search.colabfold.source import ColabFoldSource, has_alignment, search_colabfold
 from fastfold.data.search.database import PAIRING
 from fastfold.data.search.engine import SearchEngine
 from fastfold.data.search.run import SearchPlan, SearchSummary
@@ -43,7 +43,7 @@ def search_targets(
         FastFoldError: A place cannot be searched, or a result not be written.
     """
     if not isinstance(engines, Sequence):
-        wanted = [target for target in targets if target.alignments is None or not needed_alone]
+        wanted = [target for target in targets if not (needed_alone and has_alignment(target, out))]
         return search_colabfold(wanted, engines, out, say=partial(print, file=sys.stderr, flush=True))
 
     def skip(engine: SearchEngine, target: Target) -> bool:

@@ -15,7 +15,10 @@ def test_targets_without_alignments_are_sent_and_folded_with_what_comes_back(cli
     """The same as a second run with the folder of alignments, and another fold than from the sequence alone."""
     own = cli.folder / "own.a3m"
     own.write_text(f">own\n{B}\n>x\n{B}\n")
-    inputs = [cli.fasta({"T1": A}), own]
+    folder = cli.out / "alignments"
+    folder.mkdir(parents=True)
+    (folder / "T2.a3m").write_text(f">T2\n{B}\n>x\n{B}\n")
+    inputs = [cli.fasta({"T1": A, "T2": B}), own]
     stand_in = StandIn(["PENDING"])
     stand_in.rows = 8
     with msa_server(stand_in) as server:
@@ -24,9 +27,9 @@ def test_targets_without_alignments_are_sent_and_folded_with_what_comes_back(cli
     assert [query[2] for query in stand_in.queries] == [[A]]
     assert f"--msa-server: leaving this machine for {server.url}" in done.err  # although --quiet
     assert cli.scores("T1")["plddt"] != []
-    folder = cli.out / "alignments"
     assert (folder / "T1" / "colabfold_hits.a3m").is_file()
     with_server = cli.scores("T1")["plddt"]
+    inputs[0] = cli.fasta({"T1": A})
     again = cli.infer(inputs[0], "--msa-dir", folder, "--overwrite")
     assert again.code == 0, again.err
     assert cli.scores("T1")["plddt"] == with_server

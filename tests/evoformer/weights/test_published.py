@@ -141,6 +141,8 @@ def test_commands_and_the_api_find_them(folder: Path, cli: CommandLine) -> None:
         == 5
     )
     assert fastfold.load_model("model_1_ptm", device="cpu").name == "model_1_ptm"
+    found = fastfold.predict_many({"q": "MKT:MKT"}, "multimer", num_recycles=0)["q"]
+    assert len(found) == 5
     assert "params_model_1_ptm.npz" in cli.run("weights", "info", "model_1_ptm").out
     done = cli.infer(cli.fasta({"T1": "MKTAY"}), weights=[Path("monomer")])
     assert done.code == 1

@@ -7,6 +7,7 @@ the same with all of its chains in one alignment.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from fastfold.data.search.colabfold.join import join_complex
 from fastfold.data.search.folder import check_place, publish
 from fastfold.data.search.run import SearchSummary
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
-from fastfold.data.targets import Target
+from fastfold.data.targets import Chain, Target
 from fastfold.errors import InputError, OutputError
 from fastfold.utils.atomic_files import prepare_output_directory
 
@@ -99,6 +100,24 @@ def search_colabfold(
     return SearchSummary(found, len(sequences) + len(complexes) - found)
 
 
+def has_alignment(target: Target, out: Path) -> bool:
+    """Whether a target has an alignment, with it or in the folder of alignments, that no search of this kind made."""
+    if target.alignments is not None:
+        return True
+    ours = out / target.name / FILE
+    return any(path != ours for chain in (None, *target.chains) for path in _found(target, chain, out))
+
+
+def _found(target: Target, chain: Chain | None, out: Path) -> list[Path]:
+    """The files of alignments of a target as a whole, or of one of its chains."""
+    paths: list[Path] = []
+    for name in dict.fromkeys((target.record, target.name)):
+        with contextlib.suppress(InputError):  # a place without an alignment
+            found = find_alignments(out, name, chain=chain)
+            paths += found.unpaired + found.paired
+    return paths
+
+
 def _letters(target: Target) -> list[str]:
     """The chains of a target as they were given."""
     return [chain.letters or chain.sequence for chain in target.chains]
@@ -113,17 +132,11 @@ def _check(target: Target, out: Path) -> None:
     """See, before a search, that nothing stands in the way, and that what is found will be what is used."""
     check_place(out / target.name, NAME)
     for chain in target.chains if target.is_complex else ():
-        for name in dict.fromkeys((target.record, target.name)):
-            try:
-                found = find_alignments(out, name, chain=chain)
-            except InputError:  # a place without an alignment
-                continue
-            if found:
-                path = (found.unpaired + found.paired)[0]
-                raise OutputError(
-                    f"{path}: is an alignment of chain {chain.id} of {target.name} alone, and "
-                    "would be used instead of one of the whole complex; choose another folder for the alignments"
-                )
+        for path in _found(target, chain, out):
+            raise OutputError(
+                f"{path}: is an alignment of chain {chain.id} of {target.name} alone, and would be used instead of one "
+                "of the whole complex; choose another folder for the alignments"
+            )
 
 
 def _publish(target: Target, store: SearchStore, keys: Mapping[str, SearchKey], out: Path) -> bool:
