@@ -53,5 +53,27 @@ class OutputError(FastFoldError):
     """A result that cannot be written where it was asked for."""
 
 
+class NetworkError(FastFoldError):
+    """A server that cannot be reached, or whose answer cannot be used.
+
+    Args:
+        message: What happened and what to do.
+        status: Status of the HTTP answer, if there was one.
+        temporary: Whether the same request may succeed later.
+        retry_after: Seconds after which the server wants to be asked again, if it said so.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        temporary: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        self.status, self.temporary, self.retry_after = status, temporary, retry_after
+        super().__init__(message)
+
+
 class WriteError(OutputError):
     """A file that cannot be written: the disk is full, read-only or not ours. What comes after it would fail too."""

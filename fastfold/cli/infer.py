@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from fastfold.cli.msa_server import add_server_option, server_source
 from fastfold.cli.process import orderly_termination, silence_stdout
 from fastfold.cli.search import add_database_option, add_worker_option, search_inputs
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
@@ -24,7 +25,7 @@ from fastfold.inference.config import (
 from fastfold.inference.relax.config import PLATFORMS
 
 if TYPE_CHECKING:
-    from fastfold.data.search.hmmer import HmmerEngine
+    from fastfold.inference.alignment_search import Engines
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -60,9 +61,15 @@ templates:
 
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
-  FastFold files (.safetensors). With several, each target is folded by every one that suits it (complexes by
-  multimer networks, single chains by monomer networks) and the predictions are ranked. Without any, the small network
-  that ships with FastFold is used (mini), which is for trying things out.
+  FastFold files (.safetensors). 'fastfold weights download multimer' fetches AlphaFold's; --weights multimer (monomer,
+  monomer_ptm, model_1_ptm) then stands for them. With several, each target is folded by every one that suits it
+  (complexes by multimer networks, single chains by monomer networks) and the predictions are ranked. Without any, the
+  small network that ships with FastFold is used (mini), which is for trying things out.
+
+MSA servers:
+  --msa-server URL sends the sequences of targets without an alignment to a server that speaks ColabFold's protocol, and
+  waits for theirs. They leave this machine, and the server's owner can read and keep them. Nothing is sent without
+  this option. The alignments go to --msa-dir, or to alignments/ among the results; what is there is not asked again.
 
 exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
 the command; 130 stopped by Ctrl-C. With FASTFOLD_DEBUG=1 in the environment failures show their traceback.
@@ -94,7 +101,7 @@ def add_infer_command(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         default=[],
-        help="weights files (default: mini)",
+        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
     )
     infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
     add_database_option(infer)
@@ -107,6 +114,7 @@ def add_infer_command(commands: Any) -> None:
         metavar="PATH",
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
+    add_server_option(infer)
     _add_sampling(infer.add_argument_group("sampling"))
     _add_output(infer.add_argument_group("output"))
     _add_machine(infer.add_argument_group("machine"))
@@ -355,10 +363,12 @@ def _device(text: str) -> str:
     return text
 
 
-def _engines(options: argparse.Namespace) -> list[HmmerEngine]:
+def _engines(options: argparse.Namespace) -> Engines:
     """Where to search for alignments."""
+    if options.msa_server is not None:
+        return server_source(options)
     if not options.db:
-        return []
+        return ()
     from fastfold.data.search.local import LocalSearch
 
     return LocalSearch(tuple(options.db), num_workers=options.num_workers).engines()
@@ -382,8 +392,10 @@ def run_infer(options: argparse.Namespace) -> int:
             else "no input given; fastfold infer --help explains the command"
         )
     if options.msa_only:
-        if not options.db:
-            raise ConfigError("--msa-only searches and stops; say where to search: --db FASTA")
+        if not options.db and options.msa_server is None:
+            raise ConfigError(
+                "--msa-only searches and stops; say where to search: --db FASTA or --msa-server URL"
+            )
         from fastfold.inference.alignment_search import ALIGNMENTS
 
         folder = options.msa_dir or options.out / ALIGNMENTS
@@ -415,7 +427,7 @@ def run_infer(options: argparse.Namespace) -> int:
     )
     around = RunOptions(
         msa_dir=options.msa_dir,
-        engines=tuple(_engines(options)),
+        engines=_engines(options),
         templates=_template_options(options),
         complex_=options.complex,
         reference=options.reference,

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastfold.cli.msa_server import add_server_option, server_source
 from fastfold.cli.process import orderly_termination
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastfold.data.search.engine import SearchEngine
+    from fastfold.data.search.colabfold.source import ColabFoldSource
+    from fastfold.inference.alignment_search import Engines
 
 _SEARCH = """\
 Search sequence databases for relatives of every chain of the inputs (FASTA, A3M, CSV, folders of these, or -), by
-jackhmmer or phmmer with AlphaFold's settings, and write the folder of alignments that fastfold infer --msa-dir reads:
+jackhmmer or phmmer with AlphaFold's settings, by MMseqs2 with ColabFold's, or by an MSA server, and write the folder of
+alignments that fastfold infer --msa-dir reads:
 
   DIR/<id>/<name>_hits.sto     relatives in the database <name>, aligned to the chain
   DIR/<id>/A/<name>_hits.sto   the same of chain A of a complex
+  DIR/<id>/colabfold_hits.a3m  by MMseqs2 or a server: a chain, or a complex with its chains paired
   DIR/<id>/search.json         what was searched, and how
 
 Chains with the same sequence are searched once, whatever their names. What was finished is not searched again, so run
@@ -37,7 +40,13 @@ databases:
     uniprot     pairs the chains of complexes by species and is used for nothing else (uniprot*.fasta)
     others      after these, by name
 
-example:
+  --engine mmseqs takes one folder with ColabFold's databases: uniref30_2302_db, and colabfold_envdb_202108_db if
+  environmental sequences are to be searched. It needs MMseqs2 on PATH, or pip install 'fastfold[mmseqs]'.
+
+MSA servers:
+  --msa-server URL sends the sequences to a server that speaks ColabFold's protocol, whose owner can read and keep them.
+
+examples:
   fastfold search proteins.fasta --db uniref90.fasta mgy_clusters_2022_05.fa --out alignments
   fastfold infer proteins.fasta --msa-dir alignments --out results
 
@@ -48,12 +57,27 @@ by Ctrl-C.
 """
 
 
+_HMMER_OPTIONS = {
+    "--iterations": ("iterations", 1),
+    "--e-value": ("e_value", 1e-4),
+    "--include-e-value": ("include_e_value", 1e-4),
+    "--F1": ("msv_filter", 5e-4),
+    "--F2": ("viterbi_filter", 5e-5),
+    "--F3": ("forward_filter", 5e-7),
+    "--format": ("file_format", "sto"),
+    "--memory": ("memory", None),
+}
+"""Options of HMMER's programs alone, with their names and defaults."""
+
+
 def add_search_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     search = commands.add_parser(
         "search",
         help="search sequence databases for alignments",
-        usage="fastfold search INPUT [INPUT ...] --db [NAME=]FASTA [...] --out DIR [options]",
+        usage="fastfold search INPUT [INPUT ...] --db [NAME=]FASTA [...] --out DIR [options]\n"
+        "       fastfold search INPUT [INPUT ...] --engine mmseqs --db FOLDER --out DIR [options]\n"
+        "       fastfold search INPUT [INPUT ...] --msa-server URL --out DIR [options]",
         description=_SEARCH,
         epilog=_SEARCH_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -65,14 +89,19 @@ def add_search_command(commands: Any) -> None:
         metavar="INPUT",
         help="FASTA, A3M or CSV files (.gz too), folders, or -",
     )
-    add_database_option(search, required=True)
+    add_database_option(search)
+    add_server_option(search)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
     search.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     search.add_argument(
         "--engine",
-        choices=("jackhmmer", "phmmer"),
+        choices=("jackhmmer", "phmmer", "mmseqs"),
         default="jackhmmer",
-        help="phmmer: one pass that aligns more distant domains too (default jackhmmer)",
+        help="phmmer: one pass that aligns more distant domains too; mmseqs: ColabFold's pipeline on its databases "
+        "(default jackhmmer)",
+    )
+    search.add_argument(
+        "--gpu", action="store_true", help="mmseqs: search on a GPU, in databases made for one"
     )
     search.add_argument(
         "-N",
@@ -128,15 +157,14 @@ def add_search_command(commands: Any) -> None:
     search.set_defaults(run=run_search)
 
 
-def add_database_option(parser: Any, *, required: bool = False) -> None:
+def add_database_option(parser: Any) -> None:
     """Add ``--db`` to a parser or a group."""
     parser.add_argument(
         "--db",
         nargs="+",
         action="extend",
         metavar="[NAME=]FASTA",
-        required=required,
-        default=None if required else [],
+        default=[],
         help="databases to search, FASTA (.gz too)",
     )
 
@@ -168,6 +196,19 @@ def run_search(options: argparse.Namespace) -> int:
     """
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
+    return search_inputs(options, options.out, _engines(options))
+
+
+def _engines(options: argparse.Namespace) -> Engines:
+    """Where to search."""
+    if options.msa_server is None and not options.db:
+        raise ConfigError(
+            "say where to search: --db FASTA ..., --engine mmseqs --db FOLDER, or --msa-server URL"
+        )
+    if options.gpu and options.engine != "mmseqs":
+        raise ConfigError("--gpu goes with --engine mmseqs alone")
+    if options.msa_server is not None or options.engine == "mmseqs":
+        return _colabfold_source(options)
     from fastfold.data.search.hmmer import HmmerSettings
     from fastfold.data.search.local import LocalSearch
 
@@ -181,12 +222,29 @@ def run_search(options: argparse.Namespace) -> int:
         forward_filter=options.forward_filter,
         file_format=options.file_format,
     )
-    engines = LocalSearch(tuple(options.db), settings, options.num_workers, options.memory).engines()
-    return search_inputs(options, options.out, engines)
+    return LocalSearch(tuple(options.db), settings, options.num_workers, options.memory).engines()
+
+
+def _colabfold_source(options: argparse.Namespace) -> ColabFoldSource:
+    """What makes alignments as ColabFold does, with settings of its own."""
+    misplaced = [flag for flag, (name, value) in _HMMER_OPTIONS.items() if getattr(options, name) != value]
+    if options.msa_server is not None and options.engine != "jackhmmer":
+        misplaced.append("--engine")
+    if misplaced:
+        raise ConfigError(
+            f"{', '.join(misplaced)}: not for this way to search, whose settings are ColabFold's"
+        )
+    if options.msa_server is not None:
+        return server_source(options)
+    if len(options.db) != 1:
+        raise ConfigError("--engine mmseqs takes one folder of databases: --db FOLDER")
+    from fastfold.data.search.colabfold.mmseqs import MmseqsSource
+
+    return MmseqsSource(Path(options.db[0]), threads=options.num_workers, gpu=options.gpu)
 
 
 def search_inputs(
-    options: argparse.Namespace, out: Path, engines: Sequence[SearchEngine], *, needed_alone: bool = False
+    options: argparse.Namespace, out: Path, engines: Engines, *, needed_alone: bool = False
 ) -> int:
     """Search for every target of the inputs; returns the exit code.
 

@@ -1,16 +1,53 @@
-"""``fastfold weights``: tell what a weights file is, or convert it."""
+"""``fastfold weights``: download AlphaFold's parameters, tell what a weights file is, or convert it."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from fastfold.cli.process import orderly_termination
+
+_SETS = ("monomer", "monomer_ptm", "multimer", "all")
+
+_DOWNLOAD = """\
+Fetch the parameters that DeepMind publishes for AlphaFold 2.3 under CC BY 4.0:
+
+  monomer       model_1 ... model_5, as in CASP14
+  monomer_ptm   the same with pTM and predicted aligned error
+  multimer      model_1_multimer_v3 ... model_5_multimer_v3, for complexes
+  all           all 15
+
+or one network of these by its name (model_1_ptm). A file has about 373 MB. They lie in one folder, which the variable
+FASTFOLD_WEIGHTS names (default: fastfold/weights in the user's cache folder), and --weights multimer finds them there.
+Run the same command again to continue after an interruption. What is there already is compared with its recorded
+SHA-256 and not fetched again.
+"""
 
 
 def add_weights_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
-    weights = commands.add_parser("weights", help="tell what a weights file is, or convert it")
+    weights = commands.add_parser(
+        "weights", help="download AlphaFold's weights, tell what a file is, or convert it"
+    )
     actions = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
+    download = actions.add_parser(
+        "download",
+        help="fetch the parameters that DeepMind publishes",
+        description=_DOWNLOAD,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    download.add_argument("names", nargs="+", metavar="NAME", help=f"{', '.join(_SETS)}, or a network's name")
+    download.add_argument(
+        "--mirror",
+        metavar="URL|DIR",
+        help="take them from here: the address of the archive or of its folder, or a folder that has it or its files",
+    )
+    download.add_argument("--quiet", action="store_true", help="print the files alone")
+    download.set_defaults(run=_weights_download)
     info = actions.add_parser("info", help="tell what a weights file is")
     info.add_argument("file", type=Path, metavar="FILE")
     info.set_defaults(run=_weights_info)
@@ -25,16 +62,80 @@ def add_weights_command(commands: Any) -> None:
     convert.set_defaults(run=_weights_convert)
 
 
+def _weights_download(options: argparse.Namespace) -> int:
+    from fastfold.errors import ConfigError
+    from fastfold.evoformer.weights.download import download_weights
+    from fastfold.evoformer.weights.published import LICENCE, published_networks
+
+    networks: dict[str, None] = {}
+    for name in options.names:
+        found = published_networks(name)
+        if not found:
+            raise ConfigError(
+                f"{name!r} is not published: give {', '.join(_SETS)}, or a network such as model_1_multimer_v3"
+            )
+        networks |= dict.fromkeys(found)
+
+    def say(line: str) -> None:
+        if not options.quiet:
+            print(line, file=sys.stderr, flush=True)
+
+    say(LICENCE)
+    with orderly_termination(), _bar(options.quiet) as progress:
+        paths = download_weights(list(networks), mirror=options.mirror, say=say, progress=progress)
+    for path in paths:
+        print(path)
+    return 0
+
+
+@contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """What to tell of a file's progress to: a bar on a terminal, a line per file elsewhere."""
+    if quiet:
+        yield lambda name, done, total: None
+        return
+    if not sys.stderr.isatty():
+
+        def line(name: str, done: int, total: int) -> None:
+            if done == total:
+                print(f"{name}: {total:,} bytes", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stderr)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def update(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        yield update
+
+
 def _weights_info(options: argparse.Namespace) -> int:
     from fastfold.evoformer.weights.checkpoint import weights_info
+    from fastfold.evoformer.weights.published import one_weights_file
 
-    print(weights_info(options.file).describe())
+    print(weights_info(one_weights_file(options.file)).describe())
     return 0
 
 
 def _weights_convert(options: argparse.Namespace) -> int:
     from fastfold.evoformer.weights.checkpoint import convert
+    from fastfold.evoformer.weights.published import one_weights_file
 
-    info = convert(options.source, options.target)
+    info = convert(one_weights_file(options.source), options.target)
     print(f"wrote {options.target}: {info.parameters:,} parameters from {options.source}")
     return 0

@@ -19,9 +19,10 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
+from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
 from fastfold.inference.folding import TargetPredictor
-from fastfold.inference.models import network_name, weights_path
+from fastfold.inference.models import network_name
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
 from fastfold.inference.target_templates import read_templates
@@ -52,8 +53,8 @@ def load_model(
     """Load a network.
 
     Args:
-        path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``, or ``mini``, the small
-            network that ships with the package.
+        path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``; ``mini``, the small
+            network that ships with the package; or a downloaded network by its name, ``model_1_ptm`` for example.
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` or a :class:`torch.device`.
         precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
 
@@ -65,9 +66,9 @@ def load_model(
         ConfigError: The device cannot be used.
     """
     where = choose_device(str(device), setting="device=")
-    path = weights_path(path)
-    model = set_precision(load_weights(path), precision)
-    model.name = network_name(Path(path))
+    file = one_weights_file(path)
+    model = set_precision(load_weights(file), precision)
+    model.name = network_name(file)
     return model.to(where)
 
 
@@ -88,7 +89,8 @@ def predict(
 
     Args:
         sequence: One letter per residue; ``:`` joins the chains of a complex, which needs a multimer network.
-        model: A network from :func:`load_model`, or a path for it.
+        model: A network from :func:`load_model`, or a path or a name for it. Of several (``multimer``) the best
+            prediction is returned.
         msa: An alignment whose first row is the sequence: an A3M or Stockholm file, an :class:`Msa`, or rows of an
             A3M file as text or as an array of letters; for a complex a list of one per chain, None where a chain has
             none. Or a folder of alignments, of ``fastfold.search`` for example, which has some under ``name``.
@@ -171,7 +173,13 @@ def predict_many(
     given = [models] if isinstance(models, (AlphaFold, str, Path)) else list(models)
     if not given:
         raise ConfigError("models is empty; give at least one network")
-    networks = [model if isinstance(model, AlphaFold) else load_model(_is_path(model)) for model in given]
+    networks: list[AlphaFold] = []
+    for one in given:
+        networks += (
+            [one]
+            if isinstance(one, AlphaFold)
+            else [load_model(path) for path in weights_files(_is_path(one))]
+        )
     found: dict[str, list[Prediction]] = {}
     for name, target in targets.items():
         shown = read_templates(target, alignments[name], (templates or {}).get(name))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 
 from fastfold.data.targets import Target, safe_stem
@@ -12,10 +12,8 @@ from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
+from fastfold.evoformer.weights.published import weights_files
 from fastfold.utils.hashing import file_digest
-
-MINI = "mini"
-"""Name of the small trained network that ships with the package."""
 
 
 class Network:
@@ -51,19 +49,13 @@ class Network:
         return self._model
 
 
-def weights_path(path: str | Path) -> Path:
-    """The file of some weights: ``mini`` is the network that ships with the package, if no file is called so."""
-    if str(path) != MINI or Path(path).exists():
-        return Path(path)
-    return Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))
-
-
 def about_mini(network: Network) -> str:
     """One line for a person who has given no weights."""
     chains = int(network.info.notes.get("trained_chains", "0"))
     return (
         f"no --weights given: the small network that ships with FastFold is used (mini, trained on {chains:,} protein "
-        "chains). It is not a replacement for AlphaFold's weights; the README says how to get those"
+        "chains). It is not a replacement for AlphaFold's weights: 'fastfold weights download monomer_ptm' fetches "
+        "those, for --weights monomer_ptm (complexes: multimer)"
     )
 
 
@@ -71,7 +63,7 @@ def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None
     """The networks of some weights files, each checked but not yet loaded.
 
     Args:
-        weights: The files.
+        weights: Files, or names as :func:`~fastfold.evoformer.weights.published.weights_files` takes them.
         skip: Told of files that cannot be used, if these shall be left out.
 
     Raises:
@@ -79,7 +71,7 @@ def open_networks(weights: Sequence[Path], *, skip: Callable[[str], None] | None
         WeightsError: One cannot be used, or all are left out.
     """
     paths: dict[str, Path] = {}
-    for path in map(weights_path, weights):
+    for path in itertools.chain.from_iterable(map(weights_files, weights)):
         name = network_name(path)
         if name in paths:
             raise ConfigError(

@@ -13,11 +13,12 @@ from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
+from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.models import MINI, Network, about_mini, open_networks, suitable
+from fastfold.inference.models import Network, about_mini, open_networks, suitable
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -67,7 +68,7 @@ def run(
     Args:
         inputs: Files of sequences.
         output: Folder for the results.
-        weights: Weights files; none for the small network that ships with the package.
+        weights: Weights files or names of published networks; none for the small network that ships with the package.
         config: How to fold.
         options: What else to do.
 
@@ -86,7 +87,7 @@ def run(
             return Summary((), (), ())
         if options.engines and distributed is not None:
             raise ConfigError(
-                "with --parallel no databases are searched; run fastfold search first and give its folder as --msa-dir"
+                "with --parallel nothing is searched; run fastfold search first and give its folder as --msa-dir"
             )
         if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
             raise InputError("no such folder; give the one that holds the alignments", path=options.msa_dir)

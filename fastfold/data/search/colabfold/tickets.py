@@ -1,0 +1,198 @@
+"""The protocol of MSA servers such as ColabFold's: a query is posted, its ticket is asked for until it is finished.
+
+- ``POST /ticket/msa`` (or ``/ticket/pair``) with the form fields ``q``, FASTA text, and ``mode``; the answer is JSON
+  with ``id`` and ``status``.
+- ``GET /ticket/<id>``: the same again. ``PENDING`` and ``RUNNING`` mean to wait, ``RATELIMIT`` to come back later,
+  ``COMPLETE`` that there is a result; ``ERROR`` and ``MAINTENANCE`` end it. ``UNKNOWN`` is what a server says that has
+  just been started or has forgotten a ticket.
+- ``GET /result/download/<id>``: a ``tar.gz`` of files.
+
+A server answers the same query from its memory, so that a run that was interrupted finds its result there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+from urllib.parse import urlencode
+
+from fastfold.errors import NetworkError
+from fastfold.utils.http import BROKEN, check_url, open_url
+from fastfold.utils.units import clock
+
+Endpoint = Literal["msa", "pair"]
+
+MAX_RESULT = 1 << 30
+"""Most bytes of a packed result."""
+
+_MAX_ANSWER = 1 << 20
+_PIECE = 1 << 20
+_WAITING = frozenset(("UNKNOWN", "RATELIMIT", "PENDING", "RUNNING"))
+_ATTEMPTS = 6
+_FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 4.0, 60.0, 1.3
+
+
+class TicketServer:
+    """A server that queries are sent to.
+
+    Args:
+        url: Its address.
+        patience_s: Seconds after which a query is given up.
+        timeout_s: Seconds that a connection may be silent.
+        say: Told of waits and of connections that broke.
+        pause: Waits a number of seconds.
+        now: Seconds of a clock that never goes back.
+
+    Raises:
+        ConfigError: The address is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        patience_s: float = 7200.0,
+        timeout_s: float = 60.0,
+        say: Callable[[str], None] = lambda line: None,
+        pause: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = check_url(url, setting="--msa-server")
+        self._patience_s, self._timeout_s = patience_s, timeout_s
+        self._say, self._pause, self._now = say, pause, now
+
+    def result(self, endpoint: Endpoint, query: str, mode: str) -> bytes:
+        """Send a query and wait for what comes of it.
+
+        Args:
+            endpoint: ``msa`` for an alignment of each sequence, ``pair`` for rows that belong together.
+            query: FASTA text.
+            mode: What the server calls the search.
+
+        Returns:
+            A ``tar.gz``.
+
+        Raises:
+            NetworkError: The server cannot be reached, refuses the query, fails, makes no sense, or takes too long.
+        """
+        end = self._now() + self._patience_s
+        form = urlencode({"q": query, "mode": mode}).encode("ascii")
+        ticket, wait = None, _FIRST_WAIT_S
+        said = ""
+        while True:
+            if ticket is None:
+                answer = self._ask(f"/ticket/{endpoint}", form)
+            else:
+                answer = self._ask(f"/ticket/{ticket}", None)
+            status = answer.get("status")
+            if status == "COMPLETE":
+                return self._download(self._ticket(answer, ticket))
+            if not isinstance(status, str) or status not in _WAITING:
+                raise self._failed(status)
+            if status in ("PENDING", "RUNNING"):
+                ticket = self._ticket(answer, ticket)
+            elif status == "UNKNOWN":
+                ticket = None  # forgotten, or not yet taken: ask again
+            if status != said:
+                said = str(status)
+                self._say(f"{self.url}: {_MEANINGS[said]}")
+            if self._now() + wait > end:
+                raise NetworkError(
+                    f"{self.url}: no result after {clock(self._patience_s)} (the server says {status}). What has "
+                    "arrived is kept; run the same command later to ask again, or search local databases (--db)"
+                )
+            self._pause(wait * random.uniform(0.9, 1.1))
+            wait = min(wait * _GROWTH, _LONGEST_WAIT_S)
+
+    def _failed(self, status: object) -> NetworkError:
+        kept = "What has arrived is kept"
+        if status == "MAINTENANCE":
+            return NetworkError(
+                f"{self.url}: the server is under maintenance. {kept}; run the same command later"
+            )
+        if status == "ERROR":
+            return NetworkError(
+                f"{self.url}: the server failed with this query (ERROR). {kept}; run the same command in an hour, or "
+                "search local databases (--db)"
+            )
+        return NetworkError(
+            f"{self.url}: the server answers with the status {str(status)[:40]!r}, which is none of the protocol; is "
+            "this the address of an MSA server?"
+        )
+
+    def _ticket(self, answer: dict[str, Any], before: str | None) -> str:
+        """The number of a ticket, which becomes part of an address."""
+        found = answer.get("id", before)
+        if not isinstance(found, str) or re.fullmatch(r"[A-Za-z0-9_-]{1,200}", found) is None:
+            raise NetworkError(
+                f"{self.url}: the server sends no ticket that can be used: {str(found)[:40]!r}"
+            )
+        return found
+
+    def _ask(self, path: str, form: bytes | None) -> dict[str, Any]:
+        text = self._fetch(path, form, _MAX_ANSWER)
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict):
+            raise NetworkError(
+                f"{self.url}{path}: the server does not answer in JSON but with {text[:60]!r}; is this the address of "
+                "an MSA server?"
+            )
+        return answer
+
+    def _download(self, ticket: str) -> bytes:
+        return self._fetch(f"/result/download/{ticket}", None, MAX_RESULT)
+
+    def _fetch(self, path: str, form: bytes | None, limit: int) -> bytes:
+        """The whole answer, asked for again where the connection breaks."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            wait = min(2.0**attempt, _LONGEST_WAIT_S)
+            try:
+                return self._fetch_once(path, form, limit)
+            except NetworkError as error:
+                if not error.temporary or attempt == _ATTEMPTS:
+                    raise
+                problem, wait = str(error), wait if error.retry_after is None else error.retry_after
+            except BROKEN as error:
+                problem = (
+                    f"{self.url}{path}: the connection broke ({getattr(error, 'strerror', None) or error})"
+                )
+                if attempt == _ATTEMPTS:
+                    raise NetworkError(
+                        f"{problem}; gave up after {attempt} attempts. What has arrived is kept; run the same command "
+                        "later to ask again"
+                    ) from None
+            wait = min(wait, _LONGEST_WAIT_S)
+            self._say(f"{problem}; trying again in {wait:.0f} s")
+            self._pause(wait)
+        raise AssertionError("not reached")
+
+    def _fetch_once(self, path: str, form: bytes | None, limit: int) -> bytes:
+        with open_url(f"{self.url}{path}", data=form, timeout=self._timeout_s) as response:
+            length = response.headers.get("Content-Length")
+            pieces, size = [], 0
+            while piece := response.read(_PIECE):
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise NetworkError(
+                        f"{self.url}{path}: the server sends more than {limit >> 20} MiB, which no answer has: it was "
+                        "not read further"
+                    )
+            if length is not None and length.isdigit() and size < int(length):
+                raise OSError(f"closed after {size:,} of {int(length):,} bytes")
+            return b"".join(pieces)
+
+
+_MEANINGS = {
+    "UNKNOWN": "the query is not known yet; asking again",
+    "RATELIMIT": "too many queries at once; waiting for a turn",
+    "PENDING": "the query waits in line",
+    "RUNNING": "the search is running",
+}

@@ -1,0 +1,191 @@
+"""DeepMind's published parameters: which files there are, where they lie on this machine, and whether they are whole.
+
+They lie in one folder, which the variable ``FASTFOLD_WEIGHTS`` names. The SHA-256 of each file is written down when the
+file is first seen, in ``SHA256SUMS`` beside it (``sha256sum -c SHA256SUMS`` reads it too), and compared from then on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+
+from fastfold.errors import OutputError, WeightsError
+from fastfold.evoformer.config import MINI
+from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.hashing import file_digest
+
+ARCHIVE = "alphafold_params_2022-12-06.tar"
+"""Name of the published archive: the parameters of AlphaFold 2.3."""
+SOURCE = "https://storage.googleapis.com/alphafold"
+"""Where DeepMind publishes it."""
+FILE_MEGABYTES = 373
+"""Size of each file: 93 million parameters in float32."""
+LICENCE = """\
+AlphaFold parameters, copyright DeepMind Technologies Limited, under the Creative Commons licence CC BY 4.0
+(https://creativecommons.org/licenses/by/4.0/). Whoever uses them in published work cites Jumper et al., Nature 596, 583
+(2021), and for complexes Evans et al., bioRxiv 2021.10.04.463034."""
+SUMS = "SHA256SUMS"
+"""Name of the file with the recorded SHA-256 of each file."""
+
+_ENDINGS = {"monomer": "", "monomer_ptm": "_ptm", "multimer": "_multimer_v3"}
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    **{kind: tuple(f"model_{i}{end}" for i in range(1, 6)) for kind, end in _ENDINGS.items()},
+    "all": tuple(f"model_{i}{end}" for end in _ENDINGS.values() for i in range(1, 6)),
+}
+"""Official names of the networks in the archive by the name of their set."""
+
+
+def weights_folder() -> Path:
+    """The folder of downloaded parameters: ``FASTFOLD_WEIGHTS``, or one in the user's cache."""
+    if given := os.environ.get("FASTFOLD_WEIGHTS"):
+        return Path(given).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "fastfold" / "weights"
+
+
+def file_name(network: str) -> str:
+    """Name of a published network's file."""
+    return f"params_{network}.npz"
+
+
+def published_networks(name: str) -> tuple[str, ...]:
+    """The networks of a set, or the one of that name; none for a name of something else."""
+    return PUBLISHED.get(name) or ((name,) if name in PUBLISHED["all"] else ())
+
+
+def weights_files(name: str | os.PathLike[str]) -> list[Path]:
+    """The files that some weights are in.
+
+    Args:
+        name: A file; or, if there is no file called so, ``mini`` (the network that ships with the package), a set of
+            published networks (``monomer``, ``monomer_ptm``, ``multimer``, ``all``), or one of them
+            (``model_1_multimer_v3``).
+
+    Raises:
+        WeightsError: A published network is not on this machine, or its file is not what was recorded.
+    """
+    text, path = os.fspath(name), Path(name)
+    if not path.exists():
+        if text == MINI:
+            return [Path(str(resources.files("fastfold") / "trained" / f"{MINI}.safetensors"))]
+        if networks := published_networks(text):
+            return _on_this_machine(text, networks)
+        if re.fullmatch(r"\w+", text):
+            known = (*PUBLISHED, *PUBLISHED["all"], MINI)
+            close = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
+            hint = f"; did you mean {close[0]!r}?" if close else "; check the path of the weights"
+            raise WeightsError(f"{text}: there is no such file, and no published network has that name{hint}")
+    return [path]
+
+
+def one_weights_file(name: str | os.PathLike[str]) -> Path:
+    """The file of one network; see :func:`weights_files`.
+
+    Raises:
+        WeightsError: As there, or the name stands for several networks.
+    """
+    paths = weights_files(name)
+    if len(paths) > 1:
+        raise WeightsError(f"{name} stands for {len(paths)} networks; name one, such as {paths[0].stem[7:]}")
+    return paths[0]
+
+
+def _on_this_machine(name: str, networks: Iterable[str]) -> list[Path]:
+    folder = weights_folder()
+    files = [file_name(network) for network in networks]
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise WeightsError(
+            f"the weights {name!r} are not on this machine: {folder} lacks {listed(missing)}. "
+            f"'fastfold weights download {name}' fetches them. {by_hand(missing, folder)}"
+        )
+    verify_recorded(folder, files)
+    return [folder / file for file in files]
+
+
+def listed(files: list[str]) -> str:
+    """Names and sizes of missing files."""
+    size = f"{FILE_MEGABYTES} MB"
+    if len(files) == 1:
+        return f"{files[0]} ({size})"
+    return f"{', '.join(files)} ({len(files)} files of {size})"
+
+
+def by_hand(files: list[str], folder: Path) -> str:
+    """What to do without a network."""
+    gigabytes = 15 * FILE_MEGABYTES / 1000
+    return (
+        f"Without a network, take {ARCHIVE} (about {gigabytes:.1f} GB, {SOURCE}/{ARCHIVE}) to this machine and give "
+        f"its folder with --mirror, or put the {'files' if len(files) > 1 else 'file'} into {folder}; the variable "
+        "FASTFOLD_WEIGHTS names another folder"
+    )
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """The recorded SHA-256 of the folder's files by name; empty if nothing is recorded.
+
+    Raises:
+        WeightsError: The record cannot be read.
+    """
+    try:
+        text = (folder / SUMS).read_text("utf-8")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise WeightsError(
+            f"{folder / SUMS}: cannot be read ({error}); remove it to record the files anew"
+        ) from None
+    sums = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.fullmatch(r"([0-9a-f]{64}) [ *](\S+)", line)
+        if found is None:
+            raise WeightsError(
+                f"{folder / SUMS}:{number}: is not '<SHA-256>  <file>'; remove the file to record the weights anew"
+            )
+        sums[found[2]] = found[1]
+    return sums
+
+
+def record_sums(folder: Path, sums: Mapping[str, str]) -> None:
+    """Write the SHA-256 of files down, in addition to what is recorded.
+
+    Raises:
+        WriteError: The record cannot be written.
+        WeightsError: As :func:`read_sums`.
+    """
+    known = read_sums(folder) | dict(sums)
+    write_atomic(folder / SUMS, "".join(f"{known[name]}  {name}\n" for name in sorted(known)))
+
+
+def verify_recorded(folder: Path, files: Iterable[str]) -> None:
+    """Compare files with their recorded SHA-256; what has no record gets one where the folder can be written to.
+
+    Raises:
+        WeightsError: A file is not what was recorded, or cannot be read.
+    """
+    sums = read_sums(folder)
+    new = {}
+    for name in files:
+        try:
+            found = file_digest(folder / name)
+        except OSError as error:
+            raise WeightsError(
+                f"{folder / name}: cannot be read ({error.strerror}); check its permissions"
+            ) from None
+        if sums.get(name, found) != found:
+            raise WeightsError(
+                f"{folder / name}: was changed or damaged since it was recorded in {SUMS} (SHA-256 {found[:16]}…, "
+                f"recorded {sums[name][:16]}…). Remove it and download it again; if the new file is meant, remove its "
+                f"line from {SUMS}"
+            )
+        if name not in sums:
+            new[name] = found
+    if new:
+        try:
+            record_sums(folder, new)
+        except OutputError:
+            return  # a folder that others keep

@@ -1,0 +1,118 @@
+"""Requests over HTTP whose failures are errors for a person, and tell whether it makes sense to try again."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import platform
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from fastfold._version import __version__
+from fastfold.errors import ConfigError, NetworkError
+
+USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
+"""What FastFold calls itself to servers."""
+BROKEN = (OSError, http.client.HTTPException)
+"""What reading from a connection raises when it breaks."""
+
+_TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))
+_MAX_WAIT = 3600.0
+
+
+def check_url(url: str, *, setting: str) -> str:
+    """The address of a server without a slash at its end.
+
+    Raises:
+        ConfigError: It is no address that begins with http:// or https://.
+    """
+    try:
+        parts = urlsplit(url)
+        fine = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine or any(character.isspace() or not character.isprintable() for character in url):
+        raise ConfigError(f"{setting} {url!r} is not the address of a server; it begins with https://")
+    return url.rstrip("/")
+
+
+def open_url(
+    url: str,
+    *,
+    data: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+) -> http.client.HTTPResponse:
+    """Send a request; the caller reads and closes the answer.
+
+    An answer to a GET may lead elsewhere (a redirect), but never from https to http; one to a POST may not, so that
+    what is sent arrives where it was sent to and nowhere else.
+
+    Args:
+        url: Begins with ``http://`` or ``https://``.
+        data: Body of a POST; None for a GET.
+        headers: More headers of the request.
+        timeout: Seconds that connecting and each wait for data may take.
+
+    Raises:
+        NetworkError: There is no answer, or its status says that there will be no content.
+    """
+    request = urllib.request.Request(
+        url, data=data, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+    )
+    try:
+        return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise _refused(url, error) from None
+    except urllib.error.URLError as error:
+        raise _unreachable(url, error.reason) from None
+    except (*BROKEN, ValueError) as error:  # ValueError: a header or port that makes no sense
+        raise _unreachable(url, error) from None
+
+
+def _unreachable(url: str, reason: Any) -> NetworkError:
+    what = getattr(reason, "strerror", None) or reason or "the connection was closed"
+    return NetworkError(f"cannot reach {url}: {what}", temporary=True)
+
+
+def _refused(url: str, error: urllib.error.HTTPError) -> NetworkError:
+    return NetworkError(
+        f"{url}: the server answers {error.code} ({error.reason})",
+        status=error.code,
+        temporary=error.code in _TEMPORARY,
+        retry_after=_seconds(error.headers.get("Retry-After") if error.headers else None),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    """Seconds of a ``Retry-After``; a date, which few servers send, counts as nothing."""
+    try:
+        found = float(text or "")
+    except ValueError:
+        return None
+    return min(found, _MAX_WAIT) if math.isfinite(found) and found >= 0 else None
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects of a GET, never to a less secure place."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
+        if req.data is not None:
+            raise NetworkError(
+                f"{req.full_url}: the server wants the request to go to {newurl}; nothing was sent there. Give that "
+                "address instead if you trust it",
+                status=code,
+            )
+        if new not in ("http", "https") or (old == "https" and new == "http"):
+            raise NetworkError(
+                f"{req.full_url}: the server leads to {newurl}, which is not secure; it was not followed",
+                status=code,
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

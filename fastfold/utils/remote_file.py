@@ -1,0 +1,206 @@
+"""A file on a web server that is read like one on the disk, through broken connections."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+
+from fastfold.errors import NetworkError
+from fastfold.utils.http import BROKEN, open_url
+
+MAX_READ = 1 << 24
+"""Most bytes that one call reads, so that no number in a foreign file reserves memory."""
+
+_SKIP = 1 << 16  # what is read and thrown away sooner than another request is made
+_MAX_DELAY = 60.0
+
+
+class RemoteFile(io.RawIOBase):
+    """A file on a web server, read from any place on.
+
+    Each request asks for what follows a position (``Range``, RFC 9110), so that a connection that breaks is opened
+    again where it stopped, and what is not needed is not sent. A server that ignores ranges sends the file from its
+    beginning; then what comes before the position is read and thrown away.
+
+    Args:
+        url: Address of the file.
+        timeout: Seconds that a connection may be silent.
+        attempts: How often in a row a connection may fail without bringing anything.
+        pause: Waits a number of seconds.
+        say: Told of every connection that broke.
+
+    Attributes:
+        ranges: Whether the server sends parts.
+        size: Bytes of the file; None where the server does not tell.
+        version: What changes with the file: its size and its entity tag.
+
+    Raises:
+        NetworkError: The server cannot be reached, has no such file, or makes no sense.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = 60.0,
+        attempts: int = 6,
+        pause: Callable[[float], None] = time.sleep,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        super().__init__()
+        self.url = url
+        self.ranges = False
+        self.size: int | None = None
+        self.version: tuple[int | None, str] | None = None
+        self._timeout, self._attempts, self._pause, self._say = timeout, attempts, pause, say
+        self._position = 0
+        self._response: http.client.HTTPResponse | None = None
+        self._at = 0  # where the response stands
+        self._end: int | None = None  # where it ends
+        self._failures = 0
+        self._retrying(self._connect)
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always, if at a price where the server ignores ranges."""
+        return True
+
+    def tell(self) -> int:
+        """The position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position; nothing is requested before it is read from.
+
+        Raises:
+            ValueError: It would lie before the beginning, or is counted from the end.
+        """
+        position = offset + (self._position if whence == io.SEEK_CUR else 0)
+        if whence == io.SEEK_END or position < 0:
+            raise ValueError("the position has to be counted from the beginning")
+        self._position = position
+        return position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read ``size`` bytes, fewer only at the end of the file.
+
+        Raises:
+            NetworkError: The connection broke too often, or the file was changed meanwhile.
+            ValueError: More than :data:`MAX_READ` bytes, or all of the file.
+        """
+        if size is None or not 0 <= size <= MAX_READ:
+            raise ValueError(f"a read of {size} bytes is not allowed")
+        pieces = []
+        while size > 0 and (piece := self._retrying(partial(self._some, size))):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._hang_up()
+        super().close()
+
+    def _retrying(self, action: Callable[[], bytes]) -> bytes:
+        """Carry out what may break, again and again as long as that helps."""
+        while True:
+            delay = None
+            try:
+                found = action()
+            except NetworkError as error:
+                self._hang_up()
+                if not error.temporary:
+                    raise
+                problem, delay = str(error), error.retry_after
+            except BROKEN as error:
+                self._hang_up()
+                problem = f"{self.url}: the connection broke ({getattr(error, 'strerror', None) or error})"
+            else:
+                if found:
+                    self._failures = 0
+                return found
+            self._failures += 1
+            if self._failures >= self._attempts:
+                reached = f"; {self._position:,} bytes had been read" if self._position else ""
+                raise NetworkError(f"{problem}; gave up after {self._failures} attempts{reached}")
+            wait = min(_MAX_DELAY, 2.0 ** (self._failures - 1) if delay is None else delay)
+            self._say(f"{problem}; trying again in {wait:.0f} s")
+            self._pause(wait)
+
+    def _some(self, size: int) -> bytes:
+        """Up to ``size`` bytes from the position on; nothing at the end of the file."""
+        while True:
+            if self.size is not None and self._position >= self.size:
+                return b""
+            far = not self._at <= self._position <= self._at + _SKIP
+            if self._response is None or (far and self.ranges) or self._position < self._at:
+                self._connect()
+            assert self._response is not None
+            gap = self._position - self._at
+            piece = self._response.read(min(gap, MAX_READ) if gap else size)
+            self._at += len(piece)
+            if piece and not gap:
+                self._position = self._at
+                return piece
+            if not piece:
+                if self._at == self._end:  # of a part that is shorter than was asked for
+                    self._hang_up()
+                elif self._end is None:
+                    return b""
+                else:
+                    raise OSError("it was closed early")
+
+    def _connect(self) -> bytes:
+        """Ask for what follows the position."""
+        self._hang_up()
+        wanted = self._position
+        try:
+            response = open_url(self.url, headers={"Range": f"bytes={wanted}-"}, timeout=self._timeout)
+        except NetworkError as error:
+            if error.status == 416:
+                raise NetworkError(
+                    f"{self.url}: the file ends before byte {wanted:,}: it is truncated", status=416
+                ) from None
+            raise
+        self._response = response
+        self._at, self._end, size = self._span(response, wanted)
+        self.ranges = response.status == 206
+        version = size, response.headers.get("ETag", "")
+        if self.version is not None and version != self.version:
+            raise NetworkError(
+                f"{self.url}: the file was changed on the server while it was read, or the server sends wrong parts of "
+                "it; run the same command again"
+            )
+        self.version, self.size = version, size
+        return b""
+
+    def _span(self, response: http.client.HTTPResponse, wanted: int) -> tuple[int, int | None, int | None]:
+        """Where an answer begins and ends in the file, and the file's size."""
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise NetworkError(f"{self.url}: the server sends the file packed although it was not asked to")
+        if response.status == 206:
+            given = response.headers.get("Content-Range", "")
+            found = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", given)
+            if found is None or int(found[1]) != wanted or not wanted <= int(found[2]) < int(found[3]):
+                raise NetworkError(
+                    f"{self.url}: bytes from {wanted:,} on were asked for, and the server sends {given[:60]!r}; take "
+                    "the file from another place"
+                )
+            return wanted, int(found[2]) + 1, int(found[3])
+        length = response.headers.get("Content-Length", "")
+        if response.status != 200:
+            raise NetworkError(f"{self.url}: the server answers {response.status}, without the file")
+        size = int(length) if re.fullmatch(r"\d{1,15}", length) else None
+        return 0, size, size
+
+    def _hang_up(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
