@@ -1,0 +1,97 @@
+"""Searching for the alignments of a screen's chains: each distinct chain once, whatever targets it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fastfold.data.targets import Target
+from fastfold.errors import ConfigError, FastFoldError, WriteError
+from fastfold.inference.error_messages import internal_error
+from fastfold.inference.screen.job import Job, JobResult, Task
+
+BATCH = 16
+"""Chains that are searched for together."""
+
+
+class ChainSearch(Protocol):
+    """Searches for chains in all places that were asked for; it is pickled, and used in several processes."""
+
+    def search(self, sequences: Sequence[str]) -> None:
+        """Search for distinct chains, unless that was done before, and keep the results.
+
+        Raises:
+            FastFoldError: A place cannot be searched.
+        """
+
+    def publish(self, target: Target) -> None:
+        """Put the results of a target's chains into the folder of alignments, where its fold finds them.
+
+        Raises:
+            FastFoldError: A result is missing, or a file of somebody else is in its place.
+        """
+
+
+@dataclass(frozen=True)
+class SearchWorker:
+    """What a process that searches does.
+
+    Attributes:
+        search: How to search.
+    """
+
+    search: ChainSearch
+
+    def __call__(self, number: int, task: Task) -> JobResult:
+        """Search for the chains of a job.
+
+        Args:
+            number: The job's.
+            task: Its payload is a list of sequences.
+        """
+        try:
+            self.search.search(task.job.payload)
+        except (ConfigError, WriteError) as error:
+            return JobResult("fatal", str(error))
+        except FastFoldError as error:
+            return JobResult("failed", str(error))
+        except Exception as error:  # a bug that one chain brings to light: the others go on
+            return JobResult("failed", internal_error(error))
+        return JobResult("done")
+
+
+def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list[Job], list[frozenset[int]]]:
+    """The searches for all distinct chains of some targets, those of the costliest target first.
+
+    Args:
+        targets: The targets; one that brings its alignments is not searched for.
+        costs: Of their folds.
+
+    Returns:
+        The jobs, which have negative numbers; and for each target the numbers of those that it needs.
+    """
+    batch_of: dict[str, int] = {}
+    batches: list[list[str]] = []
+    highest: list[float] = []
+    for i in sorted(range(len(targets)), key=lambda i: (-costs[i], i)):
+        for sequence in _chains(targets[i]):
+            if sequence in batch_of:
+                continue
+            if not batches or len(batches[-1]) == BATCH:
+                batches.append([])
+                highest.append(costs[i])
+            batches[-1].append(sequence)
+            batch_of[sequence] = -len(batches)
+    jobs = [
+        Job(-number, f"search {number}/{len(batches)}", "search", batch, cost)
+        for number, (batch, cost) in enumerate(zip(batches, highest, strict=True), 1)
+    ]
+    return jobs, [frozenset(batch_of[sequence] for sequence in _chains(target)) for target in targets]
+
+
+def _chains(target: Target) -> list[str]:
+    """The distinct sequences to search for, as they were given."""
+    if target.alignments is not None:
+        return []
+    return list(dict.fromkeys(chain.letters or chain.sequence for chain in target.chains))
