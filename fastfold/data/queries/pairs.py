@@ -117,7 +117,7 @@ def read_pair_table(
     rows = table_rows(text, path, _delimiter(path) or ",")
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     columns = sorted(
-        (int(found[1]), i) for i, name in enumerate(header) if (found := _PARTNER.fullmatch(name))
+        (int(match[1]), i) for i, name in enumerate(header) if (match := _PARTNER.fullmatch(name))
     )
     if [number for number, _ in columns] != list(range(1, len(columns) + 1)) or header.count("id") > 1:
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass, field
 
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -16,15 +17,18 @@ _COLUMNS = ("target", "reason")
 class FailuresFile:
     """The table of a results folder, to which several runs add. A target that is folded later leaves it.
 
+    It is written at most so often that writing takes a small part of the time.
+
     Attributes:
         folder: The results folder.
     """
 
     folder: ResultsFolder
     _changed: dict[str, str | None] = field(default_factory=dict, init=False)
+    _next: float = field(default=0.0, init=False)
 
     def add(self, target: str, reason: str) -> None:
-        """Write a target down, in place of what was known of it.
+        """Write a target down, now or soon, in place of what was known of it.
 
         Args:
             target: Its name.
@@ -34,7 +38,8 @@ class FailuresFile:
             WriteError: The table cannot be written.
         """
         self._changed[target] = " ".join(reason.split())
-        self.flush()
+        if time.monotonic() >= self._next:
+            self.flush()
 
     def remove(self, target: str) -> None:
         """Strike a target out with the next :meth:`flush`, because it is folded now."""
@@ -48,7 +53,7 @@ class FailuresFile:
         """
         if not self._changed:
             return
-        path = self.folder.path / NAME
+        path, start = self.folder.path / NAME, time.monotonic()
         with self.folder.locked():
             lines: dict[str, str] = {}
             with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -67,3 +72,5 @@ class FailuresFile:
                     write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
             else:
                 path.unlink(missing_ok=True)
+        end = time.monotonic()
+        self._next = end + 20 * (end - start)

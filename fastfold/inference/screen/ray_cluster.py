@@ -230,12 +230,19 @@ def connect(address: str) -> Resources:
     here: dict[str, Any] = {}
     if address == "local":
         here = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
-    try:
-        ray.init(address=address, logging_level="error", log_to_driver=False, configure_logging=False, **here)
-    except Exception as error:  # of many types
-        raise ConfigError(
-            f"--ray {address}: {_first_line(error)}; start a cluster with 'ray start --head', or use --ray local"
-        ) from error
+    for attempt in range(1, _FAILED_STARTS + 1):
+        try:
+            ray.init(
+                address=address, logging_level="error", log_to_driver=False, configure_logging=False, **here
+            )
+            break
+        except Exception as error:  # of many types
+            if address == "local" and "timed out during startup" in str(error) and attempt < _FAILED_STARTS:
+                ray.shutdown()  # the machine is busy with other things: once more
+                continue
+            raise ConfigError(
+                f"--ray {address}: {_first_line(error)}; start a cluster with 'ray start --head', or use --ray local"
+            ) from error
     sizes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     cpus = [int(size["CPU"]) for size in sizes]
     return Resources(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, FastFoldError, WriteError
@@ -15,10 +15,22 @@ BATCH = 16
 """Chains that are searched for together."""
 
 
+class ChainQuery(NamedTuple):
+    """A chain to search for.
+
+    Attributes:
+        sequence: As it was given, upper case.
+        paired: Whether it is in a complex of different chains, whose rows are paired by species.
+    """
+
+    sequence: str
+    paired: bool
+
+
 class ChainSearch(Protocol):
     """Searches for chains in all places that were asked for; it is pickled, and used in several processes."""
 
-    def search(self, sequences: Sequence[str]) -> None:
+    def search(self, queries: Sequence[ChainQuery]) -> None:
         """Search for distinct chains, unless that was done before, and keep the results.
 
         Raises:
@@ -48,7 +60,7 @@ class SearchWorker:
 
         Args:
             number: The job's.
-            task: Its payload is a list of sequences.
+            task: Its payload is a list of :class:`ChainQuery`.
         """
         try:
             self.search.search(task.job.payload)
@@ -71,8 +83,9 @@ def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list
     Returns:
         The jobs, which have negative numbers; and for each target the numbers of those that it needs.
     """
+    paired = {s for target in targets if len(chains := _chains(target)) > 1 for s in chains}
     batch_of: dict[str, int] = {}
-    batches: list[list[str]] = []
+    batches: list[list[ChainQuery]] = []
     highest: list[float] = []
     for i in sorted(range(len(targets)), key=lambda i: (-costs[i], i)):
         for sequence in _chains(targets[i]):
@@ -81,7 +94,7 @@ def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list
             if not batches or len(batches[-1]) == BATCH:
                 batches.append([])
                 highest.append(costs[i])
-            batches[-1].append(sequence)
+            batches[-1].append(ChainQuery(sequence, sequence in paired))
             batch_of[sequence] = -len(batches)
     jobs = [
         Job(-number, f"search {number}/{len(batches)}", "search", batch, cost)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -27,7 +26,8 @@ from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.units import GIB
 
 
-class Workers(NamedTuple):
+@dataclass(frozen=True)
+class Workers:
     """The workers of a run.
 
     Attributes:
@@ -121,7 +121,15 @@ class Setup:
             msa_dir=_resolved(self.options.msa_dir),
             reference=_resolved(self.options.reference),
         )
-        return FoldWorker(self.output.resolve(), weights, config, options, threads, sharers)
+        return FoldWorker(
+            self.output.resolve(),
+            weights,
+            config,
+            options,
+            threads=threads,
+            sharers=sharers,
+            search=self.search,
+        )
 
     def _local(self, limits: Limits) -> Workers:
         where = self.where

@@ -12,6 +12,7 @@ from fastfold.errors import WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.screen.job import JobResult, Status, Task
+from fastfold.inference.screen.search import ChainSearch
 from fastfold.inference.target_runner import RunOptions, TargetRunner, conclusion
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class FoldWorker:
         options: What else to do.
         threads: Threads for PyTorch.
         sharers: Workers of its machine, which share the memory that folds on GPUs take of the host.
+        search: Has searched for the chains of the targets; None where nothing was searched.
     """
 
     output: Path
@@ -37,6 +39,7 @@ class FoldWorker:
     options: RunOptions
     threads: int = 1
     sharers: int = 1
+    search: ChainSearch | None = None
     _runner: TargetRunner | None = field(default=None, init=False, repr=False)
 
     def __call__(self, number: int, task: Task) -> JobResult:
@@ -65,6 +68,8 @@ class FoldWorker:
     def _fold(self, target: Target, memory: int | None, said: io.StringIO) -> tuple[Status, str]:
         runner = self._opened()
         runner.progress = replace(runner.progress, stream=said)
+        if self.search is not None and target.alignments is None:
+            self.search.publish(target)
         if memory is not None:
             runner.config = replace(self.config, memory_budget=memory)
         with runner.progress:
@@ -73,7 +78,10 @@ class FoldWorker:
                 return "elsewhere", ""
             if runner.options.reference is not None:
                 runner.compare(results, target, target.name, runner.options.reference)
-        return "done" if made else "finished", conclusion(results.records())
+        records = results.records()
+        if not records:  # with --skip-bad-weights
+            return "failed", "the networks that suit it were left out, because their files cannot be used"
+        return "done" if made else "finished", conclusion(records)
 
     def _opened(self) -> TargetRunner:
         """The runner with its networks, opened once."""

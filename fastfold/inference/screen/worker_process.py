@@ -76,16 +76,17 @@ class WorkerProcess:
 
     def _ensure_running(self) -> JobResult | None:
         """Start the process if there is none; tells why it cannot be."""
+        if self._process is not None and self._process.is_alive():
+            return None
         reason = ""
         for _ in range(_FAILED_STARTS):
-            if self._process is not None and self._process.is_alive():
-                return None
             self._forget()
             reason = self._start()
             if self._closed:
                 return JobResult("lost", "the run ends")
             if not reason:
                 return None
+            self._process.kill()
         return JobResult("fatal", f"a worker process cannot start, {_FAILED_STARTS} times in a row: {reason}")
 
     def _start(self) -> str:
