@@ -60,7 +60,7 @@ class JobResult:
         status: ``done``; ``finished`` before, so that there was nothing to do; ``elsewhere``, another process is
             working on it; ``failed`` for a reason that would be there again; ``lost``, because its worker ended; or
             ``fatal``, when every other job would fail too.
-        text: The result in words, or the reason.
+        text: The result in words, or the reason, which names the job if it failed.
         lines: What people should know besides, in order.
         seconds: How long it took.
     """

@@ -151,6 +151,7 @@ class RayExecutor:
                 self._ray.kill(actor, no_restart=True)
         self._actors.clear()
         self._calls.clear()
+        self._ray.shutdown()
 
     def _add(self, group: Group) -> None:
         worker = f"{group.kind}-{next(self._numbers)}"

@@ -140,10 +140,9 @@ class _Screen:
         label = f"{number}/{len(self._targets)} {job.name}"
         target: Target = job.payload
         if result.status == "failed":
-            text = result.text if target.name in result.text else f"{target.name}: {result.text}"
-            self._failed.append((target.name, text))
+            self._failed.append((target.name, result.text))
             self._progress.skip(job.cost)
-            self._progress.line(f"error: {text}", important=True)
+            self._progress.line(f"error: {result.text}", important=True)
             self._failures.add(target.name, result.text)
             return
         self._failures.remove(target.name)

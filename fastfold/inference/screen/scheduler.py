@@ -164,7 +164,7 @@ class Scheduler:
     def _finished(self, job: Job, event: Finished) -> None:
         result = event.result
         if result.status == "fatal":
-            raise ScreenError(result.text)
+            raise ScreenError(f"{result.text}. The run ends here; what was finished is kept")
         if result.status == "lost":
             self._lost(job, result)
         elif result.status == "elsewhere":
@@ -180,7 +180,7 @@ class Scheduler:
             self._push(job)
             return
         times = {1: "once", 2: "twice"}.get(self._losses[job.id], f"{self._losses[job.id]} times")
-        text = f"its worker ended {times}, the last time: {result.text}; it is not tried again in this run"
+        text = f"{job.name}: its worker ended {times}, the last time: {result.text}; it is not tried again in this run"
         self._close(job, JobResult("failed", text, result.lines, result.seconds))
 
     def _close(self, job: Job, result: JobResult) -> None:
@@ -191,7 +191,7 @@ class Scheduler:
             if dependent.id not in self._open:
                 continue
             if result.status == "failed":
-                self._close(dependent, JobResult("failed", f"{job.name}: {result.text}"))
+                self._close(dependent, JobResult("failed", f"{dependent.name}: {job.name}: {result.text}"))
                 continue
             self._needs[dependent.id].discard(job.id)
             if not self._needs[dependent.id]:

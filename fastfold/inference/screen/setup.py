@@ -23,6 +23,7 @@ from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_j
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.screen.worker_process import Limits
 from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.device import choose_device
 from fastfold.utils.units import GIB
 
 
@@ -134,12 +135,8 @@ class Setup:
     def _local(self, limits: Limits) -> Workers:
         where = self.where
         device, gpus = self.config.device, 0
-        if device != "cpu":
-            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if device.startswith("cuda") and not gpus:
-            raise ConfigError(
-                "no CUDA device can be used here: check the driver with nvidia-smi, or use --device cpu"
-            )
+        if choose_device(device).type == "cuda":
+            gpus = torch.cuda.device_count()
         if ":" in device:
             gpus, devices = 1, [device]
         else:
@@ -181,7 +178,8 @@ class Setup:
         function = self._function("cuda" if gpus else "cpu", cpus, sharers)
         groups = [Group("fold", count, function, cpus, 1 if gpus else 0)]
         if self.search is not None:
-            groups.append(Group("search", 1, SearchWorker(self.search), 1))
+            # On a cluster that is full of folds it gets no CPU of its own, rather than wait for one for ever.
+            groups.append(Group("search", 1, SearchWorker(self.search), int(found.cpus > count * cpus)))
         text = (
             f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "
             f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.errors import WeightsError, WriteError
+from fastfold.errors import FastFoldError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.screen.job import JobResult, Status, Task
@@ -56,22 +56,26 @@ class FoldWorker:
         target: Target = task.job.payload
         status: Status
         try:
-            status, text = self._fold(target, task.memory, said)
+            runner = self._opened()
+        except FastFoldError as error:
+            return JobResult("fatal", str(error))
+        try:
+            status, text = self._fold(runner, target, task.memory, said)
         except (WriteError, WeightsError) as error:
             status, text = "fatal", str(error)
         except Exception as error:  # also a bug that one target brings to light: the others go on
             status, text = "failed", reason(error, target)
             if debugging():
                 said.write(traceback.format_exc())
-        return JobResult(status, text, said.getvalue().splitlines())
+        return JobResult(status, text, tuple(said.getvalue().splitlines()))
 
-    def _fold(self, target: Target, memory: int | None, said: io.StringIO) -> tuple[Status, str]:
-        runner = self._opened()
+    def _fold(
+        self, runner: TargetRunner, target: Target, memory: int | None, said: io.StringIO
+    ) -> tuple[Status, str]:
         runner.progress = replace(runner.progress, stream=said)
         if self.search is not None and target.alignments is None:
             self.search.publish(target)
-        if memory is not None:
-            runner.config = replace(self.config, memory_budget=memory)
+        runner.config = self.config if memory is None else replace(self.config, memory_budget=memory)
         with runner.progress:
             results, made, elsewhere = runner.fold(target, target.name, 1.0)
             if elsewhere:
@@ -80,7 +84,10 @@ class FoldWorker:
                 runner.compare(results, target, target.name, runner.options.reference)
         records = results.records()
         if not records:  # with --skip-bad-weights
-            return "failed", "the networks that suit it were left out, because their files cannot be used"
+            return (
+                "failed",
+                f"{target.name}: the networks that suit it were left out, because their files cannot be used",
+            )
         return "done" if made else "finished", conclusion(records)
 
     def _opened(self) -> TargetRunner:

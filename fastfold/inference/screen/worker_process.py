@@ -124,7 +124,7 @@ class WorkerProcess:
                     _, result, failure = receive(pipe)
                 except (EOFError, OSError):
                     return self._ended()
-                return JobResult("failed", failure) if result is None else result
+                return JobResult("failed", f"{task.job.name}: {failure}") if result is None else result
             beyond = self._beyond(process.pid, time.monotonic() - start) if watched else ""
             if beyond:
                 process.kill()

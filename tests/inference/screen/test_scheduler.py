@@ -155,7 +155,7 @@ def test_a_job_that_ends_its_worker_twice_is_given_up_and_the_others_go_on(how: 
     results = schedule([fold(0, 1), fold(1, 2), fold(2, 3)], executor)
     assert [results[k].status for k in range(3)] == ["done", "failed", "done"]
     assert results[1].text == (
-        "its worker ended twice, the last time: killed by SIGSEGV; it is not tried again in this run"
+        "target 1: its worker ended twice, the last time: killed by SIGSEGV; it is not tried again in this run"
     )
     assert [job for _, job in executor.started] == [2, 1, 1, 0]
 
@@ -215,7 +215,7 @@ def test_folds_whose_search_failed_fail_with_its_reason_and_others_are_done():
     )
     jobs = [search(-1), search(-2), fold(0, 9, needs=(-1, -2)), fold(1, 1, needs=(-2,))]
     results = schedule(jobs, executor)
-    assert results[0] == JobResult("failed", "search -1: no such database")
+    assert results[0] == JobResult("failed", "target 0: search -1: no such database")
     assert results[1].status == "done"
     assert 0 not in [job for _, job in executor.started]
 
