@@ -111,12 +111,12 @@ def test_forty_targets_are_folded_once_although_a_worker_and_then_the_run_are_ki
     with first_log.open("w") as log:
         driver = cli.start(*arguments, stdout=log, stderr=log)
     ended.append(driver)
-    wait_for(lambda: len(list(cli.out.glob("*.pdb"))) >= 4 or driver.poll() is not None, 480)
+    wait_for(lambda: len(list(cli.out.glob("*.pdb"))) >= 4 or driver.poll() is not None, 900)
     assert driver.poll() is None, first_log.read_text()
     victim = workers_of(driver.pid)[0]
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: not runs(victim))
-    wait_for(lambda: len(list(cli.out.glob("*.pdb"))) >= 12 or driver.poll() is not None, 480)
+    wait_for(lambda: len(list(cli.out.glob("*.pdb"))) >= 12 or driver.poll() is not None, 900)
     assert driver.poll() is None, first_log.read_text()
     below = descendants(driver.pid)
     driver.kill()
