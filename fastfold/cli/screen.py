@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ _EPILOG = """\
 lists:
   Pairs are called P1_and_P2, and each comes once. pairs.csv has the columns chain_1, chain_2 (and so on), with names of
   records of --proteins; without --proteins they hold sequences, and a column id names the complex. --msa-dir finds the
-  alignment of each protein under its own name.
+  alignment of each protein under its own name; --db searches for each distinct chain once, while others are folded.
 
 DIR gets the files of fastfold infer, summary.tsv while targets are finished, and failures.tsv with the reason of each
 target that failed. A target that ends its worker twice, or goes beyond a limit, is given up in this run.
@@ -109,6 +110,7 @@ def run_screen(options: argparse.Namespace) -> int:
         ConfigError: What was asked for is wrong or impossible.
     """
     check_weights_names(options)
+    options.db = [_absolute(database) for database in options.db]
 
     from fastfold.inference.screen.options import ScreenOptions, TargetLists
     from fastfold.inference.screen.run import screen
@@ -136,3 +138,9 @@ def run_screen(options: argparse.Namespace) -> int:
             lists, options.out, options.weights, infer_config(options), run_options(options), where
         )
     return print_summary(summary, options.out)
+
+
+def _absolute(database: str) -> str:
+    """A database, ``FILE`` or ``NAME=FILE``, by a path that means the same in every working folder."""
+    name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
+    return f"{name}{separator}{os.path.abspath(path)}" if path else database

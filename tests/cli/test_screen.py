@@ -63,6 +63,22 @@ def test_options_arrive_and_the_last_line_counts(cli: CommandLine, asked: list[t
     )
 
 
+def test_databases_are_named_so_that_every_machine_finds_them(
+    cli: CommandLine, asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(cli.folder)
+    for name in ("uniref90.fasta", "a=b.fasta"):
+        cli.fasta({"P1": "MKTAYIAKQR"}, name)
+    cli.run("screen", "x.fasta", "--out", cli.out, "--db", "uniref90.fasta", "m=uniref90.fasta", "a=b.fasta")
+    found = {engine.name: engine.database.path for engine in asked[0][4].engines}
+    assert found == {
+        "uniref90": cli.folder / "uniref90.fasta",
+        "m": cli.folder / "uniref90.fasta",
+        "a_b": cli.folder / "a=b.fasta",
+    }
+    assert cli.run("screen", "x.fasta", "--out", cli.out, "--db", "no.fasta").code == 1
+
+
 def test_without_options_there_are_no_limits(cli: CommandLine, asked: list[tuple[Any, ...]]):
     cli.run("screen", "a.fasta", "--out", cli.out)
     assert asked[0][-1] == ScreenOptions()
@@ -79,6 +95,6 @@ def test_every_option_of_a_fold_is_that_of_infer():
 
     infer, screen = options(add_infer_command, "infer"), options(add_screen_command, "screen")
     shared = infer.keys() & screen.keys()
-    assert infer.keys() - shared == {"--sort", "--parallel"}
+    assert infer.keys() - shared == {"--sort", "--parallel", "--msa-only"}
     assert len(shared) > 30
     assert all(infer[flag] == screen[flag] for flag in shared)

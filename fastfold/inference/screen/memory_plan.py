@@ -58,10 +58,12 @@ class TargetMemory:
     Attributes:
         networks: Those of the run.
         config: How targets are folded.
+        templates: Shown to the networks; None for as many as they take.
     """
 
     networks: Sequence[Network]
     config: InferConfig
+    templates: int | None = 0
 
     def __post_init__(self) -> None:
         size = 2 if self.config.precision == "bf16" else 4
@@ -82,8 +84,8 @@ class TargetMemory:
 
     def _of(self, name: str, residues: int) -> int:
         if (name, residues) not in self._known:
-            # No more rows than the network takes, and no templates: what its alignments hold is not known yet.
-            self._known[name, residues] = self._planners[name].smallest(residues, templates=0)
+            # With as many rows as the network takes: what the alignments hold is not known yet.
+            self._known[name, residues] = self._planners[name].smallest(residues, templates=self.templates)
         return self._known[name, residues]
 
 

@@ -141,7 +141,7 @@ class RayExecutor:
             self._said = time.monotonic()
         elif time.monotonic() - self._said > _PATIENCE_S:
             self._said = time.monotonic()
-            self._say("no machine of the Ray cluster has room for a worker yet; still waiting")
+            self._say("no worker of the Ray cluster is ready yet; waiting for a machine with room")
         return [self._event(call) for call in found]
 
     def close(self) -> None:
@@ -267,5 +267,6 @@ def import_ray() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """What an error says, without Ray's tracebacks; of an actor that could not be made, why."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip() if "creation task" in lines[0] else lines[0]

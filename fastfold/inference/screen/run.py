@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from fastfold.data.targets import Target
+from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WriteError
+from fastfold.inference.alignment_search import ALIGNMENTS
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import MINI, about_mini, open_networks, suitable
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -17,21 +19,20 @@ from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.runner import Summary, check_request, target_cost
+from fastfold.inference.runner import WITHOUT_ALIGNMENT, Summary, check_request, target_cost
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
 from fastfold.inference.screen.scheduler import Scheduler
-from fastfold.inference.screen.search import ChainSearch
+from fastfold.inference.screen.search import ChainSearch, EngineSearch
 from fastfold.inference.screen.setup import Setup
 from fastfold.inference.screen.targets import screen_targets
 from fastfold.inference.target_runner import RunOptions
+from fastfold.inference.target_templates import check_takers
 from fastfold.utils.units import clock
 
 MAX_REPORTED = 1000
 """Targets of the largest screen that ends with a page of its results."""
-
-Say = Callable[[str], None]
 
 
 def screen(
@@ -41,7 +42,6 @@ def screen(
     config: InferConfig,
     options: RunOptions,
     where: ScreenOptions,
-    search: ChainSearch | None = None,
 ) -> Summary:
     """Fold all targets of some lists by several workers into a results folder.
 
@@ -55,7 +55,6 @@ def screen(
         config: How to fold.
         options: What else to do.
         where: Where and within which limits.
-        search: How to search for alignments; None to fold with those that there are.
 
     Returns:
         How the run ended.
@@ -67,10 +66,18 @@ def screen(
     check_request(config, options)
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
+    search: ChainSearch | None = None
+    if options.engines:
+        msa_dir = (options.msa_dir or output / ALIGNMENTS).resolve()
+        search = EngineSearch(options.engines, msa_dir)
+        options = replace(options, msa_dir=msa_dir)
     left_out: list[str] = []
     networks = open_networks(
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
     )
+    check_takers(options.templates, networks)
+    if options.templates.wanted:
+        TemplateFinder(options.templates)  # refuses what cannot be used
     targets, errors = screen_targets(lists, complex_=options.complex_)
     costs = [target_cost(target, suitable(networks, target), config) for target in targets]
     if where.shard is not None:
@@ -84,6 +91,8 @@ def screen(
             warn(f"error: {error}")
         if not weights:
             progress.line(about_mini(networks[0]))
+        if options.msa_dir is None and any(target.alignments is None for target in targets):
+            progress.line(WITHOUT_ALIGNMENT)
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from fastfold.data.search.database import PAIRING
+from fastfold.data.search.engine import SearchEngine
+from fastfold.data.search.store import FOLDER, SearchStore
 from fastfold.data.targets import Target
 from fastfold.errors import ConfigError, FastFoldError, WriteError
+from fastfold.inference.alignment_search import search_targets
 from fastfold.inference.error_messages import internal_error
 from fastfold.inference.screen.job import Job, JobResult, Task
+from fastfold.utils.atomic_files import prepare_output_directory
 
 BATCH = 16
 """Chains that are searched for together."""
@@ -43,6 +49,34 @@ class ChainSearch(Protocol):
         Raises:
             FastFoldError: A result is missing, or a file of somebody else is in its place.
         """
+
+
+@dataclass(frozen=True)
+class EngineSearch:
+    """Searches by engines into the store of a folder of alignments: a :class:`ChainSearch`.
+
+    Attributes:
+        engines: Where to search.
+        out: The folder of alignments, the same on all machines.
+    """
+
+    engines: tuple[SearchEngine, ...]
+    out: Path
+
+    def search(self, queries: Sequence[ChainQuery]) -> None:
+        """See :class:`ChainSearch`; UniProt is searched for chains that are paired alone."""
+        store = SearchStore(prepare_output_directory(self.out) / FOLDER)
+        for engine in self.engines:
+            key = engine.key(store)
+            wanted = [query.sequence for query in queries if query.paired or engine.name != PAIRING]
+            missing = [sequence for sequence in wanted if store.find(sequence, key) is None]
+            if missing:
+                for found in engine.search(missing, lambda step: None):
+                    store.add(found.sequence, key, found.files, facts=found.facts)
+
+    def publish(self, target: Target) -> None:
+        """See :class:`ChainSearch`."""
+        search_targets([target], self.engines, self.out, quiet=True, needed_alone=True)
 
 
 @dataclass(frozen=True)
@@ -83,7 +117,12 @@ def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list
     Returns:
         The jobs, which have negative numbers; and for each target the numbers of those that it needs.
     """
-    paired = {s for target in targets if len(chains := _chains(target)) > 1 for s in chains}
+    paired = {
+        sequence
+        for target in targets
+        if len({chain.sequence for chain in target.chains}) > 1
+        for sequence in _chains(target)
+    }
     batch_of: dict[str, int] = {}
     batches: list[list[ChainQuery]] = []
     highest: list[float] = []

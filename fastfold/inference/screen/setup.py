@@ -84,7 +84,8 @@ class Setup:
         needs: list[frozenset[int]] = [frozenset()] * len(targets)
         if self.search is not None:
             searches, needs = search_jobs(targets, costs)
-        memory = TargetMemory(self.networks, self.config) if on_cpu else None
+        templates = None if self.options.templates.wanted else 0
+        memory = TargetMemory(self.networks, self.config, templates) if on_cpu else None
         folds = [
             Job(
                 i,
@@ -117,8 +118,18 @@ class Setup:
         """What a worker that folds does; other machines have other working folders."""
         weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
         config = replace(self.config, device=device, initial_guess=_resolved(self.config.initial_guess))
+        templates = self.options.templates
         options = replace(
             self.options,
+            engines=(),  # what they find is published before the fold
+            templates=replace(
+                templates,
+                structures=tuple(path.resolve() for path in templates.structures),
+                alignments=tuple(path.resolve() for path in templates.alignments),
+                database=_resolved(templates.database),
+                mmcif_dir=_resolved(templates.mmcif_dir),
+                obsolete=_resolved(templates.obsolete),
+            ),
             msa_dir=_resolved(self.options.msa_dir),
             reference=_resolved(self.options.reference),
         )

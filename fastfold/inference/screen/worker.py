@@ -95,6 +95,7 @@ class FoldWorker:
         if self._runner is None:
             import torch
 
+            from fastfold.data.templates.source import TemplateFinder
             from fastfold.inference.models import MINI, open_networks
             from fastfold.inference.output.results_folder import ResultsFolder
             from fastfold.inference.planning.available_memory import share_host_memory
@@ -111,5 +112,6 @@ class FoldWorker:
                 self.config,
                 self.options,
                 Progress(0.0, quiet=True),
+                finder=TemplateFinder(self.options.templates) if self.options.templates.wanted else None,
             )
         return self._runner

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.inference.output.summary import read_summary
+from tests.helpers import sequence_databases
 from tests.helpers.command_line import QUICK, CommandLine, Outcome
 from tests.helpers.screens import (
     descendants,
@@ -92,6 +93,26 @@ def test_what_cannot_be_done_is_refused_before_anything_is_started(
     assert (done.code, done.out) == (1, "")
     assert message in done.err
     assert not predictions(cli.out)
+
+
+@pytest.mark.slow
+def test_chains_are_searched_before_their_targets_are_folded_and_templates_are_shown(cli: CommandLine):
+    """Two proteins and their pair; a structure that was folded before is a template of the next screen."""
+    chains = sequence_databases.queries(2, 40)
+    database = sequence_databases.write_database(cli.folder / "uniref90.fasta", chains)
+    fasta = cli.fasta(chains)
+    done = screen(cli, fasta, "--all-vs-all", fasta, "--db", database, "--cpu", "1", "--workers", "2")
+    assert (done.code, done.out) == (0, f"3 folded; results in {cli.out}\n"), done.err
+    rows = {target: cli.config(target)["alignment_rows"] for target in ("q0", "q1", "q0_and_q1")}
+    assert rows["q0_and_q1"] == [*rows["q0"], *rows["q1"]]
+    assert all(row[0] > 5 for target in rows.values() for row in target)
+    searched = list(cli.out.glob("alignments/.searches/*/*/uniref90-*"))
+    assert len(searched) == 2
+
+    structure = next(cli.out.glob("q0_rank_001_*.cif"))
+    again = screen(cli, fasta, "--db", database, "--cpu", "1", "--templates", structure)
+    assert (again.code, again.out) == (0, f"1 folded, 1 finished before; results in {cli.out}\n"), again.err
+    assert len(list(cli.out.glob("alignments/.searches/*/*/uniref90-*"))) == 2
 
 
 @pytest.mark.slow

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
+from fastfold.data.msa.find import load_alignments
+from fastfold.data.search.engine import Found, Report
+from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.screen.job import Job, Task
-from fastfold.inference.screen.search import BATCH, ChainQuery, SearchWorker, search_jobs
+from fastfold.inference.screen.search import BATCH, ChainQuery, EngineSearch, SearchWorker, search_jobs
 
 
 def test_each_distinct_chain_is_searched_once_and_every_target_waits_for_its_chains():
@@ -49,6 +53,51 @@ def test_letters_that_are_read_as_x_are_searched_as_they_were_given():
 def test_a_target_with_alignments_of_its_own_is_not_searched_for():
     target = replace(target_from_sequence("MKT"), alignments=(([], []),))
     assert search_jobs([target], [1.0]) == ([], [frozenset()])
+
+
+@dataclass
+class Engine:
+    """Finds what the sequence says, and remembers what it was asked for."""
+
+    name: str
+    asked: list[list[str]] = field(default_factory=list)
+
+    def key(self, store: SearchStore) -> SearchKey:
+        return SearchKey(self.name, {"version": 1})
+
+    def cost(self, sequences: Sequence[str]) -> float:
+        return float(len(sequences))
+
+    def search(self, sequences: Sequence[str], report: Report) -> Iterator[Found]:
+        self.asked.append(list(sequences))
+        for sequence in sequences:
+            text = f"# STOCKHOLM 1.0\nquery {sequence}\n//\n"
+            yield Found(sequence, {f"{self.name}_hits.sto": text.encode()}, {})
+
+
+def test_a_chain_is_searched_once_in_each_place_and_found_by_every_target_that_has_it(tmp_path: Path):
+    texts = {"A": "MKT", "A_and_B": "MKT:GSH", "B_and_B": "GSH:GSH"}
+    targets = [target_from_sequence(text, name) for name, text in texts.items()]
+    plain, pairing = Engine("uniref90"), Engine("uniprot")
+    search = EngineSearch((plain, pairing), tmp_path / "msas")
+    jobs, _ = search_jobs(targets, [1.0, 3.0, 2.0])
+    for _ in range(2):  # the second time everything is there
+        for job in jobs:
+            assert SearchWorker(search)(job.id, Task(job, None)).status == "done"
+    assert (plain.asked, pairing.asked) == ([["MKT", "GSH"]], [["MKT", "GSH"]])
+    for target in targets:
+        search.publish(target)
+        found = load_alignments(tmp_path / "msas", target)
+        assert [pair[0][0].sequences[0] for pair in found] == [chain.sequence for chain in target.chains]
+        assert [bool(pair[1]) for pair in found] == [target.name == "A_and_B"] * len(target.chains)
+    assert len(plain.asked) == len(pairing.asked) == 1
+
+
+def test_uniprot_is_not_searched_for_chains_that_nothing_is_paired_with(tmp_path: Path):
+    plain, pairing = Engine("uniref90"), Engine("uniprot")
+    jobs, _ = search_jobs([target_from_sequence("MKT:MKT")], [1.0])
+    EngineSearch((plain, pairing), tmp_path).search(jobs[0].payload)
+    assert (plain.asked, pairing.asked) == ([["MKT"]], [])
 
 
 @dataclass
