@@ -28,6 +28,7 @@ from fastfold.inference.screen.job import (
     Worker,
 )
 from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess
+from fastfold.utils.host_memory import host_available_bytes
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -67,13 +68,8 @@ class WorkerActor:
     def describe(self) -> Machine:
         """What there is here, before any work."""
         import ray
-        import torch
 
-        from fastfold.inference.planning.available_memory import available_bytes
-
-        return Machine(
-            ray.get_runtime_context().get_node_id(), available_bytes(torch.device("cpu")), __version__
-        )
+        return Machine(ray.get_runtime_context().get_node_id(), host_available_bytes(), __version__)
 
     def run(self, task: Task) -> JobResult:
         """Have a job done."""

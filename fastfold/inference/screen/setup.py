@@ -13,7 +13,6 @@ from fastfold.data.targets import Target
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network
-from fastfold.inference.planning.available_memory import available_bytes
 from fastfold.inference.screen.job import Executor, Job, JobResult, Worker
 from fastfold.inference.screen.local import LocalExecutor
 from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
@@ -24,6 +23,7 @@ from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.screen.worker_process import Limits
 from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.device import choose_device
+from fastfold.utils.host_memory import host_available_bytes
 from fastfold.utils.units import GIB
 
 
@@ -158,7 +158,7 @@ class Setup:
                 f"--workers {count}: each worker has a GPU for itself, and there are {gpus} to be used"
             )
         threads = where.cpus_per_worker or max(1, _cores() // count)
-        memory = None if gpus else available_bytes(torch.device("cpu"))
+        memory = None if gpus else host_available_bytes()
         workers: list[tuple[Worker, Callable[..., JobResult]]] = []
         for k in range(count):
             function = self._function(devices[k % len(devices)], threads, count if gpus else 1)
