@@ -36,7 +36,7 @@ class Rules:
 
     Attributes:
         memory: How the machines' memory is shared out.
-        ahead: Folds that may wait with everything they need, before searches pause.
+        ahead: Folds that may wait after they were searched for, before searches pause.
         max_losses: See :data:`MAX_LOSSES`.
     """
 
@@ -77,6 +77,7 @@ class Scheduler:
             for need in self._needs[job.id]:
                 self._dependents[need].append(job)
         self._ready: dict[Kind, list[tuple[float, int]]] = {"search": [], "fold": []}
+        self._searched: set[int] = set()
         self._later: list[tuple[float, int]] = []
         self._delays: dict[int, float] = {}
         self._losses: dict[int, int] = defaultdict(int)
@@ -100,6 +101,8 @@ class Scheduler:
 
     def _push(self, job: Job) -> None:
         heapq.heappush(self._ready[job.kind], (-job.cost, job.id))
+        if job.needs:
+            self._searched.add(job.id)
 
     def _wake(self) -> None:
         """Take back the jobs that had to wait for another process."""
@@ -118,11 +121,12 @@ class Scheduler:
             task = self._choose(worker)
             if task is not None:
                 self._running[worker.id] = task
+                self._searched.discard(task.job.id)
                 self._executor.start(worker.id, task)
 
     def _pauses(self, kind: Kind) -> bool:
         """Whether searches are far enough ahead of the folds."""
-        return kind == "search" and len(self._ready["fold"]) >= self._rules.ahead
+        return kind == "search" and len(self._searched) >= self._rules.ahead
 
     def _choose(self, worker: Worker) -> Task | None:
         """The job that costs most of those for which the machine has memory."""

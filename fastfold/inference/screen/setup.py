@@ -20,7 +20,7 @@ from fastfold.inference.screen.options import ScreenOptions
 from fastfold.inference.screen.scheduler import Rules
 from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
 from fastfold.inference.screen.worker import FoldWorker
-from fastfold.inference.screen.worker_process import Limits
+from fastfold.inference.screen.worker_process import Limits, resident_bytes
 from fastfold.inference.target_runner import RunOptions
 from fastfold.utils.device import choose_device
 from fastfold.utils.host_memory import host_available_bytes
@@ -104,10 +104,14 @@ class Setup:
         """How memory is shared out.
 
         Raises:
-            ConfigError: The limit for the memory of a target leaves nothing to fold with.
+            ConfigError: The limit for the memory of a target leaves nothing to fold with, or cannot be watched here.
         """
         own = worker_bytes(self.networks, self.config.precision)
         limit = self.where.memory_limit
+        if limit is not None and not resident_bytes(os.getpid()):
+            raise ConfigError(
+                "--memory-limit needs Linux, which tells what a process holds; leave it out here"
+            )
         if limit is not None and limit <= own:
             raise ConfigError(
                 f"--memory-limit: a worker takes {own / GIB:.2f} GiB before it folds anything; allow more than that"

@@ -242,6 +242,13 @@ def test_searches_pause_while_enough_folds_wait():
     assert max(waiting) >= ahead
 
 
+def test_folds_that_need_no_search_do_not_hold_searches_up():
+    executor = FakeExecutor([*workers(1), Worker("s", "search")])
+    jobs = [*(fold(k, 1) for k in range(20)), search(-1), fold(20, 9, needs=(-1,))]
+    schedule(jobs, executor, Rules(PLAN, ahead=1))
+    assert [job for _, job in executor.started][1] == -1
+
+
 def test_workers_of_a_machine_share_its_memory_in_equal_parts():
     executor = FakeExecutor(workers(4, memory=40 * GIB))
     schedule([fold(k, 1) for k in range(8)], executor)
