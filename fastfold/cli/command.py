@@ -14,6 +14,7 @@ from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import silence_stdout
 from fastfold.cli.relax import add_relax_command
 from fastfold.cli.report import add_report_command
+from fastfold.cli.screen import add_screen_command
 from fastfold.cli.search import add_search_command
 from fastfold.cli.train import add_train_command
 from fastfold.cli.verify import add_verify_command
@@ -28,6 +29,7 @@ examples:
   fastfold infer protein.fasta --out results --db uniref90.fasta
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
   fastfold infer complex.fasta --out results --weights params_model_1_multimer_v3.npz --complex
+  fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz
 """
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fastfold {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_infer_command(commands)
+    add_screen_command(commands)
     add_search_command(commands)
     add_train_command(commands)
     add_relax_command(commands)

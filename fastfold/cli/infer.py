@@ -26,6 +26,8 @@ from fastfold.inference.relax.config import PLATFORMS
 
 if TYPE_CHECKING:
     from fastfold.inference.alignment_search import Engines
+    from fastfold.inference.runner import Summary
+    from fastfold.inference.target_runner import RunOptions
 
 _INFER = """\
 Fold every record of the files: FASTA, A3M (one target with its alignment), CSV (id,sequence), folders of these, or -
@@ -93,8 +95,24 @@ def add_infer_command(commands: Any) -> None:
         metavar="INPUT",
         help="FASTA, A3M or CSV files (.gz too), folders, or -",
     )
-    infer.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
+    infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
+    add_fold_options(infer)
     infer.add_argument(
+        "--sort", choices=("input", "length"), default="input", help="length: short targets first"
+    )
+    add_server_option(infer)
+    infer.add_argument(
+        "--parallel",
+        metavar="dap=N",
+        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
+    )
+    infer.set_defaults(run=run_infer)
+
+
+def add_fold_options(parser: Any) -> None:
+    """Add what every command that folds targets has: folders, weights, searches, and how and where to fold."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
         "--weights",
         nargs="+",
         action="extend",
@@ -103,22 +121,21 @@ def add_infer_command(commands: Any) -> None:
         default=[],
         help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
     )
-    infer.add_argument("--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id")
-    add_database_option(infer)
-    infer.add_argument("--msa-only", action="store_true", help="stop after the search; no weights are needed")
-    _add_templates(infer.add_argument_group("templates"))
-    infer.add_argument("--complex", action="store_true", help="all records of a file are one complex")
-    infer.add_argument(
+    parser.add_argument(
+        "--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id"
+    )
+    add_database_option(parser)
+    _add_templates(parser.add_argument_group("templates"))
+    parser.add_argument("--complex", action="store_true", help="all records of a file are one complex")
+    parser.add_argument(
         "--reference",
         type=Path,
         metavar="PATH",
         help="experimental structure to compare with, or a folder of files named like the targets",
     )
-    add_server_option(infer)
-    _add_sampling(infer.add_argument_group("sampling"))
-    _add_output(infer.add_argument_group("output"))
-    _add_machine(infer.add_argument_group("machine"))
-    infer.set_defaults(run=run_infer)
+    _add_sampling(parser.add_argument_group("sampling"))
+    _add_output(parser.add_argument_group("output"))
+    _add_machine(parser.add_argument_group("machine"))
 
 
 def _add_templates(group: Any) -> None:
@@ -294,9 +311,6 @@ def _add_output(group: Any) -> None:
     group.add_argument(
         "--skip-bad-weights", action="store_true", help="leave weights files out that cannot be used"
     )
-    group.add_argument(
-        "--sort", choices=("input", "length"), default="input", help="length: short targets first"
-    )
     group.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
 
 
@@ -321,11 +335,6 @@ def _add_machine(group: Any) -> None:
         "blocks follow from it",
     )
     add_worker_option(group)
-    group.add_argument(
-        "--parallel",
-        metavar="dap=N",
-        help="N processes, started by torchrun, fold each target together: memory and work of each fall with N",
-    )
 
 
 def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
@@ -365,7 +374,7 @@ def _device(text: str) -> str:
 
 def _engines(options: argparse.Namespace) -> Engines:
     """Where to search for alignments."""
-    if options.msa_server is not None:
+    if getattr(options, "msa_server", None) is not None:
         return server_source(options)
     if not options.db:
         return ()
@@ -374,17 +383,77 @@ def _engines(options: argparse.Namespace) -> Engines:
     return LocalSearch(tuple(options.db), num_workers=options.num_workers).engines()
 
 
-def run_infer(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+def infer_config(options: argparse.Namespace) -> InferConfig:
+    """How to fold, from the options of :func:`add_fold_options`.
 
     Raises:
-        ConfigError: What was asked for is wrong or impossible.
+        ConfigError: An option makes no sense; names it.
+    """
+    return InferConfig(
+        num_recycles=options.num_recycles,
+        seeds=_seeds(options),
+        precision=options.precision,
+        plots=not options.no_plots,
+        pae={"auto": None, "yes": True, "no": False}[options.pae],
+        device=options.device,
+        parallel=getattr(options, "parallel", None),
+        memory_budget=options.memory_budget or None,
+        max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
+        dropout=options.dropout,
+        recycle_tolerance=options.recycle_tolerance,
+        stop_at_score=options.stop_at_score,
+        num_ensemble=options.num_ensemble,
+        rank=options.rank,
+        save_representations=options.save_representations,
+        save_recycles=options.save_recycles,
+        initial_guess=options.initial_guess,
+        cyclic=options.cyclic,
+        relax=options.relax,
+        relax_platform=options.relax_platform,
+    )
+
+
+def run_options(options: argparse.Namespace) -> RunOptions:
+    """What else to do, from the options of :func:`add_fold_options`.
+
+    Raises:
+        FastFoldError: A database cannot be used, or options contradict each other.
+    """
+    from fastfold.inference.target_runner import RunOptions
+
+    return RunOptions(
+        msa_dir=options.msa_dir,
+        engines=_engines(options),
+        templates=_template_options(options),
+        complex_=options.complex,
+        reference=options.reference,
+        skip_bad_weights=options.skip_bad_weights,
+        overwrite=options.overwrite,
+        sort=getattr(options, "sort", RunOptions.sort),
+        quiet=options.quiet,
+    )
+
+
+def check_weights_names(options: argparse.Namespace) -> None:
+    """See that no input was taken for a weights file.
+
+    Raises:
+        ConfigError: One was.
     """
     misplaced = [path for path in options.weights if re.search(r"\.(fa|faa|fas|fasta)(\.gz)?$", path.name)]
     if misplaced:
         raise ConfigError(
             f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
         )
+
+
+def run_infer(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code.
+
+    Raises:
+        ConfigError: What was asked for is wrong or impossible.
+    """
+    check_weights_names(options)
     if not options.inputs:
         raise ConfigError(
             "no input given; put the inputs first, because every name after --db is a database"
@@ -401,49 +470,22 @@ def run_infer(options: argparse.Namespace) -> int:
         folder = options.msa_dir or options.out / ALIGNMENTS
         return search_inputs(options, folder, _engines(options), needed_alone=True)
 
-    from fastfold.inference.runner import RunOptions, run
+    from fastfold.inference.runner import run
 
-    config = InferConfig(
-        num_recycles=options.num_recycles,
-        seeds=_seeds(options),
-        precision=options.precision,
-        plots=not options.no_plots,
-        pae={"auto": None, "yes": True, "no": False}[options.pae],
-        device=options.device,
-        parallel=options.parallel,
-        memory_budget=options.memory_budget or None,
-        max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
-        dropout=options.dropout,
-        recycle_tolerance=options.recycle_tolerance,
-        stop_at_score=options.stop_at_score,
-        num_ensemble=options.num_ensemble,
-        rank=options.rank,
-        save_representations=options.save_representations,
-        save_recycles=options.save_recycles,
-        initial_guess=options.initial_guess,
-        cyclic=options.cyclic,
-        relax=options.relax,
-        relax_platform=options.relax_platform,
-    )
-    around = RunOptions(
-        msa_dir=options.msa_dir,
-        engines=_engines(options),
-        templates=_template_options(options),
-        complex_=options.complex,
-        reference=options.reference,
-        skip_bad_weights=options.skip_bad_weights,
-        overwrite=options.overwrite,
-        sort=options.sort,
-        quiet=options.quiet,
-    )
+    config, around = infer_config(options), run_options(options)
     with orderly_termination():
         summary = run(options.inputs, options.out, options.weights, config, around)
     if int(os.environ.get("RANK", "0")) > 0:  # the first process speaks for all
         return 0
+    return print_summary(summary, options.out)
+
+
+def print_summary(summary: Summary, out: Path) -> int:
+    """Print how a run ended, in one line; returns the exit code."""
     counts = [f"{len(summary.folded)} folded"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []
-    where = f"; results in {options.out}" if summary.folded or summary.skipped else ""
+    where = f"; results in {out}" if summary.folded or summary.skipped else ""
     try:
         print(", ".join(counts) + where, flush=True)
     except BrokenPipeError:  # the results are there anyway

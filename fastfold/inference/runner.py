@@ -31,7 +31,7 @@ from fastfold.inference.target_runner import RunOptions, TargetRunner
 from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
 
-_WITHOUT_ALIGNMENT = (
+WITHOUT_ALIGNMENT = (
     "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --db FASTA "
     "searches for one, --msa-dir DIR takes what there is"
 )
@@ -89,19 +89,7 @@ def run(
             raise ConfigError(
                 "with --parallel nothing is searched; run fastfold search first and give its folder as --msa-dir"
             )
-        if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
-            raise InputError("no such folder; give the one that holds the alignments", path=options.msa_dir)
-        if options.reference is not None:
-            find_reference(options.reference, "")
-        if config.initial_guess is not None and not config.initial_guess.is_file():
-            raise InputError(
-                "no such file; check the name given with --initial-guess", path=config.initial_guess
-            )
-        if config.relax != "none":
-            check_installed()
-            from fastfold.inference.relax.platforms import choose_platform  # OpenMM takes its time to import
-
-            choose_platform(config.relax_platform)
+        check_request(config, options)
         skipped: list[str] = []
         networks = open_networks(
             weights or [Path(MINI)], skip=skipped.append if options.skip_bad_weights else None
@@ -115,7 +103,7 @@ def run(
             msa_dir = options.msa_dir or output / ALIGNMENTS
             search_targets(targets, options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
             options = replace(options, msa_dir=msa_dir)
-        costs = [_cost(target, suitable(networks, target), config) for target in targets]
+        costs = [target_cost(target, suitable(networks, target), config) for target in targets]
         with Progress(sum(costs), quiet=options.quiet) as progress:
             for message in skipped:
                 progress.line(f"warning: left out: {message}", important=True)
@@ -124,7 +112,7 @@ def run(
             if not weights:
                 progress.line(about_mini(networks[0]))
             if options.msa_dir is None and any(target.alignments is None for target in targets):
-                progress.line(_WITHOUT_ALIGNMENT)
+                progress.line(WITHOUT_ALIGNMENT)
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
@@ -134,6 +122,25 @@ def run(
                 )
                 summary = _Run(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+
+
+def check_request(config: InferConfig, options: RunOptions) -> None:
+    """See before the first fold that what was asked for is there.
+
+    Raises:
+        FastFoldError: A file or folder is missing, or relaxation cannot work here.
+    """
+    if options.msa_dir is not None and not options.engines and not options.msa_dir.is_dir():
+        raise InputError("no such folder; give the one that holds the alignments", path=options.msa_dir)
+    if options.reference is not None:
+        find_reference(options.reference, "")
+    if config.initial_guess is not None and not config.initial_guess.is_file():
+        raise InputError("no such file; check the name given with --initial-guess", path=config.initial_guess)
+    if config.relax != "none":
+        check_installed()
+        from fastfold.inference.relax.platforms import choose_platform  # OpenMM takes its time to import
+
+        choose_platform(config.relax_platform)
 
 
 @contextmanager
@@ -179,10 +186,10 @@ class _Run:
         for number, (target, cost) in enumerate(zip(targets, costs, strict=True), 1):
             label = f"{number}/{len(targets)} {target.name}"
             try:
-                results, done = self.runner.fold(target, label, cost)
-                self.summary.update(results)
+                found = self.runner.fold(target, label, cost)
+                self.summary.update(found.results)
                 if self.runner.options.reference is not None:
-                    self.runner.compare(results, target, label, self.runner.options.reference)
+                    self.runner.compare(found.results, target, label, self.runner.options.reference)
             except WriteError as error:
                 missing = ", ".join(t.name for t in targets[number - 1 : number + 4])
                 more = f" and {len(targets) - number - 4} more" if len(targets) > number + 4 else ""
@@ -198,12 +205,18 @@ class _Run:
                 if debugging():
                     self.progress.line(traceback.format_exc(), important=True)
                 continue
-            (folded if done else skipped).append(target.name)
+            (folded if found.made else skipped).append(target.name)
         return Summary(tuple(folded), tuple(skipped), tuple(failed))
 
 
-def _cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
-    """Work of a target in arbitrary units: cubic in its length, and short targets take their time too."""
+def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:
+    """Work of a target in arbitrary units: cubic in its length, and short targets take their time too.
+
+    Args:
+        target: The target.
+        networks: Those that fold it.
+        config: How it is folded.
+    """
     n = target.num_residues
     passes = sum(
         apply_settings(config, network.info.config).model.num_recycle + 1 for network in networks

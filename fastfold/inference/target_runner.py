@@ -101,6 +101,20 @@ class _Prepared(NamedTuple):
     label: str
 
 
+class FoldedTarget(NamedTuple):
+    """What became of a target.
+
+    Attributes:
+        results: Its place in the results folder.
+        made: Whether anything had to be done for it.
+        elsewhere: Predictions that were left to other processes, which work on them.
+    """
+
+    results: TargetResults
+    made: bool
+    elsewhere: int
+
+
 @dataclass
 class TargetRunner:
     """Folds targets into a results folder, one after the other.
@@ -129,8 +143,14 @@ class TargetRunner:
     def __post_init__(self) -> None:
         self.ranking = partial(ranking_scores, self.config.rank)
 
-    def fold(self, target: Target, label: str, cost: float) -> tuple[TargetResults, bool]:
-        """Fold and write one target; tells whether there was anything to do."""
+    def fold(self, target: Target, label: str, cost: float) -> FoldedTarget:
+        """Fold and write one target.
+
+        Args:
+            target: The target.
+            label: What it is called in messages.
+            cost: What it adds to the progress.
+        """
         for warning in target.warnings:
             self.progress.line(f"warning: {target.name}: {warning}", important=True)
         alignments = self._alignments(target)
@@ -141,14 +161,14 @@ class TargetRunner:
         jobs = self._jobs(target, alignments, templates)
         share = cost / len(jobs)
         prepare = cache(partial(self._prepare, target, alignments, templates, jobs, label))
-        done = False
+        done, elsewhere = False, 0
         for number, job in enumerate(jobs):
             with results.claimed(job.id) as mine:
                 if mine:
                     found, made = self._complete(results, job, self._wanted(target, job), prepare, share)
                     done = done or made
                 else:
-                    found = None
+                    found, elsewhere = None, elsewhere + 1
                     self.progress.skip(share)
                     self.progress.line(
                         f"{label}: another process folds it by {job.network.name} with seed {job.seed}, skipped"
@@ -162,7 +182,7 @@ class TargetRunner:
             results.remove(record.id for record in results.records() if record.id not in kept)
             results.rank(self.ranking)
         self._conclude(results.records() if done else [], label)
-        return results, done
+        return FoldedTarget(results, done, elsewhere)
 
     def _alignments(self, target: Target) -> Sequence[ChainMsas]:
         """Those that came with the target, or else those of the folder of alignments."""
@@ -195,14 +215,7 @@ class TargetRunner:
         if not records:
             self.progress.line(f"{label}: finished before with the same input and settings, skipped")
             return
-        best = records[0]
-        shown = ", ".join(
-            f"{name} {best.scores[key]:.{digits}f}"
-            for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
-            if best.scores.get(key) is not None
-        )
-        count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
-        self.progress.line(f"{label}: {shown} by {best.key}, best of {count} in {self.folder.path}")
+        self.progress.line(f"{label}: {conclusion(records)} in {self.folder.path}")
 
     def _jobs(
         self, target: Target, alignments: Sequence[ChainMsas], templates: TargetTemplates | None
@@ -354,3 +367,19 @@ class TargetRunner:
 def _shown(templates: TargetTemplates | None, network: Network, target: Target) -> TargetTemplates | None:
     """The templates that a network is shown, None if it takes none."""
     return templates if takes_templates(network.info.config, target) else None
+
+
+def conclusion(records: Sequence[PredictionRecord]) -> str:
+    """The scores of the best prediction of a target in words.
+
+    Args:
+        records: All of them, best first.
+    """
+    best = records[0]
+    shown = ", ".join(
+        f"{name} {best.scores[key]:.{digits}f}"
+        for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
+        if best.scores.get(key) is not None
+    )
+    count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
+    return f"{shown} by {best.key}, best of {count}"

@@ -38,6 +38,25 @@ def parse_bytes(text: str | int) -> int:
     return amount
 
 
+def parse_duration(text: str) -> float:
+    """Seconds of ``"90s"``, ``"15m"``, ``"1.5h"``, ``"2d"``, ``"1:30:00"`` or a plain number of them.
+
+    Raises:
+        ConfigError: Not a length of time, or none at all.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smhd]?)\s*", text.lower(), re.ASCII)
+    parts = re.fullmatch(r"\s*(?:(\d+):)?(\d{1,2}):(\d{2})\s*", text, re.ASCII)
+    if found is not None:
+        seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+    elif parts is not None:
+        seconds = float(int(parts[1] or 0) * 3600 + int(parts[2]) * 60 + int(parts[3]))
+    else:
+        raise ConfigError(f"{text[:40]!r} is not a length of time; write for example 90s, 15m, 2h or 1:30:00")
+    if seconds <= 0:
+        raise ConfigError(f"a time of {text!r} leaves nothing to work in; write for example 90s, 15m or 2h")
+    return seconds
+
+
 def clock(seconds: float) -> str:
     """``1:02:03`` or ``2:03`` of a number of seconds."""
     minutes, second = divmod(round(seconds), 60)

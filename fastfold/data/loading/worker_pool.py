@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from fastfold.data.loading.worker_process import (
     PROTOCOL,
     Function,
+    describe_end,
     describe_failure,
     pack,
     receive,
@@ -266,7 +267,7 @@ class WorkerPool:
         """Reports a worker's end, gives its task back, and starts another one."""
         self._workers.remove(worker)
         task = worker.task
-        end = _end(worker)
+        end = describe_end(worker.process)
         cause = worker.killed_for or end
         self.deaths.append(WorkerDeath(worker.process.pid, cause, task.key if task else None))
         if not worker.ready:
@@ -321,21 +322,3 @@ def _block_interrupts() -> None:
 
         resource_tracker.ensure_running()  # its start, part of that of the first process, would unblock them
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-def _end(worker: _Worker) -> str:
-    """How a process ended, in words."""
-    worker.process.join(_GRACE_S)
-    code = worker.process.exitcode
-    if code is None:  # it closed its pipe and lives on
-        worker.process.kill()
-        worker.process.join()
-        return "it closed its connection"
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    hint = "; by the system, if memory ran out" if name == "SIGKILL" else ""
-    return f"killed by {name}{hint}"

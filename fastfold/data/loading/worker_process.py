@@ -90,6 +90,29 @@ def describe_failure(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()) + place
 
 
+def describe_end(process: Any, grace_s: float = 1.0) -> str:
+    """How a process ended, in words.
+
+    Args:
+        process: The process, which has closed its pipe or ended.
+        grace_s: Seconds after which it is killed if it still runs.
+    """
+    process.join(grace_s)
+    code = process.exitcode
+    if code is None:
+        process.kill()
+        process.join()
+        return "it closed its connection"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    hint = "; by the system, if memory ran out" if name == "SIGKILL" else ""
+    return f"killed by {name}{hint}"
+
+
 def work(pipe: Connection, payload: bytes) -> None:
     """Main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be blocked by the parent

@@ -38,7 +38,7 @@ def parse_table(
     Raises:
         InputError: There is no first line with the columns' names, or no row.
     """
-    rows = _rows(data.decode("utf-8", "surrogateescape"), path, delimiter)
+    rows = table_rows(data.decode("utf-8", "surrogateescape"), path, delimiter)
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     if not all(header.count(name) == 1 for name in _COLUMNS) or header.count(_ALIGNMENT) > 1:
         raise InputError(
@@ -69,7 +69,7 @@ def parse_table(
     return found
 
 
-def _rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, list[str]]]:
+def table_rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, list[str]]]:
     """The rows that are not blank, with the line on which each begins."""
     reader = csv.reader((line + "\n" for line in split_lines(text)), delimiter=delimiter, strict=True)
     rows = []

@@ -148,3 +148,12 @@ def test_a_plan_is_never_under_what_is_measured_and_never_far_over(preset, resid
     )
     found = json.loads(done.stdout)
     assert 1.0 <= found["planned"] / found["measured"] <= 1.5
+
+
+def test_processes_of_one_machine_have_equal_parts_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 100 * GIB)
+    monkeypatch.setattr(available_memory, "_sharers", 1)
+    assert available_memory.host_memory_bytes("cuda") == 80 * GIB
+    available_memory.share_host_memory(4)
+    assert available_memory.host_memory_bytes("cuda") == 20 * GIB
+    assert available_memory.host_memory_bytes("cpu") == 0

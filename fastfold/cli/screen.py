@@ -1,0 +1,146 @@
+"""``fastfold screen``: fold thousands of targets, all pairs of a list, or baits with candidates."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from fastfold.cli.infer import (
+    add_fold_options,
+    check_weights_names,
+    infer_config,
+    print_summary,
+    run_options,
+)
+from fastfold.cli.process import orderly_termination
+
+_SCREEN = """\
+Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
+loaded, long targets come first, results appear as they are finished, and a worker that is lost is replaced. Run the
+same command again to continue: what is finished is not folded again, whatever was killed.
+
+  fastfold screen targets.fasta --out DIR --weights params_model_1_ptm.npz --workers 4
+  fastfold screen --baits bait.fasta --candidates proteome.fasta --out DIR --weights params_model_*_multimer_v3.npz
+  fastfold screen --all-vs-all complex.fasta --out DIR --weights ... --msa-dir alignments --ray auto
+  fastfold screen pairs.csv --proteins proteins.fasta --out DIR --weights ... --shard 3/20
+"""
+
+_EPILOG = """\
+lists:
+  Pairs are called P1_and_P2, and each comes once. pairs.csv has the columns chain_1, chain_2 (and so on), with names of
+  records of --proteins; without --proteins they hold sequences, and a column id names the complex. --msa-dir finds the
+  alignment of each protein under its own name; --db searches for each distinct chain once, while others are folded.
+
+DIR gets the files of fastfold infer, summary.tsv while targets are finished, and failures.tsv with the reason of each
+target that failed. A target that ends its worker twice, or goes beyond a limit, is given up in this run.
+
+exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
+the command; 130 stopped by Ctrl-C.
+"""
+
+
+def add_screen_command(commands: Any) -> None:
+    """Add the subcommand to the ``fastfold`` parser's subparsers."""
+    screen = commands.add_parser(
+        "screen",
+        help="fold thousands of targets with several workers",
+        usage="fastfold screen [INPUT ...] --out DIR [--weights FILE ...] [options]",
+        description=_SCREEN,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    screen.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="INPUT",
+        help="FASTA, A3M or CSV files as for fastfold infer, or a table of partners",
+    )
+    lists = screen.add_argument_group("lists of proteins")
+    lists.add_argument("--all-vs-all", type=Path, metavar="FILE", help="fold every pair of these proteins")
+    lists.add_argument(
+        "--homodimers", action="store_true", help="with --all-vs-all: each protein with itself as well"
+    )
+    lists.add_argument("--baits", type=Path, metavar="FILE", help="fold each of these proteins ...")
+    lists.add_argument("--candidates", type=Path, metavar="FILE", help="... with each of these")
+    lists.add_argument(
+        "--proteins", type=Path, metavar="FILE", help="proteins that a table of partners names"
+    )
+    workers = screen.add_argument_group("workers")
+    workers.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that fold (default: one per GPU; without GPUs one, or one per machine of the cluster)",
+    )
+    workers.add_argument(
+        "--cpus-per-worker",
+        type=int,
+        metavar="N",
+        help="CPUs of each (default: equal parts of what there is)",
+    )
+    workers.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="use a Ray cluster: HOST:PORT, auto for the one of this machine, local to start one for this run",
+    )
+    workers.add_argument(
+        "--shard", metavar="I/N", help="fold the I-th of N parts of about equal work, for job arrays"
+    )
+    workers.add_argument(
+        "--time-limit", metavar="TIME", help="give a target up after this time: 90s, 15m, 2h (default: none)"
+    )
+    workers.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
+    )
+    add_fold_options(screen)
+    screen.set_defaults(run=run_screen)
+
+
+def run_screen(options: argparse.Namespace) -> int:
+    """Carry the subcommand out; returns the exit code.
+
+    Raises:
+        ConfigError: What was asked for is wrong or impossible.
+    """
+    check_weights_names(options)
+    options.db = [_absolute(database) for database in options.db]
+
+    from fastfold.inference.screen.options import ScreenOptions, TargetLists
+    from fastfold.inference.screen.run import screen
+    from fastfold.inference.screen.shard import parse_shard
+    from fastfold.utils.units import parse_bytes, parse_duration
+
+    lists = TargetLists(
+        inputs=tuple(options.inputs),
+        proteins=options.proteins,
+        all_vs_all=options.all_vs_all,
+        homodimers=options.homodimers,
+        baits=options.baits,
+        candidates=options.candidates,
+    )
+    where = ScreenOptions(
+        workers=options.workers,
+        ray=options.ray,
+        cpus_per_worker=options.cpus_per_worker,
+        time_limit=None if options.time_limit is None else parse_duration(options.time_limit),
+        memory_limit=None if options.memory_limit is None else parse_bytes(options.memory_limit),
+        shard=None if options.shard is None else parse_shard(options.shard),
+    )
+    with orderly_termination():
+        summary = screen(
+            lists, options.out, options.weights, infer_config(options), run_options(options), where
+        )
+    return print_summary(summary, options.out)
+
+
+def _absolute(database: str) -> str:
+    """A database, ``FILE`` or ``NAME=FILE``, by a path that means the same in every working folder."""
+    name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
+    return f"{name}{separator}{os.path.abspath(path)}" if path else database

@@ -1,0 +1,230 @@
+"""Complexes made of lists of proteins: all against all, baits against candidates, and tables of partners.
+
+A complex of the proteins ``P1`` and ``P2`` is called ``P1_and_P2``, and its chains keep the names of their records, by
+which their alignments are found: the alignment of a protein serves all complexes that it is in. No complex comes twice,
+in whichever order its proteins are named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from fastfold.data.fasta import MAX_FASTA_BYTES, Record, check_identifier, found_target
+from fastfold.data.queries.read import TABLE_DELIMITERS, read_targets
+from fastfold.data.queries.table import table_rows
+from fastfold.data.targets import FoundTarget, Target, parse_sequence, unique_targets
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, read_text_bytes
+
+_PARTNER = re.compile(r"chain_([1-9]\d{0,2})")
+_JOINED = "_and_"
+
+
+def read_proteins(path: PathLike) -> tuple[list[Target], list[InputError]]:
+    """The proteins of a list, as :func:`fastfold.data.queries.read.read_targets` reads targets.
+
+    Args:
+        path: FASTA file, table or folder; ``:`` in a sequence joins chains that are kept together.
+
+    Returns:
+        The proteins, and one error for each record that cannot be used.
+    """
+    targets, errors = read_targets([path])
+    usable = []
+    for target in targets:
+        if target.alignments is None:
+            usable.append(target)
+            continue
+        message = (
+            "brings an alignment of its own, which cannot be used for a complex made of a list; put the alignment into "
+            "the folder of alignments and the sequence into a FASTA file"
+        )
+        errors.append(InputError(message, path=target.source, record=target.record))
+    return usable, errors
+
+
+def all_against_all(proteins: Sequence[Target], *, homodimers: bool = False) -> list[Target]:
+    """Every pair of the proteins of a list.
+
+    Args:
+        proteins: The proteins.
+        homodimers: Whether each protein is paired with itself as well.
+
+    Returns:
+        Pairs in the order of the list.
+    """
+    pairs = itertools.combinations_with_replacement if homodimers else itertools.combinations
+    return _complexes(pairs(proteins, 2))
+
+
+def baits_against_candidates(baits: Sequence[Target], candidates: Sequence[Target]) -> list[Target]:
+    """Every bait with every candidate; a protein that is in both lists is paired with itself as well.
+
+    Args:
+        baits: First of each pair.
+        candidates: Second of each pair.
+
+    Raises:
+        InputError: A name stands for one sequence among the baits and for another among the candidates.
+    """
+    known = {bait.record: bait for bait in baits}
+    for candidate in candidates:
+        bait = known.get(candidate.record, candidate)
+        if _sequences(bait) != _sequences(candidate):
+            raise InputError(
+                f"has another sequence among the baits ({bait.source}); give one of the two another name",
+                path=candidate.source,
+                record=candidate.record,
+            )
+    return _complexes(itertools.product(baits, candidates))
+
+
+def is_pair_table(path: PathLike) -> bool:
+    """Whether a file is a table with a column ``chain_1``; a file that cannot be read is not."""
+    delimiter = _delimiter(path)
+    if delimiter is None:
+        return False
+    try:
+        text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("utf-8", "replace")
+    except InputError:
+        return False
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return "chain_1" in [cell.strip().strip('"').lower() for cell in first.split(delimiter)]
+
+
+def read_pair_table(
+    path: PathLike, proteins: Sequence[Target] | None = None
+) -> tuple[list[Target], list[InputError]]:
+    """The complexes of a table: a row for each, with its partners in the columns ``chain_1``, ``chain_2`` and so on.
+
+    A column ``id`` may name the complexes; other columns are left alone. Cells at the end of a row may be empty.
+
+    Args:
+        path: File whose name ends in ``.csv`` or ``.tsv``, with ``.gz`` behind that or not.
+        proteins: What the partners' names stand for; None if the table has their sequences.
+
+    Returns:
+        The complexes, and one error for each row that cannot be used.
+
+    Raises:
+        InputError: The file cannot be read, or its first line does not name the columns.
+    """
+    text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("utf-8", "surrogateescape")
+    rows = table_rows(text, path, _delimiter(path) or ",")
+    header = [name.strip().lower() for name in rows[0][1]] if rows else []
+    columns = sorted(
+        (int(match[1]), i) for i, name in enumerate(header) if (match := _PARTNER.fullmatch(name))
+    )
+    if [number for number, _ in columns] != list(range(1, len(columns) + 1)) or header.count("id") > 1:
+        raise InputError(
+            "the first line must name the columns chain_1, chain_2 and so on, each once, and id if there is one",
+            path=path,
+            line=rows[0][0] if rows else None,
+        )
+    if len(rows) < 2:
+        raise InputError("has no row below the columns' names; add one per complex", path=path)
+    known = None if proteins is None else {protein.record: protein for protein in proteins}
+    read = partial(_read_row, path, header, [i for _, i in columns], known)
+    found: list[FoundTarget] = []
+    errors: list[InputError] = []
+    for line, cells in rows[1:]:
+        try:
+            found.append(read(line, cells))
+        except InputError as error:
+            errors.append(error)
+    return unique_targets(found, errors), errors
+
+
+def _read_row(
+    path: PathLike,
+    header: Sequence[str],
+    columns: Sequence[int],
+    known: dict[str, Target] | None,
+    line: int,
+    cells: Sequence[str],
+) -> FoundTarget:
+    """The complex of a row."""
+    if len(cells) != len(header):
+        raise InputError(
+            f"has {len(cells)} columns, the first line names {len(header)}; quote what has a separator in it",
+            path=path,
+            line=line,
+        )
+    partners = [cells[i].strip() for i in columns]
+    while partners and not partners[-1]:
+        partners.pop()
+    if not all(partners) or not partners:
+        message = "has no chain in a column before another; fill the columns from chain_1 on"
+        raise InputError(message, path=path, line=line)
+    name = cells[header.index("id")].strip() if "id" in header else ""
+    if known is None and not name:
+        message = "has no name; add a column id to a table of sequences"
+        raise InputError(message, path=path, line=line)
+    name = name or _JOINED.join(partners)
+    check_identifier(name, path, line)
+    members = [_member(partner, known, path, line, name) for partner in partners]
+    return _joined(members, name, path, line)
+
+
+def _member(partner: str, known: dict[str, Target] | None, path: PathLike, line: int, name: str) -> Record:
+    """A partner: the protein of that name, or a sequence as it stands there."""
+    if known is None:
+        sequences, warnings = parse_sequence([partner], path=path, record=name, first_line=line)
+        return Record("", line, sequences, warnings)
+    if partner not in known:
+        raise InputError(
+            f"there is no protein {partner[:60]!r} in the list of proteins; add it there, or correct the name",
+            path=path,
+            line=line,
+            record=name,
+        )
+    return _record(known[partner])
+
+
+def _record(protein: Target) -> Record:
+    return Record(protein.record, 1, list(_sequences(protein)), list(protein.warnings))
+
+
+def _sequences(protein: Target) -> tuple[str, ...]:
+    """The sequences of a protein's chains as they were given."""
+    return tuple(chain.letters or chain.sequence for chain in protein.chains)
+
+
+def _complexes(groups: Iterable[Sequence[Target]]) -> list[Target]:
+    """A target for each group of proteins that has not come in another order."""
+
+    def found() -> Iterator[FoundTarget]:
+        seen = set()
+        for group in groups:
+            key = tuple(sorted(protein.record for protein in group))
+            if key not in seen:
+                seen.add(key)
+                name = _JOINED.join(protein.record for protein in group)
+                yield _joined([_record(protein) for protein in group], name, group[0].source, 1)
+
+    errors: list[InputError] = []
+    targets = unique_targets(list(found()), errors)
+    if errors:
+        raise errors[0]
+    return targets
+
+
+def _joined(members: Sequence[Record], name: str, path: PathLike, line: int) -> FoundTarget:
+    """The complex of some proteins, whose chains have the names of their records."""
+    sequences = [sequence for member in members for sequence in member.sequences]
+    records = [m.identifier if len(m.sequences) == 1 else "" for m in members for _ in m.sequences]
+    doubts = dict.fromkeys(
+        f"{member.identifier}: {warning}" if member.identifier else warning
+        for member in members
+        for warning in member.warnings
+    )
+    return found_target(path, line, name, sequences, warnings=list(doubts), records=records)
+
+
+def _delimiter(path: PathLike) -> str | None:
+    """What separates the columns of a table, by its name; None if it is not called like a table."""
+    return TABLE_DELIMITERS.get(os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1])

@@ -1,0 +1,76 @@
+"""``failures.tsv``: one line for each target of a results folder that could not be folded."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field
+
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.utils.atomic_files import write_atomic
+
+NAME = "failures.tsv"
+_COLUMNS = ("target", "reason")
+
+
+@dataclass
+class FailuresFile:
+    """The table of a results folder, to which several runs add. A target that is folded later leaves it.
+
+    It is written at most so often that writing takes a small part of the time.
+
+    Attributes:
+        folder: The results folder.
+    """
+
+    folder: ResultsFolder
+    _changed: dict[str, str | None] = field(default_factory=dict, init=False)
+    _next: float = field(default=0.0, init=False)
+
+    def add(self, target: str, reason: str) -> None:
+        """Write a target down, now or soon, in place of what was known of it.
+
+        Args:
+            target: Its name.
+            reason: Why it failed.
+
+        Raises:
+            WriteError: The table cannot be written.
+        """
+        self._changed[target] = " ".join(reason.split())
+        if time.monotonic() >= self._next:
+            self.flush()
+
+    def remove(self, target: str) -> None:
+        """Strike a target out with the next :meth:`flush`, because it is folded now."""
+        self._changed[target] = None
+
+    def flush(self) -> None:
+        """Write the table with all changes; without a line there is no table.
+
+        Raises:
+            WriteError: It cannot be written; what was there still is.
+        """
+        if not self._changed:
+            return
+        path, start = self.folder.path / NAME, time.monotonic()
+        with self.folder.locked():
+            lines: dict[str, str] = {}
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                for line in path.read_text(encoding="utf-8").splitlines()[1:]:
+                    target, _, reason = line.partition("\t")
+                    lines[target] = reason
+            before = dict(lines)
+            for target, changed in self._changed.items():
+                lines.pop(target, None)
+                if changed is not None:
+                    lines[target] = changed
+            self._changed.clear()
+            if lines:
+                if lines != before:
+                    rows = [_COLUMNS, *lines.items()]
+                    write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
+            else:
+                path.unlink(missing_ok=True)
+        end = time.monotonic()
+        self._next = end + 20 * (end - start)

@@ -1,0 +1,268 @@
+"""Workers on the machines of a Ray cluster: an actor for each, which watches a process of its machine.
+
+Ray is imported when it is asked for. Nothing is uploaded to the cluster: FastFold has to be installed on its machines,
+and the folders have to be the same on all of them. Ray's own statistics of use are switched off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from fastfold._version import __version__
+from fastfold.errors import ConfigError
+from fastfold.inference.screen.job import (
+    Event,
+    Finished,
+    Gone,
+    JobResult,
+    Kind,
+    Ready,
+    ScreenError,
+    Task,
+    Worker,
+)
+from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess
+from fastfold.utils.host_memory import host_available_bytes
+
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # which would upload the working folder of `uv run`
+    "RAY_raylet_start_wait_time_s": "180",
+}
+_STORE_BYTES = 200 << 20  # targets and results in words pass through it, never features
+_FAILED_STARTS = 3
+_PATIENCE_S = 60.0
+
+
+class Machine(NamedTuple):
+    """What an actor finds where it runs.
+
+    Attributes:
+        host: The machine.
+        memory: Bytes of its memory that are free.
+        version: Of FastFold there.
+    """
+
+    host: str
+    memory: int
+    version: str
+
+
+class WorkerActor:
+    """Runs on a machine of the cluster.
+
+    Args:
+        function: What its process does with a job.
+        limits: Of each job.
+    """
+
+    def __init__(self, function: Function, limits: Limits) -> None:
+        self._process = WorkerProcess(function, limits)
+
+    def describe(self) -> Machine:
+        """What there is here, before any work."""
+        import ray
+
+        return Machine(ray.get_runtime_context().get_node_id(), host_available_bytes(), __version__)
+
+    def run(self, task: Task) -> JobResult:
+        """Have a job done."""
+        return self._process.run(task)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Workers that are alike.
+
+    Attributes:
+        kind: Of the jobs that they do.
+        count: How many there are.
+        function: What they do with a job.
+        cpus: CPUs that each has for itself.
+        gpus: GPUs that each has for itself.
+    """
+
+    kind: Kind
+    count: int
+    function: Function
+    cpus: float = 1
+    gpus: float = 0
+
+
+class RayExecutor:
+    """Runs workers in a Ray cluster; those that are lost, with their machine or alone, are replaced.
+
+    Args:
+        groups: The workers.
+        limits: Of each job.
+        say: Told of what people should know.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], limits: Limits, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._ray = import_ray()
+        self._limits, self._say = limits, say
+        self._numbers = itertools.count(1)
+        self._actors: dict[str, Any] = {}
+        self._groups: dict[str, Group] = {}
+        self._calls: dict[Any, str] = {}
+        self._starting: set[str] = set()
+        self._failed_starts = 0
+        self._said = time.monotonic()
+        for group in groups:
+            for _ in range(group.count):
+                self._add(group)
+
+    def start(self, worker: str, task: Task) -> None:
+        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        self._calls[self._actors[worker].run.remote(task)] = worker
+
+    def wait(self, timeout: float) -> list[Event]:
+        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        ray = self._ray
+        try:
+            found, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+            if not found:
+                found, _ = ray.wait(list(self._calls), num_returns=1, timeout=timeout)
+        except ray.exceptions.RayError as error:
+            raise ScreenError(f"the Ray cluster cannot be reached any more: {_first_line(error)}") from error
+        if len(self._starting) < len(self._actors):
+            self._said = time.monotonic()
+        elif time.monotonic() - self._said > _PATIENCE_S:
+            self._said = time.monotonic()
+            self._say("no worker of the Ray cluster is ready yet; waiting for a machine with room")
+        return [self._event(call) for call in found]
+
+    def close(self) -> None:
+        """See :class:`~fastfold.inference.screen.job.Executor`."""
+        for actor in self._actors.values():
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                self._ray.kill(actor, no_restart=True)
+        self._actors.clear()
+        self._calls.clear()
+        self._ray.shutdown()
+
+    def _add(self, group: Group) -> None:
+        worker = f"{group.kind}-{next(self._numbers)}"
+        remote = self._ray.remote(num_cpus=group.cpus, num_gpus=group.gpus, max_restarts=0)(WorkerActor)
+        self._actors[worker] = remote.remote(group.function, self._limits)
+        self._groups[worker] = group
+        self._starting.add(worker)
+        self._calls[self._actors[worker].describe.remote()] = worker
+
+    def _event(self, call: Any) -> Event:
+        """What a call of an actor has come to."""
+        worker = self._calls.pop(call)
+        group = self._groups[worker]
+        try:
+            found = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            self._replace(worker, error)
+            return Gone(worker, _first_line(error))
+        if worker not in self._starting:
+            return Finished(worker, found)
+        self._starting.discard(worker)
+        self._failed_starts = 0
+        if found.version != __version__:
+            raise ScreenError(
+                f"a machine of the Ray cluster has FastFold {found.version}, this one has {__version__}: their results "
+                "would not be of one run; install the same version on all"
+            )
+        return Ready(Worker(worker, group.kind, found.host, None if group.gpus else found.memory))
+
+    def _replace(self, worker: str, error: Exception) -> None:
+        """Start another actor in the place of one that is gone."""
+        if worker in self._starting:
+            self._failed_starts += 1
+            if self._failed_starts >= _FAILED_STARTS:
+                raise ScreenError(
+                    f"workers cannot start in the Ray cluster, {_FAILED_STARTS} times in a row: {_first_line(error)}"
+                ) from error
+        self._starting.discard(worker)
+        with contextlib.suppress(Exception):  # most often it is gone
+            self._ray.kill(self._actors[worker], no_restart=True)
+        del self._actors[worker]
+        self._add(self._groups.pop(worker))
+
+
+class Resources(NamedTuple):
+    """What a cluster has.
+
+    Attributes:
+        machines: How many.
+        cpus: Of all machines together.
+        smallest: CPUs of the machine that has fewest.
+        gpus: Of all machines together.
+    """
+
+    machines: int
+    cpus: int
+    smallest: int
+    gpus: int
+
+
+def connect(address: str) -> Resources:
+    """Join a Ray cluster.
+
+    Args:
+        address: ``HOST:PORT``, ``auto`` for the one that runs on this machine, or ``local`` to start one here for this
+            run alone.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no cluster at the address.
+    """
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"--ray {address}: Ray's client connection cannot be used; run the command on a machine of the cluster, "
+            "with --ray auto"
+        )
+    ray = import_ray()
+    here: dict[str, Any] = {}
+    if address == "local":
+        here = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
+    for attempt in range(1, _FAILED_STARTS + 1):
+        try:
+            ray.init(
+                address=address, logging_level="error", log_to_driver=False, configure_logging=False, **here
+            )
+            break
+        except Exception as error:  # of many types
+            if address == "local" and "timed out during startup" in str(error) and attempt < _FAILED_STARTS:
+                ray.shutdown()  # the machine is busy with other things: once more
+                continue
+            raise ConfigError(
+                f"--ray {address}: {_first_line(error)}; start a cluster with 'ray start --head', or use --ray local"
+            ) from error
+    sizes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    cpus = [int(size["CPU"]) for size in sizes]
+    return Resources(
+        len(cpus), sum(cpus), min(cpus, default=0), sum(int(size.get("GPU", 0)) for size in sizes)
+    )
+
+
+def import_ray() -> Any:
+    """Ray, with its settings.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--ray needs Ray, which is not installed: pip install 'fastfold[ray]'") from None
+    return ray
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, without Ray's tracebacks; of an actor that could not be made, why."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1].strip() if "creation task" in lines[0] else lines[0]

@@ -1,0 +1,174 @@
+"""``fastfold screen``: fold thousands of targets with several workers, and go on after anything was killed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fastfold.data.targets import Target
+from fastfold.data.templates.source import TemplateFinder
+from fastfold.errors import ConfigError, InputError, WriteError
+from fastfold.evoformer.config import MINI
+from fastfold.inference.alignment_search import ALIGNMENTS
+from fastfold.inference.config import InferConfig
+from fastfold.inference.models import about_mini, open_networks, suitable
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.output.summary import SummaryFile
+from fastfold.inference.progress import Progress
+from fastfold.inference.report.write import NAME as REPORT
+from fastfold.inference.report.write import write_report
+from fastfold.inference.runner import WITHOUT_ALIGNMENT, Summary, check_request, target_cost
+from fastfold.inference.screen.failures import FailuresFile
+from fastfold.inference.screen.job import Job, JobResult
+from fastfold.inference.screen.options import ScreenOptions, TargetLists
+from fastfold.inference.screen.scheduler import Scheduler
+from fastfold.inference.screen.search import ChainSearch, EngineSearch
+from fastfold.inference.screen.setup import Setup
+from fastfold.inference.screen.targets import screen_targets
+from fastfold.inference.target_runner import RunOptions
+from fastfold.inference.target_templates import check_takers
+from fastfold.utils.units import clock
+
+MAX_REPORTED = 1000
+"""Targets of the largest screen that ends with a page of its results."""
+
+
+def screen(
+    lists: TargetLists,
+    output: Path,
+    weights: Sequence[Path],
+    config: InferConfig,
+    options: RunOptions,
+    where: ScreenOptions,
+) -> Summary:
+    """Fold all targets of some lists by several workers into a results folder.
+
+    What the folder has already is not folded again. A target that fails, or that ends its worker twice, is listed in
+    ``failures.tsv`` and the others go on.
+
+    Args:
+        lists: Where the targets come from.
+        output: Folder for the results, the same on all machines.
+        weights: Weights files; none for the small network that ships with the package.
+        config: How to fold.
+        options: What else to do.
+        where: Where and within which limits.
+
+    Returns:
+        How the run ended.
+
+    Raises:
+        FastFoldError: Nothing can be folded at all: unusable weights, folders, devices, or no workers.
+        WriteError: A result cannot be written; what was finished is kept.
+    """
+    check_request(config, options)
+    if config.parallel is not None:
+        raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
+    search: ChainSearch | None = None
+    if not isinstance(options.engines, Sequence):
+        raise ConfigError(
+            "fastfold screen searches FASTA databases alone; run fastfold search first and give its folder as --msa-dir"
+        )
+    if options.engines:
+        msa_dir = (options.msa_dir or output / ALIGNMENTS).resolve()
+        search = EngineSearch(options.engines, msa_dir)
+        options = replace(options, msa_dir=msa_dir)
+    left_out: list[str] = []
+    networks = open_networks(
+        weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
+    )
+    check_takers(options.templates, networks)
+    if options.templates.wanted:
+        TemplateFinder(options.templates)  # refuses what cannot be used
+    targets, errors = screen_targets(lists, complex_=options.complex_)
+    costs = [target_cost(target, suitable(networks, target), config) for target in targets]
+    if where.shard is not None:
+        mine = where.shard.of(targets, costs)
+        targets, costs = [targets[i] for i in mine], [costs[i] for i in mine]
+    with Progress(sum(costs), quiet=options.quiet) as progress:
+        warn = partial(progress.line, important=True)
+        for message in left_out:
+            warn(f"warning: left out: {message}")
+        for error in errors:
+            warn(f"error: {error}")
+        if not weights:
+            progress.line(about_mini(networks[0]))
+        if options.msa_dir is None and any(target.alignments is None for target in targets):
+            progress.line(WITHOUT_ALIGNMENT)
+        summary = Summary((), (), ())
+        if targets:
+            setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
+            summary = _Screen(targets, costs, ResultsFolder(output, warn), progress).run(setup)
+    return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+
+
+class _Screen:
+    """The targets of a run, with the tables of the folder."""
+
+    def __init__(
+        self, targets: Sequence[Target], costs: Sequence[float], folder: ResultsFolder, progress: Progress
+    ) -> None:
+        self._targets, self._costs, self._folder, self._progress = targets, costs, folder, progress
+        self._table, self._failures = SummaryFile(folder), FailuresFile(folder)
+        self._folded: list[str] = []
+        self._skipped: list[str] = []
+        self._failed: list[tuple[str, str]] = []
+
+    def run(self, setup: Setup) -> Summary:
+        """Fold all targets."""
+        rules = setup.rules()
+        workers = setup.start()
+        self._progress.line(f"{len(self._targets):,} targets, {workers.text}")
+        try:
+            jobs = setup.jobs(self._targets, self._costs, on_cpu=workers.on_cpu)
+            ahead = max(rules.ahead, 4 * workers.count)
+            Scheduler(jobs, workers.executor, self._report, replace(rules, ahead=ahead)).run()
+        except BaseException:
+            with suppress(WriteError):  # what stopped the run counts more
+                self._flush()
+            raise
+        finally:
+            workers.executor.close()
+        self._flush()
+        if len(self._targets) > MAX_REPORTED:
+            self._progress.line(
+                f"no page of so many targets is made; fastfold report {self._folder.path} makes it"
+            )
+        elif self._folded or not (self._folder.path / REPORT).exists():
+            with suppress(InputError):  # nothing to show, because all failed
+                write_report(self._folder.path, say=self._progress.line)
+        return Summary(tuple(self._folded), tuple(self._skipped), tuple(self._failed))
+
+    def _report(self, job: Job, result: JobResult) -> None:
+        """A job is through."""
+        for line in result.lines:
+            self._progress.line(line, important=True)
+        if job.kind == "search":
+            if result.status != "done":
+                self._progress.line(f"error: {job.name}: {result.text}", important=True)
+            return
+        number = len(self._folded) + len(self._skipped) + len(self._failed) + 1
+        label = f"{number}/{len(self._targets)} {job.name}"
+        target: Target = job.payload
+        if result.status == "failed":
+            self._failed.append((target.name, result.text))
+            self._progress.skip(job.cost)
+            self._progress.line(f"error: {result.text}", important=True)
+            self._failures.add(target.name, result.text)
+            return
+        self._failures.remove(target.name)
+        self._table.update(self._folder.target(target))
+        if result.status == "finished":
+            self._skipped.append(target.name)
+            self._progress.skip(job.cost)
+            self._progress.line(f"{label}: finished before with the same input and settings, skipped")
+            return
+        self._folded.append(target.name)
+        self._progress.step(label, f"{result.text}, {clock(result.seconds)}", job.cost)
+
+    def _flush(self) -> None:
+        self._table.flush()
+        self._failures.flush()

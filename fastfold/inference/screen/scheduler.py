@@ -1,0 +1,202 @@
+"""Which job is started when, and what becomes of those whose workers are lost. Nothing here knows where workers run."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fastfold.inference.screen.job import (
+    Event,
+    Executor,
+    Finished,
+    Gone,
+    Job,
+    JobResult,
+    Kind,
+    Ready,
+    ScreenError,
+    Task,
+    Worker,
+)
+from fastfold.inference.screen.memory_plan import MemoryPlan
+
+MAX_LOSSES = 2
+"""A job whose workers are lost so often is given up: it may be what ends them."""
+FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 30.0
+"""Seconds until a job that another process works on is tried again: first, and at most."""
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a scheduler goes about its work.
+
+    Attributes:
+        memory: How the machines' memory is shared out.
+        ahead: Folds that may wait after they were searched for, before searches pause.
+        max_losses: See :data:`MAX_LOSSES`.
+    """
+
+    memory: MemoryPlan = field(default_factory=MemoryPlan)
+    ahead: int = 16
+    max_losses: int = MAX_LOSSES
+
+
+class Scheduler:
+    """Has jobs done by workers, those that cost most first.
+
+    A job is handed over when a worker is idle, so that nothing piles up with the workers. Where workers share the
+    memory of a machine, a job waits until there is enough of it, and cheaper ones go ahead.
+
+    Args:
+        jobs: All jobs.
+        executor: Runs the workers.
+        report: Told of each job and what became of it, once.
+        rules: How to go about it.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        executor: Executor,
+        report: Callable[[Job, JobResult], None],
+        rules: Rules | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor, self._report, self._clock = executor, report, clock
+        self._rules = rules or Rules()
+        self._open = {job.id: job for job in jobs}
+        self._needs = {job.id: {need for need in job.needs if need in self._open} for job in jobs}
+        self._dependents: dict[int, list[Job]] = defaultdict(list)
+        for job in jobs:
+            for need in self._needs[job.id]:
+                self._dependents[need].append(job)
+        self._ready: dict[Kind, list[tuple[float, int]]] = {"search": [], "fold": []}
+        self._searched: set[int] = set()
+        self._later: list[tuple[float, int]] = []
+        self._delays: dict[int, float] = {}
+        self._losses: dict[int, int] = defaultdict(int)
+        self._workers: dict[str, Worker] = {}
+        self._running: dict[str, Task] = {}
+        for job in jobs:
+            if not self._needs[job.id]:
+                self._push(job)
+
+    def run(self) -> None:
+        """Do all jobs.
+
+        Raises:
+            ScreenError: A worker says that no job can be done, or there are no workers to be had.
+        """
+        while self._open:
+            self._wake()
+            self._dispatch()
+            for event in self._executor.wait(self._timeout()):
+                self._handle(event)
+
+    def _push(self, job: Job) -> None:
+        heapq.heappush(self._ready[job.kind], (-job.cost, job.id))
+        if job.needs:
+            self._searched.add(job.id)
+
+    def _wake(self) -> None:
+        """Take back the jobs that had to wait for another process."""
+        while self._later and self._later[0][0] <= self._clock():
+            self._push(self._open[heapq.heappop(self._later)[1]])
+
+    def _timeout(self) -> float:
+        if not self._later:
+            return _PATIENCE_S
+        return min(_PATIENCE_S, max(0.0, self._later[0][0] - self._clock()))
+
+    def _dispatch(self) -> None:
+        for worker in list(self._workers.values()):
+            if worker.id in self._running or self._pauses(worker.kind):
+                continue
+            task = self._choose(worker)
+            if task is not None:
+                self._running[worker.id] = task
+                self._searched.discard(task.job.id)
+                self._executor.start(worker.id, task)
+
+    def _pauses(self, kind: Kind) -> bool:
+        """Whether searches are far enough ahead of the folds."""
+        return kind == "search" and len(self._searched) >= self._rules.ahead
+
+    def _choose(self, worker: Worker) -> Task | None:
+        """The job that costs most of those for which the machine has memory."""
+        ready: list[tuple[float, int]] = self._ready[worker.kind]
+        if worker.kind == "search" or worker.memory is None:
+            return Task(self._open[heapq.heappop(ready)[1]], None) if ready else None
+        there = [w for w in self._workers.values() if w.host == worker.host and w.kind == worker.kind]
+        taken = [self._running[w.id].memory or 0 for w in there if w.id in self._running]
+        plan, count = self._rules.memory, len(there)
+        total = plan.total(max(w.memory or 0 for w in there), count)
+        free = total - sum(taken)
+        left: list[tuple[float, int]] = []
+        chosen = None
+        while ready and chosen is None:
+            job = self._open[ready[0][1]]
+            memory = plan.grant(job.smallest, total, count)
+            if memory <= free or not taken:  # a job that has the machine for itself gets what there is
+                chosen = Task(job, memory)
+                heapq.heappop(ready)
+            elif free < plan.share(total, count):  # not enough for any job
+                break
+            else:
+                left.append(heapq.heappop(ready))
+        for entry in left:
+            heapq.heappush(ready, entry)
+        return chosen
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, Ready):
+            self._workers[event.worker.id] = event.worker
+        elif isinstance(event, Gone):
+            self._workers.pop(event.worker, None)
+            task = self._running.pop(event.worker, None)
+            if task is not None:
+                self._lost(task.job, JobResult("lost", event.reason))
+        else:
+            self._finished(self._running.pop(event.worker).job, event)
+
+    def _finished(self, job: Job, event: Finished) -> None:
+        result = event.result
+        if result.status == "fatal":
+            raise ScreenError(f"{result.text}. The run ends here; what was finished is kept")
+        if result.status == "lost":
+            self._lost(job, result)
+        elif result.status == "elsewhere":
+            delay = self._delays.get(job.id, FIRST_DELAY_S)
+            self._delays[job.id] = min(2 * delay, LONGEST_DELAY_S)
+            heapq.heappush(self._later, (self._clock() + delay, job.id))
+        else:
+            self._close(job, result)
+
+    def _lost(self, job: Job, result: JobResult) -> None:
+        self._losses[job.id] += 1
+        if self._losses[job.id] < self._rules.max_losses:
+            self._push(job)
+            return
+        times = {1: "once", 2: "twice"}.get(self._losses[job.id], f"{self._losses[job.id]} times")
+        text = f"{job.name}: its worker ended {times}, the last time: {result.text}; it is not tried again in this run"
+        self._close(job, JobResult("failed", text, result.lines, result.seconds))
+
+    def _close(self, job: Job, result: JobResult) -> None:
+        """A job is through for good; what needs it may start, or can never be done."""
+        del self._open[job.id]
+        self._report(job, result)
+        for dependent in self._dependents.pop(job.id, ()):
+            if dependent.id not in self._open:
+                continue
+            if result.status == "failed":
+                self._close(dependent, JobResult("failed", f"{dependent.name}: {job.name}: {result.text}"))
+                continue
+            self._needs[dependent.id].discard(job.id)
+            if not self._needs[dependent.id]:
+                self._push(dependent)

@@ -1,0 +1,149 @@
+"""Searching for the alignments of a screen's chains: each distinct chain once, whatever targets it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from fastfold.data.search.database import PAIRING
+from fastfold.data.search.engine import SearchEngine
+from fastfold.data.search.store import FOLDER, SearchStore
+from fastfold.data.targets import Target
+from fastfold.errors import ConfigError, FastFoldError, WriteError
+from fastfold.inference.alignment_search import search_targets
+from fastfold.inference.error_messages import internal_error
+from fastfold.inference.screen.job import Job, JobResult, Task
+from fastfold.utils.atomic_files import prepare_output_directory
+
+BATCH = 16
+"""Chains that are searched for together."""
+
+
+class ChainQuery(NamedTuple):
+    """A chain to search for.
+
+    Attributes:
+        sequence: As it was given, upper case.
+        paired: Whether it is in a complex of different chains, whose rows are paired by species.
+    """
+
+    sequence: str
+    paired: bool
+
+
+class ChainSearch(Protocol):
+    """Searches for chains in all places that were asked for; it is pickled, and used in several processes."""
+
+    def search(self, queries: Sequence[ChainQuery]) -> None:
+        """Search for distinct chains, unless that was done before, and keep the results.
+
+        Raises:
+            FastFoldError: A place cannot be searched.
+        """
+
+    def publish(self, target: Target) -> None:
+        """Put the results of a target's chains into the folder of alignments, where its fold finds them.
+
+        Raises:
+            FastFoldError: A result is missing, or a file of somebody else is in its place.
+        """
+
+
+@dataclass(frozen=True)
+class EngineSearch:
+    """Searches by engines into the store of a folder of alignments: a :class:`ChainSearch`.
+
+    Attributes:
+        engines: Where to search.
+        out: The folder of alignments, the same on all machines.
+    """
+
+    engines: tuple[SearchEngine, ...]
+    out: Path
+
+    def search(self, queries: Sequence[ChainQuery]) -> None:
+        """See :class:`ChainSearch`; UniProt is searched for chains that are paired alone."""
+        store = SearchStore(prepare_output_directory(self.out) / FOLDER)
+        for engine in self.engines:
+            key = engine.key(store)
+            wanted = [query.sequence for query in queries if query.paired or engine.name != PAIRING]
+            missing = [sequence for sequence in wanted if store.find(sequence, key) is None]
+            if missing:
+                for found in engine.search(missing, lambda step: None):
+                    store.add(found.sequence, key, found.files, facts=found.facts)
+
+    def publish(self, target: Target) -> None:
+        """See :class:`ChainSearch`."""
+        search_targets([target], self.engines, self.out, quiet=True, needed_alone=True)
+
+
+@dataclass(frozen=True)
+class SearchWorker:
+    """What a process that searches does.
+
+    Attributes:
+        search: How to search.
+    """
+
+    search: ChainSearch
+
+    def __call__(self, number: int, task: Task) -> JobResult:
+        """Search for the chains of a job.
+
+        Args:
+            number: The job's.
+            task: Its payload is a list of :class:`ChainQuery`.
+        """
+        try:
+            self.search.search(task.job.payload)
+        except (ConfigError, WriteError) as error:
+            return JobResult("fatal", str(error))
+        except FastFoldError as error:
+            return JobResult("failed", str(error))
+        except Exception as error:  # a bug that one chain brings to light: the others go on
+            return JobResult("failed", internal_error(error))
+        return JobResult("done")
+
+
+def search_jobs(targets: Sequence[Target], costs: Sequence[float]) -> tuple[list[Job], list[frozenset[int]]]:
+    """The searches for all distinct chains of some targets, those of the costliest target first.
+
+    Args:
+        targets: The targets; one that brings its alignments is not searched for.
+        costs: Of their folds.
+
+    Returns:
+        The jobs, which have negative numbers; and for each target the numbers of those that it needs.
+    """
+    paired = {
+        sequence
+        for target in targets
+        if len({chain.sequence for chain in target.chains}) > 1
+        for sequence in _chains(target)
+    }
+    batch_of: dict[str, int] = {}
+    batches: list[list[ChainQuery]] = []
+    highest: list[float] = []
+    for i in sorted(range(len(targets)), key=lambda i: (-costs[i], i)):
+        for sequence in _chains(targets[i]):
+            if sequence in batch_of:
+                continue
+            if not batches or len(batches[-1]) == BATCH:
+                batches.append([])
+                highest.append(costs[i])
+            batches[-1].append(ChainQuery(sequence, sequence in paired))
+            batch_of[sequence] = -len(batches)
+    jobs = [
+        Job(-number, f"search {number}/{len(batches)}", "search", batch, cost)
+        for number, (batch, cost) in enumerate(zip(batches, highest, strict=True), 1)
+    ]
+    return jobs, [frozenset(batch_of[sequence] for sequence in _chains(target)) for target in targets]
+
+
+def _chains(target: Target) -> list[str]:
+    """The distinct sequences to search for, as they were given."""
+    if target.alignments is not None:
+        return []
+    return list(dict.fromkeys(chain.letters or chain.sequence for chain in target.chains))

@@ -1,0 +1,218 @@
+"""What the workers of a screen are, and where they run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fastfold.data.targets import Target
+from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.models import Network
+from fastfold.inference.screen.job import Executor, Job, JobResult, Worker
+from fastfold.inference.screen.local import LocalExecutor
+from fastfold.inference.screen.memory_plan import MemoryPlan, TargetMemory, worker_bytes
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.screen.scheduler import Rules
+from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_jobs
+from fastfold.inference.screen.worker import FoldWorker
+from fastfold.inference.screen.worker_process import Limits, resident_bytes
+from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.device import choose_device
+from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.units import GIB
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a run.
+
+    Attributes:
+        executor: Runs them.
+        count: How many fold.
+        on_cpu: Whether they fold on CPUs, which share their machine's memory.
+        text: The same in words.
+    """
+
+    executor: Executor
+    count: int
+    on_cpu: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the workers of a run are made of.
+
+    Attributes:
+        networks: The networks.
+        shipped: Whether these are the network that ships with the package, which every machine has at a place of its
+            own.
+        output: Folder for the results.
+        config: How to fold.
+        options: What else to do.
+        where: Where and within which limits.
+        search: How to search for alignments; None for no searches.
+        say: Told of what people should know.
+    """
+
+    networks: Sequence[Network]
+    shipped: bool
+    output: Path
+    config: InferConfig
+    options: RunOptions
+    where: ScreenOptions
+    search: ChainSearch | None
+    say: Callable[[str], None]
+
+    def start(self) -> Workers:
+        """Start the workers.
+
+        Raises:
+            ConfigError: They cannot be had.
+        """
+        limits = Limits(self.where.time_limit, self.where.memory_limit)
+        return self._local(limits) if self.where.ray is None else self._on_ray(limits)
+
+    def jobs(self, targets: Sequence[Target], costs: Sequence[float], *, on_cpu: bool) -> list[Job]:
+        """All jobs of the run; a fold has the number of its target."""
+        searches: list[Job] = []
+        needs: list[frozenset[int]] = [frozenset()] * len(targets)
+        if self.search is not None:
+            searches, needs = search_jobs(targets, costs)
+        templates = None if self.options.templates.wanted else 0
+        memory = TargetMemory(self.networks, self.config, templates) if on_cpu else None
+        folds = [
+            Job(
+                i,
+                target.name,
+                "fold",
+                target,
+                costs[i],
+                smallest=0 if memory is None else memory.smallest(target),
+                needs=needs[i],
+            )
+            for i, target in enumerate(targets)
+        ]
+        return [*searches, *folds]
+
+    def rules(self) -> Rules:
+        """How memory is shared out.
+
+        Raises:
+            ConfigError: The limit for the memory of a target leaves nothing to fold with, or cannot be watched here.
+        """
+        own = worker_bytes(self.networks, self.config.precision)
+        limit = self.where.memory_limit
+        if limit is not None and not resident_bytes(os.getpid()):
+            raise ConfigError(
+                "--memory-limit needs Linux, which tells what a process holds; leave it out here"
+            )
+        if limit is not None and limit <= own:
+            raise ConfigError(
+                f"--memory-limit: a worker takes {own / GIB:.2f} GiB before it folds anything; allow more than that"
+            )
+        return Rules(MemoryPlan(own, self.config.budget, None if limit is None else limit - own))
+
+    def _function(self, device: str, threads: int, sharers: int) -> FoldWorker:
+        """What a worker that folds does; other machines have other working folders."""
+        weights = () if self.shipped else tuple(network.path.resolve() for network in self.networks)
+        config = replace(self.config, device=device, initial_guess=_resolved(self.config.initial_guess))
+        templates = self.options.templates
+        options = replace(
+            self.options,
+            engines=(),  # what they find is published before the fold
+            templates=replace(
+                templates,
+                structures=tuple(path.resolve() for path in templates.structures),
+                alignments=tuple(path.resolve() for path in templates.alignments),
+                database=_resolved(templates.database),
+                mmcif_dir=_resolved(templates.mmcif_dir),
+                obsolete=_resolved(templates.obsolete),
+            ),
+            msa_dir=_resolved(self.options.msa_dir),
+            reference=_resolved(self.options.reference),
+        )
+        return FoldWorker(
+            self.output.resolve(),
+            weights,
+            config,
+            options,
+            threads=threads,
+            sharers=sharers,
+            search=self.search,
+        )
+
+    def _local(self, limits: Limits) -> Workers:
+        where = self.where
+        device, gpus = self.config.device, 0
+        if choose_device(device).type == "cuda":
+            gpus = torch.cuda.device_count()
+        if ":" in device:
+            gpus, devices = 1, [device]
+        else:
+            devices = [f"cuda:{k}" for k in range(gpus)] or ["cpu"]
+        count = where.workers or max(1, gpus)
+        if gpus and count > gpus:
+            raise ConfigError(
+                f"--workers {count}: each worker has a GPU for itself, and there are {gpus} to be used"
+            )
+        threads = where.cpus_per_worker or max(1, _cores() // count)
+        memory = None if gpus else host_available_bytes()
+        workers: list[tuple[Worker, Callable[..., JobResult]]] = []
+        for k in range(count):
+            function = self._function(devices[k % len(devices)], threads, count if gpus else 1)
+            workers.append((Worker(f"fold-{k + 1}", "fold", memory=memory), function))
+        if self.search is not None:
+            workers.append((Worker("search-1", "search"), SearchWorker(self.search)))
+        text = f"{_counted(count, 'worker')} on this machine, on {'GPUs' if gpus else f'CPUs ({threads} for each)'}"
+        return Workers(LocalExecutor(workers, limits), count, not gpus, text)
+
+    def _on_ray(self, limits: Limits) -> Workers:
+        from fastfold.inference.screen.ray_cluster import Group, RayExecutor, connect
+
+        where, device = self.where, self.config.device
+        if ":" in device:
+            raise ConfigError(f"--device {device}: with --ray the cluster chooses the GPU; use --device cuda")
+        found = connect(str(where.ray))
+        gpus = 0 if device == "cpu" else found.gpus
+        if device == "cuda" and not gpus:
+            raise ConfigError("the Ray cluster has no GPUs; use --device cpu")
+        count = where.workers or (gpus or found.machines)
+        if gpus:
+            cpus = where.cpus_per_worker or 1
+        else:
+            cpus = where.cpus_per_worker or max(1, min(found.cpus // count, found.smallest))
+        if cpus > found.smallest:
+            self.say(f"warning: machines with fewer than {cpus} CPUs get no worker")
+        sharers = -(-gpus // found.machines) if gpus else 1
+        function = self._function("cuda" if gpus else "cpu", cpus, sharers)
+        groups = [Group("fold", count, function, cpus, 1 if gpus else 0)]
+        if self.search is not None:
+            # On a cluster that is full of folds it gets no CPU of its own, rather than wait for one for ever.
+            groups.append(Group("search", 1, SearchWorker(self.search), int(found.cpus > count * cpus)))
+        text = (
+            f"{_counted(count, 'worker')} in a Ray cluster of {_counted(found.machines, 'machine')} with "
+            f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"
+        )
+        return Workers(RayExecutor(groups, limits, self.say), count, not gpus, text)
+
+
+def _cores() -> int:
+    """CPUs that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1
+
+
+def _resolved(path: Path | None) -> Path | None:
+    return None if path is None else path.resolve()
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}{'' if number == 1 else 's'}"

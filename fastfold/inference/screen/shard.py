@@ -1,0 +1,65 @@
+"""The part of a list of targets that one of several runs takes: ``--shard 2/8``."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastfold.data.targets import Target
+from fastfold.errors import ConfigError
+from fastfold.utils.hashing import input_hash
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several parts.
+
+    Attributes:
+        index: Which, from 1.
+        count: How many there are.
+    """
+
+    index: int
+    count: int
+
+    def of(self, targets: Sequence[Target], costs: Sequence[float]) -> list[int]:
+        """The targets of this part.
+
+        Every target is in one part, whatever their order in the input, and the parts cost about the same: in the order
+        of their cost, each target goes to the part that costs least so far (longest processing time first, Graham
+        1969).
+
+        Args:
+            targets: All targets.
+            costs: Of each.
+
+        Returns:
+            Indices, in the order of the input.
+        """
+        digests = [
+            input_hash(target.record, [chain.sequence for chain in target.chains]) for target in targets
+        ]
+        parts = [(0.0, number) for number in range(1, self.count + 1)]
+        mine = []
+        for i in sorted(range(len(targets)), key=lambda i: (-costs[i], digests[i])):
+            cost, number = parts[0]
+            heapq.heapreplace(parts, (cost + costs[i], number))
+            if number == self.index:
+                mine.append(i)
+        return sorted(mine)
+
+
+def parse_shard(text: str) -> Shard:
+    """A part written as ``2/8``: the second of eight.
+
+    Raises:
+        ConfigError: Not that.
+    """
+    found = re.fullmatch(r"\s*(\d{1,6})/(\d{1,6})\s*", text, re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(
+            f"shard {text[:40]!r}: write I/N with I from 1 to N, for example 1/8 and so on to 8/8"
+        )
+    return Shard(int(found[1]), int(found[2]))

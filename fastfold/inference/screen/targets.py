@@ -1,0 +1,67 @@
+"""The targets of a screen, from all lists together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastfold.data.queries.pairs import (
+    all_against_all,
+    baits_against_candidates,
+    is_pair_table,
+    read_pair_table,
+    read_proteins,
+)
+from fastfold.data.queries.read import read_targets
+from fastfold.data.targets import FoundTarget, Target, unique_targets
+from fastfold.errors import ConfigError, InputError
+from fastfold.inference.screen.options import TargetLists
+
+
+def screen_targets(lists: TargetLists, *, complex_: bool = False) -> tuple[list[Target], list[InputError]]:
+    """The targets of all lists, under names that are unique among them.
+
+    Args:
+        lists: The lists.
+        complex_: All records of an input that is no table of partners are one complex.
+
+    Returns:
+        The targets, and one error for each record that cannot be used.
+
+    Raises:
+        ConfigError: A list of proteins was given that nothing refers to.
+        InputError: Baits and candidates contradict each other.
+    """
+    errors: list[InputError] = []
+
+    def proteins(path: Path) -> list[Target]:
+        found, wrong = read_proteins(path)
+        errors.extend(wrong)
+        return found
+
+    tables = [path for path in lists.inputs if is_pair_table(path)]
+    if lists.proteins is not None and not tables:
+        raise ConfigError(
+            "--proteins belongs to a table of partners (columns chain_1, chain_2); none was given"
+        )
+    targets, wrong = read_targets([path for path in lists.inputs if path not in tables], complex_=complex_)
+    errors += wrong
+    known = None if lists.proteins is None else proteins(lists.proteins)
+    for path in tables:
+        try:
+            found, wrong = read_pair_table(path, known)
+        except InputError as error:
+            errors.append(error)
+            continue
+        targets += found
+        errors += wrong
+    if lists.all_vs_all is not None:
+        targets += all_against_all(proteins(lists.all_vs_all), homodimers=lists.homodimers)
+    if lists.baits is not None and lists.candidates is not None:
+        targets += baits_against_candidates(proteins(lists.baits), proteins(lists.candidates))
+    return unique_targets(_found(targets), errors), errors
+
+
+def _found(targets: Sequence[Target]) -> list[FoundTarget]:
+    """Targets as if they had just been read, so that their names are made unique together."""
+    return [FoundTarget(target, target.source, 1) for target in targets]

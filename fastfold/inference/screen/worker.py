@@ -1,0 +1,118 @@
+"""What a worker process does: it keeps the networks loaded, and folds one target after the other."""
+
+from __future__ import annotations
+
+import io
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastfold.errors import FastFoldError, WeightsError, WriteError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.error_messages import debugging, reason
+from fastfold.inference.screen.job import JobResult, Status, Task
+from fastfold.inference.screen.search import ChainSearch
+from fastfold.inference.target_runner import RunOptions, TargetRunner, conclusion
+
+if TYPE_CHECKING:
+    from fastfold.data.targets import Target
+
+
+@dataclass
+class FoldWorker:
+    """Folds targets into a results folder; it is pickled, and opens what it needs with its first job.
+
+    Attributes:
+        output: The results folder, which all workers share.
+        weights: Weights files.
+        config: How to fold.
+        options: What else to do.
+        threads: Threads for PyTorch.
+        sharers: Workers of its machine, which share the memory that folds on GPUs take of the host.
+        search: Has searched for the chains of the targets; None where nothing was searched.
+    """
+
+    output: Path
+    weights: tuple[Path, ...]
+    config: InferConfig
+    options: RunOptions
+    threads: int = 1
+    sharers: int = 1
+    search: ChainSearch | None = None
+    _runner: TargetRunner | None = field(default=None, init=False, repr=False)
+
+    def __call__(self, number: int, task: Task) -> JobResult:
+        """Fold a target.
+
+        Args:
+            number: The job's.
+            task: Its payload is a :class:`~fastfold.data.targets.Target`.
+
+        Returns:
+            ``fatal`` where no other target could be folded or written either.
+        """
+        said = io.StringIO()
+        target: Target = task.job.payload
+        status: Status
+        try:
+            runner = self._opened()
+        except FastFoldError as error:
+            return JobResult("fatal", str(error))
+        try:
+            status, text = self._fold(runner, target, task.memory, said)
+        except (WriteError, WeightsError) as error:
+            status, text = "fatal", str(error)
+        except Exception as error:  # also a bug that one target brings to light: the others go on
+            status, text = "failed", reason(error, target)
+            if debugging():
+                said.write(traceback.format_exc())
+        return JobResult(status, text, tuple(said.getvalue().splitlines()))
+
+    def _fold(
+        self, runner: TargetRunner, target: Target, memory: int | None, said: io.StringIO
+    ) -> tuple[Status, str]:
+        runner.progress = replace(runner.progress, stream=said)
+        if self.search is not None and target.alignments is None:
+            self.search.publish(target)
+        runner.config = self.config if memory is None else replace(self.config, memory_budget=memory)
+        with runner.progress:
+            results, made, elsewhere = runner.fold(target, target.name, 1.0)
+            if elsewhere:
+                return "elsewhere", ""
+            if runner.options.reference is not None:
+                runner.compare(results, target, target.name, runner.options.reference)
+        records = results.records()
+        if not records:  # with --skip-bad-weights
+            return (
+                "failed",
+                f"{target.name}: the networks that suit it were left out, because their files cannot be used",
+            )
+        return "done" if made else "finished", conclusion(records)
+
+    def _opened(self) -> TargetRunner:
+        """The runner with its networks, opened once."""
+        if self._runner is None:
+            import torch
+
+            from fastfold.data.templates.source import TemplateFinder
+            from fastfold.evoformer.config import MINI
+            from fastfold.inference.models import open_networks
+            from fastfold.inference.output.results_folder import ResultsFolder
+            from fastfold.inference.planning.available_memory import share_host_memory
+            from fastfold.inference.progress import Progress
+            from fastfold.utils.device import choose_device
+
+            torch.set_num_threads(self.threads)
+            share_host_memory(self.sharers)
+            skip = (lambda _: None) if self.options.skip_bad_weights else None  # said by the run itself
+            self._runner = TargetRunner(
+                open_networks(self.weights or (Path(MINI),), skip=skip),
+                ResultsFolder(self.output),
+                choose_device(self.config.device),
+                self.config,
+                self.options,
+                Progress(0.0, quiet=True),
+                finder=TemplateFinder(self.options.templates) if self.options.templates.wanted else None,
+            )
+        return self._runner

@@ -1,0 +1,168 @@
+"""A worker as a process of this machine: replaced when it has ended, and ended when a job goes beyond its limits."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from fastfold.data.loading.worker_process import PROTOCOL, describe_end, receive, send, work
+from fastfold.inference.screen.job import JobResult, Task
+from fastfold.utils.units import GIB, clock
+
+Function = Callable[[int, Task], JobResult]
+_FAILED_STARTS = 3
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a job may take before its worker is ended.
+
+    Attributes:
+        seconds: From its start; None for any time.
+        memory: Bytes of the host's memory that its process holds, networks included; None for any amount.
+    """
+
+    seconds: float | None = None
+    memory: int | None = None
+
+
+class WorkerProcess:
+    """A process that runs one function on a job at a time.
+
+    It is started with the first job, and again after it has ended. It ends with the process that made it, however that
+    ends.
+
+    Args:
+        function: Does a job; it is pickled.
+        limits: Of each job.
+    """
+
+    def __init__(self, function: Function, limits: Limits) -> None:
+        self._payload = pickle.dumps(function, protocol=PROTOCOL)
+        self._limits = limits
+        self._process: Any = None
+        self._pipe: Connection | None = None
+        self._closed = False
+
+    def run(self, task: Task) -> JobResult:
+        """Have a job done; whatever it does to its process, there is a result.
+
+        Args:
+            task: The job.
+
+        Returns:
+            ``lost`` if its process ended, ``failed`` if it was ended for a limit, ``fatal`` if none can be started.
+        """
+        begin = time.monotonic()
+        found = self._ensure_running() or self._run(task)
+        return replace(found, seconds=time.monotonic() - begin)
+
+    def close(self) -> None:
+        """End the process at once, from any thread."""
+        self._closed = True
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ValueError, AttributeError):  # gone already
+                process.kill()
+
+    def _ensure_running(self) -> JobResult | None:
+        """Start the process if there is none; tells why it cannot be."""
+        if self._process is not None and self._process.is_alive():
+            return None
+        reason = ""
+        for _ in range(_FAILED_STARTS):
+            self._forget()
+            reason = self._start()
+            if self._closed:
+                return JobResult("lost", "the run ends")
+            if not reason:
+                return None
+            self._process.kill()
+        return JobResult("fatal", f"a worker process cannot start, {_FAILED_STARTS} times in a row: {reason}")
+
+    def _start(self) -> str:
+        """Start the process and wait until it is ready; returns why it is not."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=work, args=(theirs, self._payload), name="fastfold-worker", daemon=False
+        )
+        try:
+            process.start()
+        finally:
+            theirs.close()
+        self._process, self._pipe = process, ours
+        if self._closed:  # meanwhile
+            process.kill()
+        try:
+            _, _, failure = receive(ours)
+        except (EOFError, OSError):
+            return describe_end(process)
+        return failure or ""
+
+    def _run(self, task: Task) -> JobResult:
+        process, pipe = self._process, self._pipe
+        assert pipe is not None
+        try:
+            send(pipe, (task.job.id, task))
+        except OSError:
+            return self._ended()
+        start = time.monotonic()
+        while True:
+            watched = task.job.kind == "fold" and self._limits != Limits()
+            if wait([pipe, process.sentinel], _POLL_S if watched else None):
+                try:
+                    _, result, failure = receive(pipe)
+                except (EOFError, OSError):
+                    return self._ended()
+                return JobResult("failed", f"{task.job.name}: {failure}") if result is None else result
+            beyond = self._beyond(process.pid, time.monotonic() - start) if watched else ""
+            if beyond:
+                process.kill()
+                self._ended()
+                return JobResult("failed", f"{task.job.name}: {beyond}")
+
+    def _beyond(self, pid: int, seconds: float) -> str:
+        """Which limit a job has passed, in words."""
+        limits = self._limits
+        if limits.seconds is not None and seconds > limits.seconds:
+            return f"was not finished after {clock(limits.seconds)}, its --time-limit; give it more time"
+        if limits.memory is not None:
+            held = resident_bytes(pid)
+            if held > limits.memory:
+                return (
+                    f"its process held {held / GIB:,.2f} GiB of memory, more than its --memory-limit of "
+                    f"{limits.memory / GIB:,.2f} GiB; give it more memory"
+                )
+        return ""
+
+    def _ended(self) -> JobResult:
+        how = describe_end(self._process)
+        self._forget()
+        return JobResult("lost", how)
+
+    def _forget(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            self._process.join()
+            self._process.close()
+        self._process = self._pipe = None
+
+
+def resident_bytes(pid: int) -> int:
+    """Bytes of memory that a process holds (Linux); 0 if there is no such process."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,49 @@
+"""The table of targets that failed, to which several runs add and which those leave that are folded later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastfold.inference.output.results_folder import ResultsFolder
+from fastfold.inference.screen.failures import NAME, FailuresFile
+
+
+def lines(folder: ResultsFolder) -> list[str]:
+    return (folder.path / NAME).read_text().splitlines()
+
+
+def test_a_failure_is_written_down_at_once_with_its_reason_in_one_line(tmp_path: Path):
+    folder = ResultsFolder(tmp_path)
+    FailuresFile(folder).add("T1", "too long:\n\tfold shorter pieces")
+    assert lines(folder) == ["target\treason", "T1\ttoo long: fold shorter pieces"]
+
+
+def test_runs_add_to_each_other_and_the_last_reason_counts(tmp_path: Path):
+    folder = ResultsFolder(tmp_path)
+    one, other = FailuresFile(folder), FailuresFile(folder)
+    one.add("T1", "a")
+    other.add("T2", "b")
+    one.add("T1", "c")
+    one.flush()
+    assert lines(folder)[1:] == ["T2\tb", "T1\tc"]
+
+
+def test_a_target_that_is_folded_leaves_and_an_empty_table_is_removed(tmp_path: Path):
+    folder = ResultsFolder(tmp_path)
+    table = FailuresFile(folder)
+    table.add("T1", "a")
+    table.add("T2", "b")
+    table.remove("T1")
+    table.remove("T3")
+    table.flush()
+    assert lines(folder)[1:] == ["T2\tb"]
+    table.remove("T2")
+    table.flush()
+    assert not (tmp_path / NAME).exists()
+
+
+def test_without_a_failure_there_is_no_table(tmp_path: Path):
+    table = FailuresFile(ResultsFolder(tmp_path))
+    table.remove("T1")
+    table.flush()
+    assert not (tmp_path / NAME).exists()

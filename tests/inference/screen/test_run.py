@@ -1,0 +1,180 @@
+"""``fastfold screen`` on small networks: every target once, whatever happens to workers and to the run itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from fastfold.inference.output.summary import read_summary
+from tests.helpers import sequence_databases
+from tests.helpers.command_line import QUICK, CommandLine, Outcome
+from tests.helpers.screens import (
+    descendants,
+    leftovers,
+    predictions,
+    random_targets,
+    runs,
+    wait_for,
+    workers_of,
+)
+
+
+def screen(cli: CommandLine, *arguments: str | Path) -> Outcome:
+    """The command in this process, into the folder of the command line, with one network."""
+    return cli.run("screen", *arguments, *QUICK, "--weights", cli.weights(), "--out", cli.out)
+
+
+def test_two_workers_of_which_one_is_killed_fold_every_target_once(cli: CommandLine):
+    targets = random_targets(3)
+    fasta = cli.fasta({**targets, "bad": "MK1"})
+    killed: list[int] = []
+
+    def kill() -> None:
+        """When the first prediction is there, kill one of the workers."""
+        wait_for(lambda: bool(list(cli.out.glob("*.pdb"))))
+        killed.extend(workers_of(os.getpid())[:1])
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    done = screen(cli, fasta, "--workers", "2", "--seeds", "0-3")
+    thread.join()
+    assert killed
+    assert (done.code, done.out) == (1, f"3 folded, 1 failed; results in {cli.out}\n"), done.err
+    assert "digit '1'" in done.err
+    assert sorted(predictions(cli.out)) == sorted((name, seed) for name in targets for seed in range(4))
+    assert len(read_summary(cli.out / "summary.tsv")) == 12
+    assert not leftovers(cli.out)
+    assert not (cli.out / "failures.tsv").exists()
+    assert (cli.out / "report.html").exists()
+
+    again = screen(cli, fasta, "--workers", "1", "--seeds", "0-3", "--time-limit", "10m")
+    assert again.out == f"0 folded, 3 finished before, 1 failed; results in {cli.out}\n"
+
+
+def test_a_target_beyond_its_memory_is_refused_and_listed_and_others_are_folded(cli: CommandLine):
+    """The budget of all folds is less than the long target's smallest plan."""
+    fasta = cli.fasta({"short": "MKTAYIAKQR", "long": "MKTAYIAKQR" * 300})
+    done = screen(cli, fasta, "--memory-budget", "100MiB")
+    assert (done.code, done.out) == (1, f"1 folded, 1 failed; results in {cli.out}\n"), done.err
+    (line,) = (cli.out / "failures.tsv").read_text().splitlines()[1:]
+    assert line.startswith("long\t")
+    assert "too small for 3,000 residues" in line
+    assert len(predictions(cli.out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no targets given"),
+        (["--baits", "a.fasta"], "--baits and --candidates are given together"),
+        (["a.fasta", "--homodimers"], "--homodimers belongs to --all-vs-all"),
+        (["a.fasta", "--proteins", "b.fasta"], "--proteins belongs to a table of partners"),
+        (["a.fasta", "--workers", "0"], "workers must be from 1"),
+        (["a.fasta", "--shard", "3/2"], "write I/N"),
+        (["a.fasta", "--time-limit", "soon"], "not a length of time"),
+        (["a.fasta", "--memory-limit", "1MiB"], "--memory-limit: a worker takes"),
+        (["a.fasta", "--ray", "ray://head:10001"], "run the command on a machine of the cluster"),
+        (["a.fasta", "--ray", "auto", "--device", "cuda:1"], "the cluster chooses the GPU"),
+        (["a.fasta", "--device", "cuda:99"], "CUDA"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_started(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+):
+    monkeypatch.chdir(cli.folder)
+    cli.fasta({"T1": "MKTAYIAKQR"}, "a.fasta")
+    cli.fasta({"T2": "MKTAYIAKQR"}, "b.fasta")
+    done = screen(cli, *arguments)
+    assert (done.code, done.out) == (1, "")
+    assert message in done.err
+    assert not predictions(cli.out)
+
+
+@pytest.mark.slow
+def test_chains_are_searched_before_their_targets_are_folded_and_templates_are_shown(cli: CommandLine):
+    """Two proteins and their pair; a structure that was folded before is a template of the next screen."""
+    chains = sequence_databases.queries(2, 40)
+    database = sequence_databases.write_database(cli.folder / "uniref90.fasta", chains)
+    fasta = cli.fasta(chains)
+    done = screen(cli, fasta, "--all-vs-all", fasta, "--db", database, "--cpu", "1", "--workers", "2")
+    assert (done.code, done.out) == (0, f"3 folded; results in {cli.out}\n"), done.err
+    rows = {target: cli.config(target)["alignment_rows"] for target in ("q0", "q1", "q0_and_q1")}
+    assert rows["q0_and_q1"] == [*rows["q0"], *rows["q1"]]
+    assert all(row[0] > 5 for target in rows.values() for row in target)
+    searched = list(cli.out.glob("alignments/.searches/*/*/uniref90-*"))
+    assert len(searched) == 2
+
+    structure = next(cli.out.glob("q0_rank_001_*.cif"))
+    again = screen(cli, fasta, "--db", database, "--cpu", "1", "--templates", structure)
+    assert (again.code, again.out) == (0, f"1 folded, 1 finished before; results in {cli.out}\n"), again.err
+    assert len(list(cli.out.glob("alignments/.searches/*/*/uniref90-*"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["local", "ray"])
+def test_forty_targets_are_folded_once_although_a_worker_and_then_the_run_are_killed(
+    cli: CommandLine, ended: list, where: str
+):
+    if where == "ray":
+        pytest.importorskip("ray")
+    targets = random_targets(40)
+    fasta, weights = cli.fasta(targets), cli.weights()
+    arguments = ["screen", fasta, "--workers", "2", "--num-recycles", "10", "--no-plots"]
+    arguments += ["--weights", weights, "--out", cli.out, *(["--ray", "local"] if where == "ray" else [])]
+    # Ray's workers give way to everything else otherwise, which on a busy machine takes them very long.
+    environment = {"RAY_worker_niceness": "0"}
+    # Ray's many processes keep the pipes of their driver open, so that what it prints goes to files.
+    first_log, second_log = cli.folder / "first.txt", cli.folder / "second.txt"
+
+    with first_log.open("w") as log:
+        driver = cli.start(*arguments, stdout=log, stderr=log, env=environment)
+    ended.append(driver)
+    wait_for(lambda: len(list(cli.out.glob("*.pdb"))) >= 4 or driver.poll() is not None, 900)
+    assert driver.poll() is None, first_log.read_text()
+    victim = workers_of(driver.pid)[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: not runs(victim))
+    wait_for(lambda: len(list(cli.out.glob("*.pdb"))) >= 12 or driver.poll() is not None, 900)
+    assert driver.poll() is None, first_log.read_text()
+    below = descendants(driver.pid)
+    driver.kill()
+    driver.wait()
+    wait_for(lambda: not any(map(runs, below)))
+
+    before = finished_files(cli.out)
+    assert 12 <= len(before) < 40
+    with second_log.open("w") as log:
+        driver = cli.start(*arguments, stdout=log, stderr=log, env=environment)
+    ended.append(driver)
+    driver.wait()
+    last = second_log.read_text().splitlines()[-1]
+    assert driver.returncode == 0, second_log.read_text()
+    assert last == f"{40 - len(before)} folded, {len(before)} finished before; results in {cli.out}"
+    assert sorted(predictions(cli.out)) == sorted((name, 0) for name in targets)
+    after = finished_files(cli.out)
+    assert len(after) == 40
+    assert {name: after[name] for name in before} == before, "what was finished is not written again"
+    assert not leftovers(cli.out)
+    folded = [line.split()[1] for log in (first_log, second_log) for line in reported(log)]
+    assert len(folded) == len(set(folded)), "no target is reported as folded twice"
+
+
+def finished_files(out: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of the structure of each prediction that is finished, by the name of its target."""
+    found = {}
+    for path in out.glob(".fastfold/*/*.json"):
+        if path.name != "target.json":
+            (structure,) = out.glob(f"{path.parent.name}_rank_*.pdb")
+            status = structure.stat()
+            found[path.parent.name] = (status.st_ino, status.st_mtime_ns)
+    return found
+
+
+def reported(log: Path) -> list[str]:
+    """The lines of a run that report a folded target."""
+    return [line for line in log.read_text().splitlines() if " pLDDT " in line]
