@@ -74,7 +74,7 @@ def screen(
         )
     if options.engines:
         msa_dir = (options.msa_dir or output / ALIGNMENTS).resolve()
-        search = EngineSearch(options.engines, msa_dir)
+        search = EngineSearch(tuple(options.engines), msa_dir)
         options = replace(options, msa_dir=msa_dir)
     left_out: list[str] = []
     networks = open_networks(
