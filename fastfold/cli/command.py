@@ -24,11 +24,12 @@ from fastfold.inference.error_messages import debugging, internal_error
 
 _EPILOG = """\
 examples:
-  fastfold infer protein.fasta --out results --weights params_model_1_ptm.npz
+  fastfold weights download monomer_ptm multimer
+  fastfold infer protein.fasta --out results --weights monomer_ptm
   fastfold infer *.fasta --out results --weights params_model_*_ptm.npz --msa-dir alignments
   fastfold infer protein.fasta --out results --db uniref90.fasta
   fastfold search *.fasta --db uniref90.fasta mgnify.fasta --out alignments
-  fastfold infer complex.fasta --out results --weights params_model_1_multimer_v3.npz --complex
+  fastfold infer complex.fasta --out results --weights multimer --complex
   fastfold screen --baits bait.fasta --candidates all.fasta --out results --weights params_model_*_multimer_v3.npz
   fastfold relax results/*_rank_001_*.pdb --out relaxed
   fastfold weights info params_model_1_ptm.npz

@@ -356,8 +356,8 @@ class TargetRunner:
         if target.is_complex and not all(network.info.multimer for network in networks):
             warn(
                 f"warning: {target.name}: a complex folded by a monomer network, as one chain whose residue numbers "
-                "jump by 200 between the chains; --weights of a multimer network (params_model_1_multimer_v3.npz and "
-                "the like) is made for complexes"
+                "jump by 200 between the chains; --weights multimer is made for complexes ('fastfold weights download "
+                "multimer' fetches it)"
             )
         names = ", ".join(network.name for network in networks)
         seeds = f", {len(self.config.seeds)} seeds" if len(self.config.seeds) > 1 else ""

@@ -24,7 +24,7 @@ def test_without_arguments_the_help_is_shown(cli: CommandLine):
     assert done.code == 2
     for command in ("infer", "verify", "weights"):
         assert command in done.out
-    assert "fastfold infer protein.fasta --out results --weights params_model_1_ptm.npz" in done.out
+    assert "fastfold infer protein.fasta --out results --weights monomer_ptm" in done.out
 
 
 def test_the_help_of_infer_teaches(cli: CommandLine):
