@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from fastfold.inference.screen.job import Event, Finished, Ready, Task, Worker
-from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess
+from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess, pack_function
 
 
 class LocalExecutor:
@@ -26,7 +26,7 @@ class LocalExecutor:
         self._processes: list[WorkerProcess] = []
         self._threads: list[threading.Thread] = []
         for worker, function in workers:
-            process = WorkerProcess(function, limits)
+            process = WorkerProcess(pack_function(function), limits)
             tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
             thread = threading.Thread(
                 target=self._serve, args=(worker, process, tasks), name=worker.id, daemon=True
@@ -59,6 +59,8 @@ class LocalExecutor:
             process.close()
         for thread in self._threads:
             thread.join()
+        for process in self._processes:
+            process.join()
 
     def _serve(self, worker: Worker, process: WorkerProcess, tasks: queue.SimpleQueue[Task | None]) -> None:
         """Do the jobs of a worker, until there is None."""

@@ -27,7 +27,7 @@ from fastfold.inference.screen.job import (
     Task,
     Worker,
 )
-from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess
+from fastfold.inference.screen.worker_process import Function, Limits, WorkerProcess, pack_function
 from fastfold.utils.host_memory import host_available_bytes
 
 _SETTINGS = {
@@ -58,12 +58,12 @@ class WorkerActor:
     """Runs on a machine of the cluster.
 
     Args:
-        function: What its process does with a job.
+        packed: What its process does with a job; see :class:`WorkerProcess`.
         limits: Of each job.
     """
 
-    def __init__(self, function: Function, limits: Limits) -> None:
-        self._process = WorkerProcess(function, limits)
+    def __init__(self, packed: bytes, limits: Limits) -> None:
+        self._process = WorkerProcess(packed, limits)
 
     def describe(self) -> Machine:
         """What there is here, before any work."""
@@ -152,7 +152,7 @@ class RayExecutor:
     def _add(self, group: Group) -> None:
         worker = f"{group.kind}-{next(self._numbers)}"
         remote = self._ray.remote(num_cpus=group.cpus, num_gpus=group.gpus, max_restarts=0)(WorkerActor)
-        self._actors[worker] = remote.remote(group.function, self._limits)
+        self._actors[worker] = remote.remote(pack_function(group.function), self._limits)
         self._groups[worker] = group
         self._starting.add(worker)
         self._calls[self._actors[worker].describe.remote()] = worker

@@ -35,6 +35,11 @@ class Limits:
     memory: int | None = None
 
 
+def pack_function(function: Function) -> bytes:
+    """A function for another process, by pickle."""
+    return pickle.dumps(function, protocol=PROTOCOL)
+
+
 class WorkerProcess:
     """A process that runs one function on a job at a time.
 
@@ -42,13 +47,12 @@ class WorkerProcess:
     ends.
 
     Args:
-        function: Does a job; it is pickled.
+        packed: Does a job: a function as :func:`pack_function` has it, which this process does not load.
         limits: Of each job.
     """
 
-    def __init__(self, function: Function, limits: Limits) -> None:
-        self._payload = pickle.dumps(function, protocol=PROTOCOL)
-        self._limits = limits
+    def __init__(self, packed: bytes, limits: Limits) -> None:
+        self._packed, self._limits = packed, limits
         self._process: Any = None
         self._pipe: Connection | None = None
         self._closed = False
@@ -74,6 +78,10 @@ class WorkerProcess:
             with contextlib.suppress(ValueError, AttributeError):  # gone already
                 process.kill()
 
+    def join(self) -> None:
+        """Wait until the process that was closed has ended; where no other thread runs a job."""
+        self._forget()
+
     def _ensure_running(self) -> JobResult | None:
         """Start the process if there is none; tells why it cannot be."""
         if self._process is not None and self._process.is_alive():
@@ -94,7 +102,7 @@ class WorkerProcess:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(
-            target=work, args=(theirs, self._payload), name="fastfold-worker", daemon=False
+            target=work, args=(theirs, self._packed), name="fastfold-worker", daemon=False
         )
         try:
             process.start()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastfold.inference.screen.job import Job, JobResult, Kind, Task
-from fastfold.inference.screen.worker_process import Limits, WorkerProcess, resident_bytes
+from fastfold.inference.screen.worker_process import Limits, WorkerProcess, pack_function, resident_bytes
 from tests.inference.screen.functions import CannotArrive, act
 
 MIB = 1 << 20
@@ -21,7 +21,7 @@ def task(*payload: object, kind: Kind = "fold") -> Task:
 
 
 def process(limits: Limits | None = None) -> WorkerProcess:
-    return WorkerProcess(act, limits or Limits())
+    return WorkerProcess(pack_function(act), limits or Limits())
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,7 @@ def worker() -> Iterator[WorkerProcess]:
     one = process()
     yield one
     one.close()
+    one.join()
 
 
 def test_one_process_does_one_job_after_the_other(worker: WorkerProcess):
@@ -61,6 +62,7 @@ def test_a_job_that_takes_longer_than_its_limit_is_ended():
     assert worker.run(task("echo", "next")).status == "done"
     assert worker.run(task("sleep", 1.5, kind="search")).status == "done"  # limits are those of targets
     worker.close()
+    worker.join()
 
 
 def test_a_job_whose_process_holds_more_than_its_limit_is_ended():
@@ -70,10 +72,11 @@ def test_a_job_whose_process_holds_more_than_its_limit_is_ended():
     assert result.status == "failed"
     assert "more than its --memory-limit of 0.39 GiB" in result.text
     worker.close()
+    worker.join()
 
 
 def test_what_cannot_be_loaded_in_another_process_is_said_once_and_for_all():
-    worker = WorkerProcess(CannotArrive(), Limits())  # type: ignore[arg-type]
+    worker = WorkerProcess(pack_function(CannotArrive()), Limits())  # type: ignore[arg-type]
     result = worker.run(task("echo", "a"))
     assert result.status == "fatal"
     assert "cannot start, 3 times in a row: RuntimeError: not here" in result.text
@@ -88,4 +91,5 @@ def test_results_tell_how_long_they_took():
     worker = process()
     assert 0.3 < worker.run(task("sleep", 0.3)).seconds < 60
     worker.close()
+    worker.join()
     assert JobResult("done").seconds == 0
