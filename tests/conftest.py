@@ -75,3 +75,8 @@ def require_shared(*parts: str) -> Path:
     if base is None or not base.joinpath(*parts).exists():
         pytest.skip(f"needs shared data {'/'.join(parts)}, which is not part of the project")
     return base.joinpath(*parts)
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Call bytes by their argument: packed ones hold the time, and tests have one name in all processes."""
+    return argname if isinstance(val, bytes) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -135,7 +136,9 @@ class _Attention(TorchFunctionMode):
         if func is scaled_dot_product_attention:
             return self.attend(*args, **(kwargs or {}))
         if func is multi_head_attention_forward:
-            return self.attend_heads(*args, **(kwargs or {}))
+            given = signature(multi_head_attention_forward).bind(*args, **(kwargs or {}))
+            given.apply_defaults()
+            return self.attend_heads(**given.arguments)
         return func(*args, **(kwargs or {}))
 
     def attend(
@@ -180,10 +183,11 @@ class _Attention(TorchFunctionMode):
 
     def attend_heads(
         self,
+        *,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        embed_dim: int,
+        embed_dim_to_check: int,
         num_heads: int,
         in_proj_weight: Tensor | None,
         in_proj_bias: Tensor | None,
@@ -193,18 +197,18 @@ class _Attention(TorchFunctionMode):
         dropout_p: float,
         out_proj_weight: Tensor,
         out_proj_bias: Tensor | None,
-        training: bool = True,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        use_separate_proj_weight: bool = False,
-        q_proj_weight: Tensor | None = None,
-        k_proj_weight: Tensor | None = None,
-        v_proj_weight: Tensor | None = None,
-        static_k: Tensor | None = None,
-        static_v: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
+        training: bool,
+        key_padding_mask: Tensor | None,
+        need_weights: bool,
+        attn_mask: Tensor | None,
+        use_separate_proj_weight: bool,
+        q_proj_weight: Tensor | None,
+        k_proj_weight: Tensor | None,
+        v_proj_weight: Tensor | None,
+        static_k: Tensor | None,
+        static_v: Tensor | None,
+        average_attn_weights: bool,
+        is_causal: bool,
     ) -> tuple[Tensor, None]:
         """What ``nn.MultiheadAttention`` computes, of own positions ``[N, B, C]`` or ``[N, C]``."""
         extras = {"bias_k": bias_k, "bias_v": bias_v, "static_k": static_k, "static_v": static_v}

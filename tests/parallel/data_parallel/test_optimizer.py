@@ -36,7 +36,8 @@ def _made(model: nn.Module, make: object = _adam, stage: type[Replicated] = Repl
     mesh = ParallelMesh(ParallelPlan())
     held = stage(dict(model.named_parameters()), mesh, {})
     shapes = {name: (p.shape, p.dtype) for name, p in model.named_parameters()}
-    return ParallelOptimizer(make(held.optimised), held, FullStateDict(model, mesh, {}, shapes, {}))  # type: ignore[operator]
+    full_state = FullStateDict(model, mesh, {}, shapes, {})
+    return ParallelOptimizer(make(held.optimised), model, held, full_state)  # type: ignore[operator]
 
 
 def _train(model: nn.Module, optimizer: ParallelOptimizer | torch.optim.Optimizer, steps: int = 2) -> None:
@@ -110,10 +111,7 @@ def _broken() -> Iterator[tuple[dict[str, dict[str, Tensor]], str]]:
     _train(model, optimizer)
     state = optimizer.state_dict()
     yield _without("exp_avg", state), r"has no exp_avg of 0\.weight; was it another optimizer"
-    yield (
-        {n: s for n, s in state.items() if n != "1.weight"},
-        r"of 1\.weight is missing, this model needs \(\)",
-    )
+    yield state | {"2.weight": state["1.weight"]}, r"has 2\.weight, which the model has not"
     wrong = {**state["0.bias"], "exp_avg": torch.ones(5)}
     yield state | {"0.bias": wrong}, r"exp_avg of 0\.bias is \(5,\), this model needs \(4,\)"
 
@@ -124,6 +122,18 @@ def test_a_state_of_another_optimizer_or_model_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         _made(_model()).load_state_dict(state)
+
+
+def test_a_parameter_that_had_no_gradient_yet_starts_anew() -> None:
+    model = _model()
+    optimizer = _made(model)
+    _train(model, optimizer)
+    other = _made(_model())
+    other.load_state_dict({n: s for n, s in optimizer.state_dict().items() if n != "1.weight"})
+    found = other.state_dict()
+    assert torch.equal(found["0.bias"]["exp_avg"], optimizer.state_dict()["0.bias"]["exp_avg"])
+    assert not found["1.weight"]["exp_avg"].any()
+    assert found["1.weight"]["step"] == 0
 
 
 def test_an_optimizer_whose_first_state_is_not_known_takes_none() -> None:
