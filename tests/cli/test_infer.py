@@ -96,7 +96,7 @@ def test_every_option_sets_its_own_field(
     runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        local, "LocalSearch", lambda db, *, num_workers: SimpleNamespace(engines=lambda: [db, num_workers])
+        local, "LocalSearch", lambda db, *, num_workers: SimpleNamespace(engines=lambda: (db, num_workers))
     )
     parser = argparse.ArgumentParser()
     infer.add_infer_command(parser.add_subparsers())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import numpy as np
 import pytest
 
+from fastfold.cli import msa_server as option
+from fastfold.errors import ConfigError
 from tests.helpers.command_line import CommandLine
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 
@@ -92,3 +96,14 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLin
     assert (done.code, "'colabfold' is not the address of a server" in done.err) == (1, True)
     done = cli.infer(inputs, "--msa-server", "http://x", "--db", "x.fasta")
     assert (done.code, "give one of the two" in done.err) == (1, True)
+
+
+def test_a_server_is_asked_where_no_database_is_searched() -> None:
+    parser = argparse.ArgumentParser()
+    option.add_server_option(parser)
+    assert parser.parse_args([]).msa_server is None
+    options = parser.parse_args(["--msa-server", "http://127.0.0.1:9"], argparse.Namespace(db=[], quiet=True))
+    assert option.server_source(options).settings["url"].startswith("http://127.0.0.1:9")
+    options.db = ["uniref90.fasta"]
+    with pytest.raises(ConfigError, match="--db searches on this machine, --msa-server elsewhere"):
+        option.server_source(options)

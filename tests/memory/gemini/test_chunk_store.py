@@ -171,6 +171,19 @@ def test_states_of_the_optimizer_live_with_the_host() -> None:
     assert optimizer.state[model[1].weight]["exp_avg"] is before[model[1].weight]["exp_avg"]
 
 
+def test_a_count_of_steps_stays_where_it_is_also_beside_a_single_number() -> None:
+    model = nn.Module()
+    model.factor = nn.Parameter(torch.tensor(2.0))
+    store = _store(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with store.params_on_host():
+        model.factor.grad = torch.tensor(1.0)
+        optimizer.step()
+    step = optimizer.state[model.factor]["step"]
+    store.settle_states(store.chunks[0], optimizer)
+    assert optimizer.state[model.factor]["step"] is step
+
+
 def test_on_the_device_itself_nothing_moves() -> None:
     model = _model()
     plain: list[Tensor] = [p.clone() for p in model.parameters()]

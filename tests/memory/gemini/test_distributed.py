@@ -99,6 +99,9 @@ def test_gradients_are_means_where_any_rank_has_one(shard: bool) -> None:
         model, store = _store()
         rank, ranks = group.rank, Ranks(group.process_group, None, shard)
         with store.params_on_host():
+            model[1].bias.grad = torch.full((8,), 99.0)
+        store.clear_gradients()  # what was there before counts no more
+        with store.params_on_host():
             model[0].weight.grad = torch.full((8, 8), 1.0 + rank)
             model[0].bias.grad = torch.full((8,), 3.0 * rank)
             if rank == 1:

@@ -1,0 +1,66 @@
+"""What the workers of a screen are made of, and where they run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastfold.data.targets import Chain, Target
+from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.screen import setup
+from fastfold.inference.screen.options import ScreenOptions
+from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.units import GIB
+
+TARGETS = [Target(name, (Chain("A", "MKV"),), "", name, ()) for name in ("a", "b")]
+
+
+def _setup(device: str = "cpu", **where: object) -> setup.Setup:
+    return setup.Setup(
+        networks=[],
+        shipped=True,
+        output=Path("out"),
+        config=InferConfig(device=device),
+        options=RunOptions(),
+        where=replace(ScreenOptions(), **where),  # type: ignore[arg-type]
+        search=None,
+        say=lambda line: None,
+    )
+
+
+def test_a_fold_has_the_number_and_the_cost_of_its_target() -> None:
+    """Without searches nothing has to come first, and on GPUs the host's memory is not shared out."""
+    jobs = _setup().jobs(TARGETS, [3.0, 5.0], on_cpu=False)
+    assert [(job.id, job.name, job.kind, job.cost) for job in jobs] == [
+        (0, "a", "fold", 3.0),
+        (1, "b", "fold", 5.0),
+    ]
+    assert all(job.smallest == 0 and not job.needs for job in jobs)
+
+
+@pytest.mark.parametrize("gib", [1.0, 2.0])
+def test_a_limit_that_leaves_nothing_to_fold_with_is_refused(
+    monkeypatch: pytest.MonkeyPatch, gib: float
+) -> None:
+    monkeypatch.setattr(setup, "worker_bytes", lambda networks, precision: 2 * GIB)
+    monkeypatch.setattr(setup, "resident_bytes", lambda process: 1)
+    with pytest.raises(ConfigError, match=r"a worker takes 2\.00 GiB before it folds anything"):
+        _setup(memory_limit=int(gib * GIB)).rules()
+    _setup(memory_limit=2 * GIB + 1).rules()
+    monkeypatch.setattr(setup, "resident_bytes", lambda process: 0)
+    with pytest.raises(ConfigError, match="--memory-limit needs Linux"):
+        _setup(memory_limit=2 * GIB + 1).rules()
+    _setup().rules()
+
+
+def test_each_worker_has_a_gpu_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match="--workers 3: each worker has a GPU for itself, and there are 2"):
+        _setup("cuda", workers=3).start()
+    with pytest.raises(ConfigError, match="there are 1"):
+        _setup("cuda:1", workers=2).start()
