@@ -28,6 +28,7 @@ def screen(cli: CommandLine, *arguments: str | Path) -> Outcome:
     return cli.run("screen", *arguments, *QUICK, "--weights", cli.weights(), "--out", cli.out)
 
 
+@pytest.mark.slow
 def test_two_workers_of_which_one_is_killed_fold_every_target_once(cli: CommandLine):
     targets = random_targets(3)
     fasta = cli.fasta({**targets, "bad": "MK1"})
