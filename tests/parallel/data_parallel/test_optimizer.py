@@ -142,3 +142,13 @@ def test_an_optimizer_whose_first_state_is_not_known_takes_none() -> None:
     _train(model, optimizer)
     with pytest.raises(ConfigError, match="the first state of SGD is not known"):
         _made(_model(), _sgd).load_state_dict(optimizer.state_dict())
+
+
+def test_after_a_step_every_rank_gets_all_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = _made(_model())
+    events: list[str] = []
+    monkeypatch.setattr(optimizer.inner, "step", lambda: events.append("step"))
+    monkeypatch.setattr(optimizer._stage, "check_step", lambda: events.append("check"))
+    monkeypatch.setattr(optimizer._stage, "all_gather_params", lambda: events.append("gather"))
+    optimizer.step()
+    assert events == ["check", "step", "gather"]
