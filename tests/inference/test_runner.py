@@ -438,7 +438,7 @@ class TestComplexes:
         done = cli.infer(cli.fasta({"pair": f"{SEQUENCE}:{OTHER}"}))
         assert done.code == 0
         assert "warning: pair: a complex folded by a monomer network, as one chain" in done.err
-        assert "--weights of a multimer network" in done.err
+        assert "--weights multimer is made for complexes" in done.err
         scores = cli.scores("pair")
         assert scores["sequences"] == [SEQUENCE, OTHER]
         assert scores["chain_ids"] == ["A", "B"]

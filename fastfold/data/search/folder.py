@@ -17,7 +17,13 @@ from typing import Any
 from fastfold.data.search.store import SearchKey
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
-from fastfold.utils.atomic_files import output_error, prepare_output_directory, replacing, write_atomic
+from fastfold.utils.atomic_files import (
+    output_error,
+    prepare_output_directory,
+    replacing,
+    sweep_temporary,
+    write_atomic,
+)
 from fastfold.utils.hashing import file_digest
 
 RECORD = "search.json"
@@ -73,6 +79,7 @@ def publish(place: Path, key: SearchKey, files: Mapping[str, Path]) -> list[Path
         WriteError: The folder cannot be written; says what is missing.
     """
     prepare_output_directory(place)
+    sweep_temporary(place)
     record = _read(place / RECORD)
     digests = {name: file_digest(path) for name, path in files.items()}
     ours = _listed(record.get(key.name, {}))

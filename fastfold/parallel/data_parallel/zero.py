@@ -188,7 +188,8 @@ class Replicated:
         if not own or self.every.ranks == 1:
             return own
         flags = torch.tensor(own, dtype=torch.float32, device=self._values[0].device)
-        return [bool(x) for x in self.every.all_reduce(flags).cpu()]
+        total = self.every.all_reduce(flags)
+        return own if total.is_meta else [bool(x) for x in total.cpu()]
 
     def _within_sample(self, flat: Tensor) -> Tensor:
         return self.sample.all_reduce(flat)

@@ -19,6 +19,7 @@ from fastfold.data.search.colabfold.source import search_colabfold
 from fastfold.data.search.run import SearchSummary
 from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError
+from tests.helpers.signals import interruptible
 
 A, B = "MKVLAAGIT", "GSHMWLPEK"
 
@@ -206,7 +207,7 @@ def test_an_interruption_ends_what_was_started(program: Path, databases: Path, t
         "import sys; from pathlib import Path; from fastfold.data.search.colabfold.mmseqs import MmseqsSource\n"
         f"list(MmseqsSource(Path({str(databases)!r}), threads=1, temporary=Path({str(tmp_path)!r})).unpaired([{A!r}]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, preexec_fn=interruptible)
     timer = threading.Timer(100, process.kill)
     timer.start()
     while not (program.parent / "calls").exists() or "search" not in [step[0] for step in calls(program)]:
