@@ -25,6 +25,7 @@ from fastfold.utils import remote_file
 from fastfold.utils.hashing import file_digest
 from tests.conftest import REPOSITORY
 from tests.helpers.loopback import Loopback, Request, loopback, send_file
+from tests.helpers.signals import interruptible
 
 ORACLES = REPOSITORY / "tests" / "oracles"
 MONOMER = (ORACLES / "synthetic_monomer" / "params.npz").read_bytes()
@@ -375,6 +376,7 @@ def start(*arguments: str, limit: int = 0) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=interruptible,
     )
 
 

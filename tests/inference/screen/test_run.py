@@ -99,7 +99,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_started(
 @pytest.mark.slow
 def test_chains_are_searched_before_their_targets_are_folded_and_templates_are_shown(cli: CommandLine):
     """Two proteins and their pair; a structure that was folded before is a template of the next screen."""
-    chains = sequence_databases.queries(2, 40)
+    chains = sequence_databases.queries(2)
     database = sequence_databases.write_database(cli.folder / "uniref90.fasta", chains)
     fasta = cli.fasta(chains)
     done = screen(cli, fasta, "--all-vs-all", fasta, "--db", database, "--cpu", "1", "--workers", "2")
