@@ -34,8 +34,9 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from fastfold.data.search.database import SequenceDatabase
-from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
+from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.local import LocalSearch
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.utils.units import parse_bytes
 
 FLAGS = (

@@ -9,9 +9,9 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fastfold.cli.msa_server import add_server_option, server_source
+from fastfold.cli.alignment_sources import add_source_options, add_worker_option, alignment_engines
 from fastfold.cli.process import orderly_termination, silence_stdout
-from fastfold.cli.search import add_database_option, add_worker_option, search_inputs
+from fastfold.cli.search import search_inputs
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
@@ -25,7 +25,6 @@ from fastfold.inference.config import (
 from fastfold.inference.relax.config import PLATFORMS
 
 if TYPE_CHECKING:
-    from fastfold.inference.alignment_search import Engines
     from fastfold.inference.runner import Summary
     from fastfold.inference.target_runner import RunOptions
 
@@ -100,7 +99,6 @@ def add_infer_command(commands: Any) -> None:
     infer.add_argument(
         "--sort", choices=("input", "length"), default="input", help="length: short targets first"
     )
-    add_server_option(infer)
     infer.add_argument(
         "--parallel",
         metavar="dap=N",
@@ -124,7 +122,7 @@ def add_fold_options(parser: Any) -> None:
     parser.add_argument(
         "--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id"
     )
-    add_database_option(parser)
+    add_source_options(parser)
     _add_templates(parser.add_argument_group("templates"))
     parser.add_argument("--complex", action="store_true", help="all records of a file are one complex")
     parser.add_argument(
@@ -372,17 +370,6 @@ def _device(text: str) -> str:
     return text
 
 
-def _engines(options: argparse.Namespace) -> Engines:
-    """Where to search for alignments."""
-    if getattr(options, "msa_server", None) is not None:
-        return server_source(options)
-    if not options.db:
-        return ()
-    from fastfold.data.search.local import LocalSearch
-
-    return LocalSearch(tuple(options.db), num_workers=options.num_workers).engines()
-
-
 def infer_config(options: argparse.Namespace) -> InferConfig:
     """How to fold, from the options of :func:`add_fold_options`.
 
@@ -396,7 +383,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         plots=not options.no_plots,
         pae={"auto": None, "yes": True, "no": False}[options.pae],
         device=options.device,
-        parallel=getattr(options, "parallel", None),
+        parallel=options.parallel,
         memory_budget=options.memory_budget or None,
         max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
         dropout=options.dropout,
@@ -423,13 +410,13 @@ def run_options(options: argparse.Namespace) -> RunOptions:
 
     return RunOptions(
         msa_dir=options.msa_dir,
-        engines=_engines(options),
+        engines=alignment_engines(options),
         templates=_template_options(options),
         complex_=options.complex,
         reference=options.reference,
         skip_bad_weights=options.skip_bad_weights,
         overwrite=options.overwrite,
-        sort=getattr(options, "sort", RunOptions.sort),
+        sort=options.sort,
         quiet=options.quiet,
     )
 
@@ -468,7 +455,7 @@ def run_infer(options: argparse.Namespace) -> int:
         from fastfold.inference.alignment_search import ALIGNMENTS
 
         folder = options.msa_dir or options.out / ALIGNMENTS
-        return search_inputs(options, folder, _engines(options), needed_alone=True)
+        return search_inputs(options, folder, alignment_engines(options), needed_alone=True)
 
     from fastfold.inference.runner import run
 

@@ -100,7 +100,8 @@ def add_screen_command(commands: Any) -> None:
         help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
     )
     add_fold_options(screen)
-    screen.set_defaults(run=run_screen)
+    # What belongs to fastfold infer alone: a screen has an order and processes of its own.
+    screen.set_defaults(run=run_screen, parallel=None, sort="input")
 
 
 def run_screen(options: argparse.Namespace) -> int:

@@ -7,12 +7,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfold.cli.msa_server import add_server_option, server_source
+from fastfold.cli.alignment_sources import (
+    MMSEQS,
+    add_source_options,
+    add_worker_option,
+    alignment_engines,
+    positive_number,
+)
 from fastfold.cli.process import orderly_termination
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fastfold.data.search.colabfold.source import ColabFoldSource
     from fastfold.inference.alignment_search import Engines
 
 _SEARCH = """\
@@ -57,19 +63,6 @@ by Ctrl-C.
 """
 
 
-_HMMER_OPTIONS = {
-    "--iterations": ("iterations", 1),
-    "--e-value": ("e_value", 1e-4),
-    "--include-e-value": ("include_e_value", 1e-4),
-    "--F1": ("msv_filter", 5e-4),
-    "--F2": ("viterbi_filter", 5e-5),
-    "--F3": ("forward_filter", 5e-7),
-    "--format": ("file_format", "sto"),
-    "--memory": ("memory", None),
-}
-"""Options of HMMER's programs alone, with their names and defaults."""
-
-
 def add_search_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     search = commands.add_parser(
@@ -89,17 +82,9 @@ def add_search_command(commands: Any) -> None:
         metavar="INPUT",
         help="FASTA, A3M or CSV files (.gz too), folders, or -",
     )
-    add_database_option(search)
-    add_server_option(search)
+    add_source_options(search)
     search.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the alignments")
     search.add_argument("--complex", action="store_true", help="all records of a file are one complex")
-    search.add_argument(
-        "--engine",
-        choices=("jackhmmer", "phmmer", "mmseqs"),
-        default="jackhmmer",
-        help="phmmer: one pass that aligns more distant domains too; mmseqs: ColabFold's pipeline on its databases "
-        "(default jackhmmer)",
-    )
     search.add_argument(
         "--gpu", action="store_true", help="mmseqs: search on a GPU, in databases made for one"
     )
@@ -107,30 +92,30 @@ def add_search_command(commands: Any) -> None:
         "-N",
         "--iterations",
         type=positive_number,
-        default=1,
+        default=HmmerSettings.iterations,
         metavar="N",
-        help="passes of jackhmmer at most; the next one searches with what the last one included (default 1)",
+        help="passes of jackhmmer at most; the next one searches with what the last one included (default "
+        f"{HmmerSettings.iterations})",
     )
     search.add_argument(
         "-E",
         "--e-value",
         type=float,
-        default=1e-4,
+        default=HmmerSettings.e_value,
         metavar="X",
-        help="largest E-value of a hit (default 0.0001)",
+        help=f"largest E-value of a hit (default {HmmerSettings.e_value:g})",
     )
     search.add_argument(
         "--incE",
         "--include-e-value",
         dest="include_e_value",
         type=float,
-        default=1e-4,
+        default=HmmerSettings.include_e_value,
         metavar="X",
-        help="largest E-value of a hit that is aligned (default 0.0001)",
+        help=f"largest E-value of a hit that is aligned (default {HmmerSettings.include_e_value:g})",
     )
-    for number, (name, default) in enumerate(
-        (("msv_filter", 5e-4), ("viterbi_filter", 5e-5), ("forward_filter", 5e-7)), 1
-    ):
+    for number, name in enumerate(("msv_filter", "viterbi_filter", "forward_filter"), 1):
+        default = getattr(HmmerSettings, name)
         search.add_argument(
             f"--F{number}",
             dest=name,
@@ -143,8 +128,8 @@ def add_search_command(commands: Any) -> None:
         "--format",
         dest="file_format",
         choices=("sto", "a3m"),
-        default="sto",
-        help="Stockholm or A3M (default sto)",
+        default=HmmerSettings.file_format,
+        help=f"Stockholm or A3M (default {HmmerSettings.file_format})",
     )
     add_worker_option(search)
     search.add_argument(
@@ -155,37 +140,6 @@ def add_search_command(commands: Any) -> None:
     )
     search.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
     search.set_defaults(run=run_search)
-
-
-def add_database_option(parser: Any) -> None:
-    """Add ``--db`` to a parser or a group."""
-    parser.add_argument(
-        "--db",
-        nargs="+",
-        action="extend",
-        metavar="[NAME=]FASTA",
-        default=[],
-        help="databases to search, FASTA (.gz too)",
-    )
-
-
-def add_worker_option(parser: Any) -> None:
-    """Add ``--cpu`` to a parser or a group."""
-    parser.add_argument(
-        "--cpu",
-        "--num-workers",
-        dest="num_workers",
-        type=positive_number,
-        metavar="N",
-        help="processes that search databases (default: one per core)",
-    )
-
-
-def positive_number(text: str) -> int:
-    """A whole number from one up, as an argument type."""
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 2147483647")
-    return int(text)
 
 
 def run_search(options: argparse.Namespace) -> int:
@@ -205,42 +159,9 @@ def _engines(options: argparse.Namespace) -> Engines:
         raise ConfigError(
             "say where to search: --db FASTA ..., --engine mmseqs --db FOLDER, or --msa-server URL"
         )
-    if options.gpu and options.engine != "mmseqs":
-        raise ConfigError("--gpu goes with --engine mmseqs alone")
-    if options.msa_server is not None or options.engine == "mmseqs":
-        return _colabfold_source(options)
-    from fastfold.data.search.hmmer import HmmerSettings
-    from fastfold.data.search.local import LocalSearch
-
-    settings = HmmerSettings(
-        engine=options.engine,
-        iterations=options.iterations,
-        e_value=options.e_value,
-        include_e_value=options.include_e_value,
-        msv_filter=options.msv_filter,
-        viterbi_filter=options.viterbi_filter,
-        forward_filter=options.forward_filter,
-        file_format=options.file_format,
-    )
-    return LocalSearch(tuple(options.db), settings, options.num_workers, options.memory).engines()
-
-
-def _colabfold_source(options: argparse.Namespace) -> ColabFoldSource:
-    """What makes alignments as ColabFold does, with settings of its own."""
-    misplaced = [flag for flag, (name, value) in _HMMER_OPTIONS.items() if getattr(options, name) != value]
-    if options.msa_server is not None and options.engine != "jackhmmer":
-        misplaced.append("--engine")
-    if misplaced:
-        raise ConfigError(
-            f"{', '.join(misplaced)}: not for this way to search, whose settings are ColabFold's"
-        )
-    if options.msa_server is not None:
-        return server_source(options)
-    if len(options.db) != 1:
-        raise ConfigError("--engine mmseqs takes one folder of databases: --db FOLDER")
-    from fastfold.data.search.colabfold.mmseqs import MmseqsSource
-
-    return MmseqsSource(Path(options.db[0]), threads=options.num_workers, gpu=options.gpu)
+    if options.gpu and options.engine != MMSEQS:
+        raise ConfigError(f"--gpu goes with --engine {MMSEQS} alone")
+    return alignment_engines(options)
 
 
 def search_inputs(

@@ -109,10 +109,7 @@ def run(
                 progress.line(f"warning: left out: {message}", important=True)
             for error in errors:
                 progress.line(f"error: {error}", important=True)
-            if not weights:
-                progress.line(about_mini(networks[0]))
-            if options.msa_dir is None and any(target.alignments is None for target in targets):
-                progress.line(WITHOUT_ALIGNMENT)
+            say_what_is_folded_with(progress, None if weights else networks[0], targets, options)
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
@@ -141,6 +138,23 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         from fastfold.inference.relax.platforms import choose_platform  # OpenMM takes its time to import
 
         choose_platform(config.relax_platform)
+
+
+def say_what_is_folded_with(
+    progress: Progress, mini: Network | None, targets: Sequence[Target], options: RunOptions
+) -> None:
+    """Say what limits the predictions of a run: the small network, and targets without alignments.
+
+    Args:
+        progress: Where it is said.
+        mini: The small network that ships with the package if it is used because no other was named.
+        targets: Of the run.
+        options: Where their alignments come from.
+    """
+    if mini is not None:
+        progress.line(about_mini(mini))
+    if options.msa_dir is None and any(target.alignments is None for target in targets):
+        progress.line(WITHOUT_ALIGNMENT)
 
 
 @contextmanager

@@ -5,11 +5,8 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from typing import Literal
 
 from pyhmmer.easel import DigitalMSA
-
-AlignmentFormat = Literal["sto", "a3m"]
 
 _GAPS = re.compile(r"[-.]+")
 

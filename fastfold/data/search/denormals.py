@@ -24,6 +24,14 @@ class _Environment(ctypes.Structure):
     _fields_ = (("x87", ctypes.c_uint8 * 28), ("mxcsr", ctypes.c_uint32))
 
 
+def _mathematics() -> ctypes.CDLL:
+    """The library that has ``fegetenv``: a part of the C library in musl, a file of its own in glibc."""
+    try:
+        return ctypes.CDLL("libm.so.6")
+    except OSError:
+        return ctypes.CDLL(None)
+
+
 @contextlib.contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Within the block, this thread computes with denormal numbers as zeros, where the processor can do that.
@@ -33,7 +41,7 @@ def flushed_denormals() -> Iterator[None]:
     if not (sys.platform == "linux" and platform.machine() == "x86_64"):
         yield
         return
-    library = ctypes.CDLL("libm.so.6", use_errno=False)
+    library = _mathematics()
     before, flushed = _Environment(), _Environment()
     library.fegetenv(ctypes.byref(before))
     library.fegetenv(ctypes.byref(flushed))

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.data.search.database import parse_databases
-from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
+from fastfold.data.search.hmmer import HmmerEngine
 from fastfold.data.search.run import SearchPlan
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.search.shard_pool import smallest_memory
 from fastfold.data.targets import target_from_sequence, unique_stems
 from fastfold.errors import ConfigError
+from fastfold.utils.cores import available_cores
 from fastfold.utils.host_memory import host_available_bytes
 from fastfold.utils.text_files import PathLike
 from fastfold.utils.units import parse_bytes
@@ -27,7 +29,7 @@ class LocalSearch:
 
     Attributes:
         databases: See :func:`fastfold.data.search.database.parse_databases`.
-        settings: See :class:`~fastfold.data.search.hmmer.HmmerSettings`.
+        settings: See :class:`~fastfold.data.search.settings.HmmerSettings`.
         num_workers: Processes; None for one per core that this process may use, or fewer where
             the memory is small.
         memory: What they may take together: ``16GiB`` or a number of bytes for example; None for half of what is free.
@@ -55,7 +57,7 @@ class LocalSearch:
         for database in databases:
             database.check()
         memory = host_available_bytes() // 2 if self.memory is None else parse_bytes(self.memory)
-        workers = self.num_workers or max(1, min(_cores(), memory // smallest_memory()))
+        workers = self.num_workers or max(1, min(available_cores(), memory // smallest_memory()))
         return [
             HmmerEngine(self.settings, database, num_workers=workers, memory_bytes=memory)
             for database in databases
@@ -83,7 +85,7 @@ def search(
         num_workers: Processes. With more than one, the code of a script has to stand under
             ``if __name__ == "__main__":``, because each of them reads the script.
         memory: What they may take together, ``16GiB`` for example; by default half of what is free.
-        settings: More of :class:`~fastfold.data.search.hmmer.HmmerSettings`: ``engine``, ``iterations``, ``e_value``
+        settings: More of :class:`~fastfold.data.search.settings.HmmerSettings`: ``engine``, ``iterations``, ``e_value``
             and so on.
 
     Returns:
@@ -113,10 +115,3 @@ def search(
         say=lambda line: None, on_step=lambda work, status, cost: None, interval_s=60.0
     )
     return Path(out)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -8,19 +8,20 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from fastfold.data.search.colabfold.source import ColabFoldSource
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.evoformer.config import MINI
-from fastfold.inference.alignment_search import ALIGNMENTS
+from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import about_mini, open_networks, suitable
+from fastfold.inference.models import open_networks, suitable
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.runner import WITHOUT_ALIGNMENT, Summary, check_request, target_cost
+from fastfold.inference.runner import Summary, check_request, say_what_is_folded_with, target_cost
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
@@ -68,14 +69,14 @@ def screen(
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
     search: ChainSearch | None = None
-    if not isinstance(options.engines, Sequence):
-        raise ConfigError(
-            "fastfold screen searches FASTA databases alone; run fastfold search first and give its folder as --msa-dir"
-        )
+    first: ColabFoldSource | None = None
     if options.engines:
         msa_dir = (options.msa_dir or output / ALIGNMENTS).resolve()
-        search = EngineSearch(tuple(options.engines), msa_dir)
         options = replace(options, msa_dir=msa_dir)
+        if isinstance(options.engines, Sequence):
+            search = EngineSearch(tuple(options.engines), msa_dir)
+        else:
+            first = options.engines
     left_out: list[str] = []
     networks = open_networks(
         weights or [Path(MINI)], skip=left_out.append if options.skip_bad_weights else None
@@ -88,16 +89,15 @@ def screen(
     if where.shard is not None:
         mine = where.shard.of(targets, costs)
         targets, costs = [targets[i] for i in mine], [costs[i] for i in mine]
+    if first is not None and targets:
+        search_targets(targets, first, msa_dir, quiet=options.quiet, needed_alone=True)
     with Progress(sum(costs), quiet=options.quiet) as progress:
         warn = partial(progress.line, important=True)
         for message in left_out:
             warn(f"warning: left out: {message}")
         for error in errors:
             warn(f"error: {error}")
-        if not weights:
-            progress.line(about_mini(networks[0]))
-        if options.msa_dir is None and any(target.alignments is None for target in targets):
-            progress.line(WITHOUT_ALIGNMENT)
+        say_what_is_folded_with(progress, None if weights else networks[0], targets, options)
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)

@@ -22,6 +22,7 @@ from fastfold.inference.screen.search import ChainSearch, SearchWorker, search_j
 from fastfold.inference.screen.worker import FoldWorker
 from fastfold.inference.screen.worker_process import Limits, resident_bytes
 from fastfold.inference.target_runner import RunOptions
+from fastfold.utils.cores import available_cores
 from fastfold.utils.device import choose_device
 from fastfold.utils.host_memory import host_available_bytes
 from fastfold.utils.units import GIB
@@ -161,7 +162,7 @@ class Setup:
             raise ConfigError(
                 f"--workers {count}: each worker has a GPU for itself, and there are {gpus} to be used"
             )
-        threads = where.cpus_per_worker or max(1, _cores() // count)
+        threads = where.cpus_per_worker or max(1, available_cores() // count)
         memory = None if gpus else host_available_bytes()
         workers: list[tuple[Worker, Callable[..., JobResult]]] = []
         for k in range(count):
@@ -200,14 +201,6 @@ class Setup:
             f"{_counted(found.cpus, 'CPU')} and {_counted(found.gpus, 'GPU')}"
         )
         return Workers(RayExecutor(groups, limits, self.say), count, not gpus, text)
-
-
-def _cores() -> int:
-    """CPUs that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
 
 
 def _resolved(path: Path | None) -> Path | None:

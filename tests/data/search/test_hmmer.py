@@ -16,7 +16,8 @@ from fastfold.data.msa.find import read_msa
 from fastfold.data.search import hmmer
 from fastfold.data.search.database import SequenceDatabase
 from fastfold.data.search.engine import Found, Step
-from fastfold.data.search.hmmer import HmmerEngine, HmmerSettings
+from fastfold.data.search.hmmer import HmmerEngine
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.search.store import SearchStore
 from fastfold.errors import ConfigError, InputError
 from tests.conftest import require_shared

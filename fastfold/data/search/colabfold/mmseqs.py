@@ -10,7 +10,6 @@ what was found (``pairaln``), for which the database needs ``<name>_mapping`` an
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from fastfold.data.search.colabfold.join import FIRST_QUERY, fasta_of, split_que
 from fastfold.data.search.colabfold.mmseqs_program import Mmseqs, find_mmseqs
 from fastfold.data.search.colabfold.source import Chains
 from fastfold.errors import ConfigError
+from fastfold.utils.cores import available_cores
 from fastfold.utils.hashing import input_hash
 
 UNIREF, ENVIRONMENT = "uniref30_2302_db", "colabfold_envdb_202108_db"
@@ -99,7 +99,7 @@ class MmseqsSource:
             _Database.open(folder, ENVIRONMENT) if (folder / f"{ENVIRONMENT}.dbtype").is_file() else None
         )
         self._work = Path(tempfile.gettempdir() if temporary is None else temporary)
-        self._threads = threads or len(os.sched_getaffinity(0))
+        self._threads = threads or available_cores()
         self._batch, self._gpu, self._folder = batch, gpu, folder
         self._path = find_mmseqs()
         with tempfile.TemporaryDirectory(dir=self._work) as place:

@@ -1,15 +1,19 @@
-"""``fastfold infer --msa-server`` folds with what a server finds, and sends nothing that it was not told to send."""
+"""Alignments from a server or MMseqs2; nothing is sent that was not to be sent."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastfold.cli import msa_server as option
+from fastfold.cli.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.data.search.colabfold.msa_server import MsaServer
+from fastfold.data.search.hmmer import HmmerEngine
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
-from tests.helpers.command_line import CommandLine
+from tests.helpers.command_line import QUICK, CommandLine
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 
 A, B = "MKVLAAGIT", "GSHMWLPEK"
@@ -72,7 +76,7 @@ def test_search_asks_a_server_too(cli: CommandLine) -> None:
         (["--msa-server", "colabfold"], "'colabfold' is not the address of a server"),
         (
             ["--msa-server", "http://x", "--db", "x.fasta"],
-            "--db searches on this machine, --msa-server elsewhere",
+            "--db searches on this machine, --msa-server on another",
         ),
         (["--msa-server", "http://x", "--engine", "phmmer"], "--engine: not for this way to search"),
         (
@@ -98,12 +102,44 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLin
     assert (done.code, "give one of the two" in done.err) == (1, True)
 
 
-def test_a_server_is_asked_where_no_database_is_searched() -> None:
+def test_a_screen_asks_a_server_before_it_folds(cli: CommandLine) -> None:
+    stand_in = StandIn()
+    with msa_server(stand_in) as server:
+        done = cli.run(
+            "screen",
+            *(cli.fasta({"T1": A, "T2": B, "T3": A}), "--msa-server", server.url),
+            *(*QUICK, "--weights", cli.weights(), "--out", cli.out),
+        )
+    assert done.code == 0, done.err
+    assert "3 folded" in done.out
+    assert [query[2] for query in stand_in.queries] == [[A], [B]]
+    assert (cli.out / "alignments" / "T3" / "colabfold_hits.a3m").is_file()
+
+
+def _options(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    option.add_server_option(parser)
-    assert parser.parse_args([]).msa_server is None
-    options = parser.parse_args(["--msa-server", "http://127.0.0.1:9"], argparse.Namespace(db=[], quiet=True))
-    assert option.server_source(options).settings["url"].startswith("http://127.0.0.1:9")
-    options.db = ["uniref90.fasta"]
-    with pytest.raises(ConfigError, match="--db searches on this machine, --msa-server elsewhere"):
-        option.server_source(options)
+    add_source_options(parser)
+    add_worker_option(parser)
+    return parser.parse_args(arguments, argparse.Namespace(quiet=True))
+
+
+def test_nothing_is_searched_by_itself() -> None:
+    assert alignment_engines(_options()) == ()
+
+
+def test_a_server_is_asked_where_no_database_is_searched() -> None:
+    engines = alignment_engines(_options("--msa-server", "http://127.0.0.1:9"))
+    assert isinstance(engines, MsaServer)
+    assert engines.settings["url"].startswith("http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="--db searches on this machine, --msa-server on another"):
+        alignment_engines(_options("--msa-server", "http://127.0.0.1:9", "--db", "uniref90.fasta"))
+
+
+def test_the_engine_and_the_processes_are_those_that_were_asked_for(tmp_path: Path) -> None:
+    database = tmp_path / "uniref90.fasta"
+    database.write_text(f">1\n{A}\n")
+    engines = alignment_engines(_options("--db", str(database), "--engine", "phmmer", "--cpu", "3"))
+    assert isinstance(engines, list)
+    (engine,) = engines
+    assert isinstance(engine, HmmerEngine)
+    assert (engine.settings, engine.num_workers) == (HmmerSettings(engine="phmmer"), 3)
