@@ -71,15 +71,15 @@ def make_database(data: Path, path: Path) -> tuple[int, int]:
     return len(names), sum(map(len, names))
 
 
-def choose_queries(data: Path, number: int) -> dict[str, str]:
-    """First rows of alignments that stand evenly apart in the list of them."""
-    files = sorted((data / "structures/msas").glob("*.a3m.gz"))
-    chosen = [files[i * len(files) // number] for i in range(number)]
+def choose_queries(data: Path, number: int, *, longest: int | None = None) -> dict[str, str]:
+    """First rows of alignments that stand evenly apart in the list of those of some length at most."""
     queries = {}
-    for file in chosen:
+    for file in sorted((data / "structures/msas").glob("*.a3m.gz")):
         record = gzip.decompress(file.read_bytes()).decode().split(">")[1]
         queries[file.name.removesuffix(".a3m.gz")] = "".join(record.splitlines()[1:]).upper()
-    return queries
+    names = [name for name, sequence in queries.items() if longest is None or len(sequence) <= longest]
+    chosen = [names[i * len(names) // number] for i in range(number)]
+    return {name: queries[name] for name in chosen}
 
 
 def comparable(text: bytes) -> bytes:

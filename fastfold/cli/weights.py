@@ -59,6 +59,12 @@ def add_weights_command(commands: Any) -> None:
     )
     convert.add_argument("source", type=Path, metavar="IN")
     convert.add_argument("target", type=Path, metavar="OUT")
+    convert.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="element type of a .safetensors file; parameters are float32 again when it is read (default float32)",
+    )
     convert.set_defaults(run=_weights_convert)
 
 
@@ -133,9 +139,12 @@ def _weights_info(options: argparse.Namespace) -> int:
 
 
 def _weights_convert(options: argparse.Namespace) -> int:
+    import torch
+
     from fastfold.evoformer.weights.checkpoint import convert
     from fastfold.evoformer.weights.published import one_weights_file
 
-    info = convert(one_weights_file(options.source), options.target)
+    dtype = getattr(torch, options.dtype)
+    info = convert(one_weights_file(options.source), options.target, dtype=dtype)
     print(f"wrote {options.target}: {info.parameters:,} parameters from {options.source}")
     return 0

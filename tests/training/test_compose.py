@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,20 @@ from fastfold.training.config import TrainConfig
 PLACES = ["data.directory=structures", "trainer.out=run"]
 
 
-@pytest.mark.parametrize("preset", ["initial", "finetune", "mini", "overfit"])
+@pytest.mark.parametrize("preset", ["initial", "finetune", "mini", "mini_late", "overfit"])
 def test_every_preset_composes_and_describes_a_network(preset: str):
     config = compose_config([f"+preset={preset}", *PLACES])
     assert (config.data.directory, config.trainer.out) == ("structures", "run")
     assert network_config(config.model).model.embeddings_and_evoformer.evoformer_num_block > 0
+
+
+def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
+    first, late = (compose_config([f"+preset={name}", *PLACES]) for name in ("mini", "mini_late"))
+    assert late.model == first.model
+    assert late.data.crop_size > first.data.crop_size
+    assert replace(late.data, crop_size=first.data.crop_size) == first.data
+    assert late.optim.cosine_steps == late.trainer.steps
+    assert late.optim.final_fraction == 0.0
 
 
 def test_what_a_user_sets_wins_over_the_preset():

@@ -117,29 +117,41 @@ def save_weights(
         write_own(temporary, state, config, preset=preset, metadata=metadata or {})
 
 
-def convert(path_in: AnyPath, path_out: AnyPath, *, config: Mapping[str, Any] | None = None) -> WeightsInfo:
+def convert(
+    path_in: AnyPath,
+    path_out: AnyPath,
+    *,
+    config: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> WeightsInfo:
     """Write the weights of one file in another format.
 
     Args:
         path_in: As :func:`read_weights`.
         path_out: ``.safetensors`` (ours) or ``.npz`` (official layout, which has no place for a configuration).
         config: As :func:`read_weights`.
+        dtype: Element type of the parameters in a ``.safetensors`` file: float16 or bfloat16 halve it. float32 by
+            default, the only type of ``.npz``.
 
     Returns:
         What the new file is.
 
     Raises:
-        WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another ending.
+        WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another ending; or a
+            parameter is too large for the element type.
         OutputError: The output cannot be written.
     """
     path_in, path_out = Path(path_in), Path(path_out)
     _check_ending(path_out, (".safetensors", ".npz"))
+    if path_out.suffix == ".npz" and dtype not in (None, torch.float32):
+        raise WeightsError(f"{path_out}: .npz files hold float32; choose a name that ends in .safetensors")
     with suppress(OSError, ValueError):
         if os.path.samefile(path_in, path_out):
             raise WeightsError(f"{path_out}: is the input itself; choose another name for the output")
     with _open(path_in, config) as file:
         info, model, state = file.info, file.model, file.read()
     if path_out.suffix == ".safetensors":
+        state = {name: value.to(dtype) for name, value in state.items()}
         save_weights(path_out, state, info.config, preset=info.preset, metadata=info.notes)
     else:
         model.load_state_dict(state, assign=True)

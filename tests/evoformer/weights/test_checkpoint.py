@@ -249,6 +249,31 @@ def test_a_network_is_saved_as_its_state(
     assert same(read_weights(tmp_path / "a.safetensors")[1], state)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_halves_the_file_and_rounds_each_parameter_once(
+    tmp_path: Path, state: dict[str, Tensor], dtype: torch.dtype
+) -> None:
+    whole, half = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    convert(PARAMS, whole)
+    info = convert(whole, half, dtype=dtype)
+    assert info.dtype == str(dtype).removeprefix("torch.")
+    elements = sum(value.numel() for value in state.values())
+    assert whole.stat().st_size - half.stat().st_size == pytest.approx(2 * elements, rel=0.01)
+    assert same(read_weights(half)[1], {name: value.to(dtype).float() for name, value in state.items()})
+
+
+def test_parameters_too_large_for_half_precision_are_refused(
+    tmp_path: Path, state: dict[str, Tensor], config: ConfigDict
+) -> None:
+    name = next(iter(state))
+    save_weights(tmp_path / "a.safetensors", {**state, name: state[name] + 1e5}, config)
+    with pytest.raises(WeightsError, match=r"b\.safetensors.*infinite"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.safetensors", dtype=torch.float16)
+    assert not (tmp_path / "b.safetensors").exists()
+    with pytest.raises(WeightsError, match=r"\.npz files hold float32"):
+        convert(tmp_path / "a.safetensors", tmp_path / "b.npz", dtype=torch.float16)
+
+
 def test_conversions_lose_nothing(tmp_path: Path, arrays: Arrays, state: dict[str, Tensor]) -> None:
     """Official to ours and back gives the official arrays bit by bit; OpenFold's become the same."""
     ours, back = tmp_path / "a.safetensors", tmp_path / "b.npz"

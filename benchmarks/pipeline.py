@@ -1,0 +1,139 @@
+"""From sequences alone to relaxed structures: how long each stage takes, and its share.
+
+For every target: its alignment is searched for by jackhmmer in a FASTA database, features are made of it, the network
+folds them, and the structure is relaxed. The stages run one after the other, as in ``fastfold infer --db --relax``,
+on one thread each unless told otherwise. The seconds of the relaxation follow from how good the structures are: one
+with violations takes up to three rounds.
+
+    python benchmarks/pipeline.py --data DATA --json pipeline.json
+
+DATA is a folder of structures/msas/*.a3m.gz, see benchmarks/search.py. The machine should do nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import fastfold
+from benchmarks.search import choose_queries, make_database
+from fastfold.inference import folding
+from fastfold.inference.relax import RelaxConfig, relax_prediction
+
+STAGES = ("search", "features", "network", "relaxation")
+
+
+class Stages:
+    """Seconds of each stage, added up."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Count what happens within."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] += time.perf_counter() - start
+
+
+def measure(
+    queries: dict[str, str], database: Path, weights: str, num_recycles: int | None
+) -> dict[str, object]:
+    """Fold all queries.
+
+    Args:
+        queries: Sequences by name.
+        database: A FASTA file.
+        weights: The network.
+        num_recycles: Passes of the network after the first; None for its own number.
+
+    Returns:
+        Seconds of each stage, and what became of each target.
+    """
+    stages = Stages()
+    model = fastfold.load_model(weights)
+    featurize = folding.featurize
+
+    def timed_featurize(*args: object, **options: object) -> object:
+        with stages.timed("features"):
+            return featurize(*args, **options)  # type: ignore[arg-type]
+
+    targets = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with stages.timed("search"):
+            fastfold.search(queries, f"uniref90={database}", folder)
+        for name, sequence in queries.items():
+            with mock.patch.object(folding, "featurize", timed_featurize), stages.timed("network"):
+                prediction = fastfold.predict(
+                    sequence, model, msa=Path(folder), name=name, num_recycles=num_recycles
+                )
+            with stages.timed("relaxation"):
+                result = relax_prediction(prediction, RelaxConfig(platform="CPU")).result
+            targets[name] = {
+                "residues": len(sequence),
+                "mean_plddt": round(float(prediction.mean_plddt), 1),
+                "relaxed": result.relaxed,
+                "rounds": result.rounds,
+                "iterations": result.iterations,
+                "relaxation_seconds": round(result.seconds, 2),
+            }
+            print(f"{name}: {targets[name]}", file=sys.stderr, flush=True)
+    stages.seconds["network"] -= stages.seconds["features"]  # which were made within
+    return {"seconds": {stage: round(stages.seconds[stage], 2) for stage in STAGES}, "targets": targets}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--targets", type=int, default=10, metavar="N")
+    parser.add_argument(
+        "--longest", type=int, default=120, metavar="N", help="residues of the targets at most"
+    )
+    parser.add_argument("--weights", default="mini", metavar="FILE")
+    parser.add_argument("--num-recycles", type=int, metavar="N")
+    parser.add_argument("--threads", type=int, default=1, metavar="N")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        database = Path(folder) / "database.fasta"
+        sequences, residues = make_database(options.data, database)
+        queries = choose_queries(options.data, options.targets, longest=options.longest)
+        found = measure(queries, database, options.weights, options.num_recycles)
+    found |= {
+        "database": {"sequences": sequences, "residues": residues},
+        "weights": options.weights,
+        "threads": options.threads,
+        "processor": platform.processor() or platform.machine(),
+        "versions": {"fastfold": fastfold.__version__, "torch": torch.__version__},
+    }
+    seconds: dict[str, float] = found["seconds"]  # type: ignore[assignment]
+    total = sum(seconds.values())
+    print(f"{len(queries)} targets, {sequences:,} sequences in the database, {options.weights}")
+    for stage in STAGES:
+        print(f"{stage:12} {seconds[stage]:8.1f} s  {seconds[stage] / total:5.0%}")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
