@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from hydra import compose, initialize_config_module
 from hydra.core.config_store import ConfigStore
@@ -19,7 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
+from fastfold.training.bounds import check_bounds
 from fastfold.training.config import ModelConfig, TrainConfig
+from fastfold.training.parallel_config import ParallelConfig, axes_of
 
 _CONFIGS = "fastfold.configs"
 _OPEN = (
@@ -27,6 +30,50 @@ _OPEN = (
     "data.oversample",
     "data.depth_weights",
 )  # the keys below these are not known beforehand
+_SIZE = re.compile(
+    r"(channels?|dim|bins|heads?|layers?|factor|_qk|_v|size|clusters|extra_msa|in_transition)$"
+)
+"""Keys of the network's configuration whose values are sizes; numbers of blocks and of templates may be none."""
+_OTHER_NAMES = {
+    "accumulate_grad_batches": "optim.batch_size",
+    "amp": "trainer.precision",
+    "checkpoint": "model.weights",
+    "checkpoint_path": "trainer.resume",
+    "ckpt_path": "trainer.resume",
+    "data_dir": "data.directory",
+    "data_path": "data.directory",
+    "dataset": "data.directory",
+    "decay": "optim.decay_factor",
+    "ema": "optim.ema_decay",
+    "epochs": "trainer.steps",
+    "global_batch_size": "optim.batch_size",
+    "gradient_clip_val": "optim.clip",
+    "gradient_clipping": "optim.clip",
+    "learning_rate": "optim.lr",
+    "log_interval": "trainer.log_every",
+    "max_epochs": "trainer.steps",
+    "max_grad_norm": "optim.clip",
+    "max_steps": "trainer.steps",
+    "num_steps": "trainer.steps",
+    "num_workers": "data.workers",
+    "optimizer": "optim.name",
+    "out_dir": "trainer.out",
+    "output": "trainer.out",
+    "output_dir": "trainer.out",
+    "pretrained": "model.weights",
+    "random_seed": "trainer.seed",
+    "resume_from": "trainer.resume",
+    "resume_from_checkpoint": "trainer.resume",
+    "root": "data.directory",
+    "save_every": "trainer.checkpoint_every",
+    "save_steps": "trainer.checkpoint_every",
+    "total_steps": "trainer.steps",
+    "val_check_interval": "trainer.validate_every",
+    "warmup": "optim.warmup_steps",
+    "warmup_iters": "optim.warmup_steps",
+    "wd": "optim.weight_decay",
+}
+"""What settings are called in other programs for training."""
 _GROUPS = {field.name: field.default_factory for field in fields(TrainConfig)}
 
 
@@ -37,8 +84,8 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
         overrides: As on Hydra's command line: ``group=choice``, ``+preset=mini``, ``group.key=value``.
 
     Raises:
-        ConfigError: A key, a choice or a value that does not exist or has another type; the nearest valid key or
-            choice is named.
+        ConfigError: A key, a choice or a value that does not exist, has another type or is out of range; the nearest
+            valid key or choice is named.
     """
     store = ConfigStore.instance()
     for group, factory in _GROUPS.items():
@@ -51,6 +98,10 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_first_lines(error)) from error
     assert isinstance(tree, DictConfig)
+    for group, schema in _GROUPS.items():
+        check_bounds(group, schema, cast(Any, OmegaConf.to_container(tree[group])))
+    network_config(cast(ModelConfig, OmegaConf.to_object(tree.model)))
+    axes_of(cast(ParallelConfig, OmegaConf.to_object(tree.parallel)))
     return tree
 
 
@@ -61,7 +112,7 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
         overrides: As :func:`compose_tree`.
 
     Raises:
-        ConfigError: As :func:`compose_tree`; or a setting is missing, or a value out of range.
+        ConfigError: As :func:`compose_tree`; or a setting is missing.
     """
     tree = compose_tree(overrides)
     missing = sorted(OmegaConf.missing_keys(tree))
@@ -69,7 +120,6 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
         raise ConfigError(f"{missing[0]} is not set; give {missing[0]}=VALUE")
     config = OmegaConf.to_object(tree)
     assert isinstance(config, TrainConfig)
-    network_config(config.model)  # refused here, before anything is loaded
     return config
 
 
@@ -82,7 +132,7 @@ def network_config(model: ModelConfig) -> ConfigDict:
     """AlphaFold's configuration tree of a run's network.
 
     Raises:
-        ConfigError: The preset, or a key of the overrides, does not exist; or a value has another type.
+        ConfigError: The preset, or a key of the overrides, does not exist; or a value has another type or is no size.
     """
     tree = model_config(model.preset)
     _update(tree, model.overrides, "model.overrides")
@@ -105,6 +155,8 @@ def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:
         except TypeError as error:
             kind = type(tree[key]).__name__
             raise ConfigError(f"{path} must be of type {kind}, got {value!r}") from error
+        if _SIZE.search(key) and isinstance(value, int) and value < 1:
+            raise ConfigError(f"{path} must be at least 1, got {value}")
 
 
 def _check_names(overrides: Sequence[str]) -> None:
@@ -120,7 +172,9 @@ def _check_names(overrides: Sequence[str]) -> None:
             _check_choice(override, key)
         elif key not in valid and not key.startswith("model.overrides."):
             names = sorted({*valid, *_GROUPS, "preset"})
-            raise ConfigError(f"there is no setting {key!r}{_nearest(key, names)}")
+            meant = _OTHER_NAMES.get(key.rpartition(".")[2].lower())
+            hint = f"; did you mean {meant}?" if meant else _nearest(key, names)
+            raise ConfigError(f"there is no setting {key!r}{hint}")
 
 
 def _check_choice(override: Override, group: str) -> None:

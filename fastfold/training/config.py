@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fastfold.errors import ConfigError
+from fastfold.training.bounds import bounded, check_bounds, share
 from fastfold.training.parallel_config import ParallelConfig
 
 
@@ -71,52 +71,37 @@ class DataConfig:
     """
 
     directory: str = "???"
-    layout: str = "folder"
+    layout: str = bounded("folder", choices=("folder", "openfold"))
     train_split: str = "train"
     valid_split: str | None = "valid"
     distillation: str | None = None
-    distillation_probability: float = 0.75
-    distillation_min_plddt: float = 50.0
+    distillation_probability: float = share(0.75)
+    distillation_min_plddt: float = bounded(50.0, least=0, most=100)
     cache: str | None = None
-    crop_size: int = 256
-    spatial_crop_probability: float = 0.5
-    max_chains: int = 20
-    min_length: int = 1
-    max_length: int | None = None
-    max_resolution: float = 9.0
-    unknown_resolution: float | None = None
-    max_single_residue: float = 0.8
-    min_resolved: float = 0.0
+    crop_size: int = bounded(256, least=1)
+    spatial_crop_probability: float = share(0.5)
+    max_chains: int = bounded(20, least=1)
+    min_length: int = bounded(1, least=1)
+    max_length: int | None = bounded(None, least=1)
+    max_resolution: float = bounded(9.0, above=0)
+    unknown_resolution: float | None = bounded(None, above=0)
+    max_single_residue: float = share(0.8)
+    min_resolved: float = share(0.0)
     max_release_date: str | None = None
     oversample: dict[str, float] = field(default_factory=dict)
     depth_weights: dict[int, float] = field(default_factory=dict)
-    coevolution_dropout: float = 0.0
-    coevolution_subsets: int = 0
-    single_sequence_probability: float = 0.0
+    coevolution_dropout: float = share(0.0)
+    coevolution_subsets: int = bounded(0, least=0)
+    single_sequence_probability: float = share(0.0)
     block_deletion: bool = True
-    unclamped_probability: float = 0.1
-    max_recycles: int = 3
-    workers: int = 4
-    prefetch: int = 16
-    order: str = "ready"
+    unclamped_probability: float = share(0.1)
+    max_recycles: int = bounded(3, least=0)
+    workers: int = bounded(4, least=0)
+    prefetch: int = bounded(16, least=1)
+    order: str = bounded("ready", choices=("draw", "ready"))
 
     def __post_init__(self) -> None:
-        _one_of("data.layout", self.layout, ("folder", "openfold"))
-        _one_of("data.order", self.order, ("draw", "ready"))
-        for name in ("crop_size", "max_chains", "min_length", "prefetch"):
-            _at_least(f"data.{name}", getattr(self, name), 1)
-        for name in ("workers", "max_recycles", "coevolution_subsets"):
-            _at_least(f"data.{name}", getattr(self, name), 0)
-        for name in (
-            "spatial_crop_probability",
-            "distillation_probability",
-            "single_sequence_probability",
-            "coevolution_dropout",
-            "unclamped_probability",
-            "max_single_residue",
-            "min_resolved",
-        ):
-            _between(f"data.{name}", getattr(self, name), 0.0, 1.0)
+        check_bounds("data", type(self), vars(self))
 
 
 @dataclass
@@ -145,32 +130,26 @@ class OptimConfig:
         ema_decay: Decay of the exponential moving average of the weights.
     """
 
-    name: str = "adam"
-    lr: float = 1e-3
-    warmup_steps: int = 1000
-    decay_after: int | None = 50_000
-    decay_factor: float = 0.95
-    cosine_steps: int | None = None
-    final_fraction: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-6
-    weight_decay: float = 0.0
-    muon_lr: float = 5e-3
-    momentum: float = 0.9
-    trust: float = 1e-3
-    clip: float = 0.1
-    batch_size: int = 128
-    ema_decay: float = 0.999
+    name: str = bounded("adam", choices=("adam", "muon", "lamb", "lars"))
+    lr: float = bounded(1e-3, above=0)
+    warmup_steps: int = bounded(1000, least=0)
+    decay_after: int | None = bounded(50_000, least=0)
+    decay_factor: float = bounded(0.95, above=0)
+    cosine_steps: int | None = bounded(None, least=1)
+    final_fraction: float = share(0.0)
+    beta1: float = bounded(0.9, least=0, below=1)
+    beta2: float = bounded(0.999, least=0, below=1)
+    eps: float = bounded(1e-6, above=0)
+    weight_decay: float = share(0.0)
+    muon_lr: float = bounded(5e-3, above=0)
+    momentum: float = bounded(0.9, least=0, below=1)
+    trust: float = bounded(1e-3, above=0)
+    clip: float = bounded(0.1, above=0)
+    batch_size: int = bounded(128, least=1)
+    ema_decay: float = bounded(0.999, least=0, below=1)
 
     def __post_init__(self) -> None:
-        _one_of("optim.name", self.name, ("adam", "muon", "lamb", "lars"))
-        _at_least("optim.batch_size", self.batch_size, 1)
-        _at_least("optim.warmup_steps", self.warmup_steps, 0)
-        for name in ("lr", "muon_lr", "clip", "eps", "trust"):
-            _positive(f"optim.{name}", getattr(self, name))
-        for name in ("beta1", "beta2", "ema_decay", "final_fraction", "momentum", "weight_decay"):
-            _between(f"optim.{name}", getattr(self, name), 0.0, 1.0)
+        check_bounds("optim", type(self), vars(self))
 
 
 @dataclass
@@ -196,36 +175,23 @@ class TrainerConfig:
     """
 
     out: str = "???"
-    seed: int = 0
-    steps: int = 78_000
+    seed: int = bounded(0, least=0)
+    steps: int = bounded(78_000, least=1)
     device: str = "auto"
-    precision: str = "fp32"
-    matmul: str = "highest"
+    precision: str = bounded("fp32", choices=("fp32", "bf16"))
+    matmul: str = bounded("highest", choices=("highest", "high", "medium"))
     compile: bool = False
     resume: str = "auto"
-    checkpoint_every: int = 500
-    keep_checkpoints: int = 3
-    validate_every: int = 1000
-    validate_chains: int = 100
-    validate_recycles: int = 3
-    log_every: int = 10
-    max_bad_steps: int = 20
+    checkpoint_every: int = bounded(500, least=1)
+    keep_checkpoints: int = bounded(3, least=1)
+    validate_every: int = bounded(1000, least=1)
+    validate_chains: int = bounded(100, least=1)
+    validate_recycles: int = bounded(3, least=0)
+    log_every: int = bounded(10, least=1)
+    max_bad_steps: int = bounded(20, least=1)
 
     def __post_init__(self) -> None:
-        _one_of("trainer.precision", self.precision, ("fp32", "bf16"))
-        _one_of("trainer.matmul", self.matmul, ("highest", "high", "medium"))
-        for name in (
-            "steps",
-            "checkpoint_every",
-            "keep_checkpoints",
-            "validate_every",
-            "validate_chains",
-            "log_every",
-            "max_bad_steps",
-        ):
-            _at_least(f"trainer.{name}", getattr(self, name), 1)
-        for name in ("seed", "validate_recycles"):
-            _at_least(f"trainer.{name}", getattr(self, name), 0)
+        check_bounds("trainer", type(self), vars(self))
 
 
 @dataclass
@@ -243,13 +209,12 @@ class MemoryConfig:
     """
 
     checkpointing: bool = True
-    policy: str | None = None
+    policy: str | None = bounded(None, choices=("auto", "cuda", "cpu", "nvme"))
     budget: str = "16GiB"
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        if self.policy is not None:
-            _one_of("memory.policy", self.policy, ("auto", "cuda", "cpu", "nvme"))
+        check_bounds("memory", type(self), vars(self))
 
 
 @dataclass
@@ -278,11 +243,11 @@ class FinetuneConfig:
     """
 
     freeze: list[str] = field(default_factory=list)
-    lora_rank: int = 0
-    lora_alpha: float = 16.0
+    lora_rank: int = bounded(0, least=0)
+    lora_alpha: float = bounded(16.0, above=0)
 
     def __post_init__(self) -> None:
-        _at_least("finetune.lora_rank", self.lora_rank, 0)
+        check_bounds("finetune", type(self), vars(self))
 
 
 @dataclass
@@ -297,23 +262,3 @@ class TrainConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ConfigError(f"{name} must be above 0, got {value}")
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ConfigError(f"{name} must lie between {low:g} and {high:g}, got {value}")

@@ -31,6 +31,18 @@ class ParallelConfig(_Axes):
     gpu: str | None = None
 
 
+def axes_of(parallel: ParallelConfig) -> ParallelPlan:
+    """The axes of a group, without how many processes share the samples.
+
+    Raises:
+        ConfigError: They are impossible.
+    """
+    if parallel.dp is not None and parallel.dp < 1:
+        raise ConfigError(f"parallel.dp must be at least 1, got {parallel.dp}")
+    values = {axis.name: getattr(parallel, axis.name) for axis in fields(ParallelPlan) if axis.name != "dp"}
+    return ParallelPlan(**values)
+
+
 def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
     """The plan of a run; checked before any process talks to another.
 
@@ -41,8 +53,7 @@ def plan_of(parallel: ParallelConfig, processes: int) -> ParallelPlan:
     Raises:
         ConfigError: The plan is impossible, needs another number of processes, or is not one for training.
     """
-    values = {axis.name: getattr(parallel, axis.name) for axis in fields(ParallelPlan) if axis.name != "dp"}
-    dp, plan = parallel.dp, ParallelPlan(**values)
+    dp, plan = parallel.dp, axes_of(parallel)
     for name in ("tp", "sp"):
         if getattr(plan, name) > 1:
             raise ConfigError(

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from fastfold.cli import main
 from fastfold.errors import ConfigError
+from fastfold.training import compose
 from fastfold.training.compose import compose_config, compose_tree, network_config, to_yaml
 from fastfold.training.config import TrainConfig
 
@@ -72,7 +73,10 @@ KEY = "model.overrides.model.embeddings_and_evoformer"
         ([*PLACES, "data.crop_size=0"], "data.crop_size must be at least 1, got 0"),
         ([*PLACES, "optim.lr=-1"], "optim.lr must be above 0"),
         ([*PLACES, "data.order=random"], "data.order must be one of draw, ready"),
-        ([*PLACES, "optim.beta1=1.5"], "optim.beta1 must lie between 0 and 1"),
+        ([*PLACES, "optim.beta1=1.5"], "optim.beta1 must be at least 0 and below 1, got 1.5"),
+        (["learning_rate=1e-3"], r"no setting 'learning_rate'; did you mean optim.lr\?"),
+        (["trainer.max_steps=10"], r"did you mean trainer.steps\?"),
+        (["Optim.Output_Dir=x"], r"did you mean trainer.out\?"),
         (["data.directory=x"], "trainer.out is not set"),
         (["trainer.out=x"], "data.directory is not set"),
         (["data.directory"], "overrides look like"),
@@ -85,6 +89,45 @@ KEY = "model.overrides.model.embeddings_and_evoformer"
 def test_what_is_wrong_is_refused_before_anything_is_loaded(overrides: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         compose_config(overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.precision=fp16", "trainer.precision must be one of fp32, bf16, not 'fp16'"),
+        ("optim.lr=-1", "optim.lr must be above 0, got -1.0"),
+        ("optim.lr=inf", "optim.lr must be finite and above 0, got inf"),
+        ("data.crop_size=0", "data.crop_size must be at least 1, got 0"),
+        ("optim.beta1=1.0", "optim.beta1 must be at least 0 and below 1, got 1.0"),
+        ("optim.weight_decay=nan", "optim.weight_decay must be finite and at least 0 and at most 1, got nan"),
+        ("data.max_resolution=-3", "data.max_resolution must be above 0, got -3.0"),
+        ("finetune.lora_alpha=0", "finetune.lora_alpha must be above 0, got 0.0"),
+        ("parallel.dap=0", "dap"),
+        ("parallel.dp=0", "parallel.dp must be at least 1, got 0"),
+        (
+            "model.overrides.model.heads.structure_module.num_layer=0",
+            "model.overrides.model.heads.structure_module.num_layer must be at least 1, got 0",
+        ),
+        (f"{KEY}.pair_channel=-4", "pair_channel must be at least 1, got -4"),
+    ],
+)
+def test_a_start_and_the_printed_configuration_refuse_the_same(
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
+):
+    """Although what is printed may lack settings that a start needs."""
+    assert main(["train", "--cfg", "job", override]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    with pytest.raises(ConfigError) as refused:
+        compose_config([*PLACES, override])
+    assert message in str(refused.value)
+    assert str(refused.value) in printed.err
+
+
+def test_other_names_are_no_settings_and_lead_to_ones():
+    settings = set(compose._keys(TrainConfig))
+    assert set(compose._OTHER_NAMES.values()) <= settings
+    assert not set(compose._OTHER_NAMES) & {name.rpartition(".")[2] for name in settings}
 
 
 def test_the_command_says_it_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path):
