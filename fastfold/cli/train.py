@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from typing import Any
 
 _TRAIN = """\
@@ -45,6 +44,7 @@ def run_train(options: argparse.Namespace) -> int:
         return 0
     config = compose_config(options.overrides)
 
-    from fastfold.training.run import train
+    from fastfold.training.run import train_until_stopped
 
-    return 0 if train(config) else 128 + signal.SIGTERM
+    stopped_by = train_until_stopped(config)
+    return 0 if stopped_by is None else 128 + stopped_by

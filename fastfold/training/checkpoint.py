@@ -124,9 +124,15 @@ class Checkpoints:
             resume: ``auto`` for the newest valid one, or None if there is none; ``never``; or a folder.
 
         Raises:
-            ConfigError: The folder named is not a whole checkpoint: it says what is missing.
+            ConfigError: The folder named is not a whole checkpoint: it says what is missing. Or nothing is to be
+                resumed where there are checkpoints, which those of the new run would replace.
         """
         if resume == "never":
+            if self._folders():
+                raise ConfigError(
+                    f"{self.directory} has checkpoints of a run; to start anew, remove them or choose another "
+                    "trainer.out"
+                )
             return None
         if resume != "auto":
             path = Path(resume)

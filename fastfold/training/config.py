@@ -165,6 +165,7 @@ class TrainerConfig:
         matmul: ``highest`` (float32 products are float32), ``high`` or ``medium`` (they may be TF32 or bfloat16).
         compile: Compile the Evoformer's blocks with ``torch.compile``.
         resume: ``auto`` (newest valid checkpoint of ``out``, if there is one), ``never``, or a checkpoint's folder.
+        accept_changes: Continue although seed, data or network are not those of the last start.
         checkpoint_every: Steps between checkpoints.
         keep_checkpoints: Newest checkpoints to keep.
         validate_every: Steps between validations.
@@ -182,6 +183,7 @@ class TrainerConfig:
     matmul: str = bounded("highest", choices=("highest", "high", "medium"))
     compile: bool = False
     resume: str = "auto"
+    accept_changes: bool = False
     checkpoint_every: int = bounded(500, least=1)
     keep_checkpoints: int = bounded(3, least=1)
     validate_every: int = bounded(1000, least=1)

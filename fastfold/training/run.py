@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +21,8 @@ from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import EntryReader, SampleSource, entry_reader, make_loader, open_source
+from fastfold.training.lifecycle.ownership import owned
+from fastfold.training.lifecycle.settings_history import Change, changes_since, record_start, refuse_decisive
 from fastfold.training.logging.draw_log import DrawLog, consumed_chains
 from fastfold.training.logging.loggers import (
     CsvLogger,
@@ -34,7 +38,7 @@ from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
 from fastfold.training.trainer import Hooks, Numbers, Trainer
 from fastfold.training.validation import ChainScore, mean_figures, score_entry
-from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
 
 
@@ -50,8 +54,13 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
 
     Raises:
         FastFoldError: Nothing to train on, a configuration that cannot be, weights that cannot be read, a folder
-            that cannot be written, or a run that has to stop.
+            that cannot be written or belongs to another run, or a run that has to stop.
     """
+    return train_until_stopped(config, loggers=loggers) is None
+
+
+def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> signal.Signals | None:
+    """As :func:`train`; returns the signal that ended the run before its last step, if one did."""
     tree = network_config(config.model)
     chosen = None
     if config.parallel.auto:
@@ -64,12 +73,13 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
         _agree(config, context)
         if chosen is not None and context.is_rank_zero:
             print(f"parallel=auto: {chosen}", flush=True)
-        source = open_source(
-            config.data,
-            config.trainer.validate_chains,
-            complexes=bool(tree.model.global_config.multimer_mode),
-        )
-        return _Run(config, tree, source, context, loggers).train()
+        with owned(Path(config.trainer.out), context):
+            source = open_source(
+                config.data,
+                config.trainer.validate_chains,
+                complexes=bool(tree.model.global_config.multimer_mode),
+            )
+            return _Run(config, tree, source, context, loggers).train()
 
 
 def _nothing(step: int, draws: list[tuple[int, str]]) -> None:
@@ -109,7 +119,6 @@ class _Run:
     ) -> None:
         self.config, self.tree, self.source, self.context = config, tree, source, context
         self.out = Path(config.trainer.out)
-        prepare_output_directory(self.out)
         self.parallel = build_network(config, tree, context)
         self.model = cast(AlphaFold, self.parallel.module)
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
@@ -119,7 +128,7 @@ class _Run:
             [*self._open_loggers(), *loggers] if context.is_rank_zero else [], self._say
         )
 
-    def train(self) -> bool:
+    def train(self) -> signal.Signals | None:
         """Train, and write what a run leaves behind."""
         config, context = self.config, self.context
         order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
@@ -145,10 +154,13 @@ class _Run:
             ema=self.ema,
             hooks=hooks,
         )
-        if context.is_rank_zero:
-            write_atomic(self.out / "config.yaml", to_yaml(config))
+        changes = context.gather(changes_since(self.out, config))[0]
         with loader, self.progress:
-            trainer.restore(config.trainer.resume)
+            if trainer.restore(config.trainer.resume, check=partial(self._check_changes, changes)):
+                for change in changes:
+                    self._say(f"changed since the last start: {change}")
+            if context.is_rank_zero:
+                record_start(self.out, config)
             self.loggers.resume_from(trainer.progress.step + 1)
             self._forget_validations(trainer.progress.step)
             self._say(self.source.train.summary())
@@ -166,13 +178,17 @@ class _Run:
                     order.close()
             checkpoints.close()
             self._write_quarantine(context.gather(loader.quarantined))
-        if trainer.was_stopped:
-            return False
+        if trainer.stopped_by is not None:
+            return trainer.stopped_by
         self._export(trainer)
         if context.is_rank_zero:
             self._say(f"report in {write_report(self.out)}")
         context.barrier()
-        return True
+        return None
+
+    def _check_changes(self, changes: Sequence[Change]) -> None:
+        if not self.config.trainer.accept_changes:
+            refuse_decisive(changes)
 
     def _open_loggers(self) -> list[Logger]:
         chosen: list[Logger] = []

@@ -6,9 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.config import TrainConfig
+from fastfold.training.lifecycle.interrupts import Interrupts
 from fastfold.training.offload import place
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
@@ -62,9 +61,10 @@ class Progress:
 
 @dataclass
 class _Share:
-    """What one process has to say of its samples of a step; ``means`` are its parts of the batch's means."""
+    """What one process has to say of its samples of a step; ``means`` are its parts of the batch's means, ``signal`` is
+    what told it to stop, 0 for nothing."""
 
-    signalled: bool
+    signal: int
     means: Numbers = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)
     residues: int = 0
@@ -135,19 +135,19 @@ class Trainer:
         self.placement = place(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
-        self.signalled = False  # this process was told to stop
-        self._stop = False  # some process was
+        self._interrupts = Interrupts(quiet=not context.is_rank_zero)
+        self._stop: signal.Signals | None = None  # what told some process to stop
 
     # ---- the loop --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train until the configured number of steps; on SIGTERM save and return early.
+        """Train until the configured number of steps; on SIGTERM, SIGUSR1 and Ctrl-C save and return early.
 
         Raises:
             TrainingStopped: Too many steps in a row had no finite numbers.
         """
         trainer = self.config.trainer
-        with _Sigterm(self):
+        with self._interrupts:
             self.model.train()
             while self.progress.step < trainer.steps:
                 started = time.perf_counter()
@@ -165,20 +165,22 @@ class Trainer:
                 if step % trainer.checkpoint_every == 0 or last or self._stop:
                     self.save()
                 if self._stop:
-                    self.hooks.report(f"stopped by a signal after step {step}; the same command continues")
+                    self.hooks.report(
+                        f"stopped by {self._stop.name} after step {step}; the same command continues"
+                    )
                     break
         self.checkpoints.wait()
 
     @property
-    def was_stopped(self) -> bool:
-        """Whether a signal ended the run before its last step."""
-        return self._stop and self.progress.step < self.config.trainer.steps
+    def stopped_by(self) -> signal.Signals | None:
+        """The signal that ended the run before its last step, if one did."""
+        return self._stop if self.progress.step < self.config.trainer.steps else None
 
     def _step(self) -> Numbers:
         """One optimisation step over the samples of this process's share."""
         step, batch = self.progress.step, self.config.optim.batch_size
         recycles = num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
-        share = _Share(signalled=self.signalled)
+        share = _Share(signal=self._interrupts.received or 0)
         waited = self.loader.waited_s
         for _ in range(self.context.dp_rank, batch, self.context.dp_size):
             draw = next(self.loader)
@@ -197,7 +199,8 @@ class Trainer:
         shares = self.context.gather(share)
         self.progress.step += 1
         self.progress.samples += batch
-        self._stop = any(share.signalled for share in shares)
+        received = max(share.signal for share in shares)
+        self._stop = signal.Signals(received) if received else None
         names = list(dict.fromkeys(name for share in shares for name in share.bad))
         # What processes that work on one sample have to say counts once.
         shares = self.context.leaders(shares)
@@ -277,11 +280,15 @@ class Trainer:
         with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
-    def restore(self, resume: str) -> bool:
+    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> bool:
         """Continue from a checkpoint, if there is one to continue from.
 
         Args:
             resume: As ``trainer.resume``.
+            check: Called before a checkpoint is read.
+
+        Returns:
+            Whether there was one.
 
         Raises:
             ConfigError: The checkpoint named is damaged, or belongs to another network.
@@ -289,6 +296,7 @@ class Trainer:
         path = self.checkpoints.find(resume)
         if path is None:
             return False
+        check()
         with self.placement.params_on_host():
             tensors = self._tensors()
             state = self.checkpoints.load(path, tensors)
@@ -329,25 +337,6 @@ class Trainer:
             name, _, key = path.rpartition(".")
             states.setdefault(name, {})[key] = x
         self._optimizer.load_state_dict(states)
-
-
-class _Sigterm:
-    """While entered, SIGTERM asks the trainer to save and stop after the step it is in."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._before: Any = None
-
-    def __enter__(self) -> None:
-        def stop(_: int, __: FrameType | None) -> None:
-            self._trainer.signalled = True
-
-        with suppress(ValueError):  # not in the main thread: signals go elsewhere
-            self._before = signal.signal(signal.SIGTERM, stop)
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):
-            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
 
 def num_recycles(seed: int, step: int, most: int) -> int:

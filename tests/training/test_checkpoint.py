@@ -139,5 +139,7 @@ def test_a_checkpoint_of_another_network_is_refused(run: Run):
 
 def test_resuming_can_be_forbidden_and_nothing_is_found_in_nothing(run: Run):
     assert run.checkpoints.find("auto") is None
-    run.save(1)
     assert run.checkpoints.find("never") is None
+    run.save(1)
+    with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start anew, remove them"):
+        run.checkpoints.find("never")

@@ -115,7 +115,9 @@ def describe_end(process: Any, grace_s: float = 1.0) -> str:
 
 def work(pipe: Connection, payload: bytes) -> None:
     """Main function of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where signals cannot be blocked by the parent
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):  # batch systems send them to all processes of a job
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     for variable in _THREAD_VARIABLES:  # the workers together use the cores, not each of them all
         os.environ[variable] = "1"

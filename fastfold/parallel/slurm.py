@@ -1,0 +1,61 @@
+"""Processes that ``srun`` started, described as torchrun describes its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+
+from fastfold.errors import ConfigError
+
+_FIRST_PORT, _PORTS = 20_000, 20_000
+
+
+def adopt_srun(environment: MutableMapping[str, str]) -> None:
+    """Set torchrun's variables (``RANK``, ``WORLD_SIZE`` ...) from those of SLURM in a step of several tasks.
+
+    Nothing changes under torchrun, and outside of ``srun``: a batch script has the variables of its whole job, which
+    say nothing of processes. ``MASTER_ADDR`` and ``MASTER_PORT`` stay as they are where they are set.
+
+    Args:
+        environment: ``os.environ``.
+
+    Raises:
+        ConfigError: SLURM's variables cannot be understood.
+    """
+    if "RANK" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return
+    try:
+        found = {
+            "RANK": environment["SLURM_PROCID"],
+            "LOCAL_RANK": environment["SLURM_LOCALID"],
+            "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+            "MASTER_ADDR": first_host(environment["SLURM_STEP_NODELIST"]),
+            "MASTER_PORT": str(_port(environment)),
+        }
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"srun started several tasks, but SLURM's variables do not tell which this one is ({error}); start one "
+            "task on each node: srun --ntasks-per-node 1 torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 "
+            "--rdzv-backend c10d --rdzv-endpoint HOST:29500 -m fastfold train ..."
+        ) from None
+    for name, value in found.items():
+        environment.setdefault(name, value)
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list as SLURM writes it: ``gpu[003-006,010],login1`` begins with ``gpu003``.
+
+    Raises:
+        ValueError: It is no such list.
+    """
+    match = re.match(r"([^\s,\[\]]+)(?:\[(\d+)[^\]]*\]([^\s,\[\]]*))?(?:,|$)", nodes)
+    if match is None:
+        raise ValueError(f"{nodes!r} is no list of nodes")
+    name, number, rest = match.groups()
+    return name + (number or "") + (rest or "")
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    """A port that all tasks of a step know, and other steps seldom have."""
+    job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+    return _FIRST_PORT + (31 * job + step) % _PORTS

@@ -1,0 +1,1 @@
+"""How a run starts, is stopped, and goes on."""

@@ -1,0 +1,55 @@
+"""Signals that ask a run to save its state and stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
+"""What batch systems send before the time is up, and Ctrl-C."""
+
+_AGAIN = b"stops with a checkpoint after this step; Ctrl-C once more stops at once\n"
+
+
+class Interrupts:
+    """While entered, notes the first of :data:`SIGNALS` that comes; a context manager.
+
+    A signal that is ignored stays ignored, as Ctrl-C is in background jobs. After Ctrl-C, another one has its usual
+    effect.
+
+    Args:
+        quiet: Say nothing at Ctrl-C: for all processes but the first.
+
+    Attributes:
+        received: The signal, or None.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.received: signal.Signals | None = None
+        self._quiet = quiet
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        with suppress(ValueError):  # not in the main thread: signals go elsewhere
+            for number in SIGNALS:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.received = self.received or signal.Signals(number)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+            if not self._quiet:
+                with suppress(OSError):
+                    os.write(2, _AGAIN)

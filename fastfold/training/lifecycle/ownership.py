@@ -1,0 +1,71 @@
+"""One run, one owner: a folder takes one run at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fastfold.errors import ConfigError, FastFoldError
+from fastfold.parallel import DistributedContext
+from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
+from fastfold.utils.locks import held
+
+LOCK, OWNER = ".lock", "owner.json"
+"""The lock, and who holds it or held it last."""
+
+
+@contextmanager
+def owned(folder: Path, context: DistributedContext) -> Iterator[None]:
+    """Keep other runs out of a run's folder. The system opens the lock when the run ends, however that happens.
+
+    Args:
+        folder: The run's folder, which is made if it is not there.
+        context: The run's processes. The first one holds the lock, and all are refused with it.
+
+    Raises:
+        ConfigError: A run is going on in the folder; says where.
+        OutputError: The folder cannot be used.
+        WriteError: A file in it cannot be written, or its file system has no locks.
+    """
+    with ExitStack() as stack:
+        problem: FastFoldError | None = None
+        if context.is_rank_zero:
+            try:
+                prepare_output_directory(folder)
+                stack.enter_context(held(FileLock(folder / LOCK, timeout=0)))
+                write_atomic(folder / OWNER, json.dumps(_this_run(), indent=1) + "\n")
+            except Timeout:
+                problem = ConfigError(
+                    f"{folder} belongs to a run that is going on{_owner(folder)}; choose another trainer.out, or end "
+                    "that run first"
+                )
+            except FastFoldError as error:
+                problem = error
+        of_first = context.gather(problem)[0]
+        if of_first is not None:
+            raise of_first
+        yield
+
+
+def _this_run() -> dict[str, str | int]:
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+
+
+def _owner(folder: Path) -> str:
+    """Who holds the lock, as far as that is known."""
+    try:
+        owner = json.loads((folder / OWNER).read_text(encoding="utf-8"))
+        return f" (process {int(owner['pid'])} on {owner['host']}, started {owner['started']})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

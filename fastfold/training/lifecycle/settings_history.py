@@ -1,0 +1,124 @@
+"""The settings of every start of a run, and what changed between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from fastfold.errors import ConfigError
+from fastfold.training.compose import to_yaml
+from fastfold.training.config import TrainConfig
+from fastfold.utils.atomic_files import write_atomic
+
+CURRENT, FOLDER = "config.yaml", "configs"
+"""The settings of the last start; and those of every start that differs from the one before, by number."""
+
+_DECISIVE = ("trainer.seed", "data.", "model.")
+"""What another run is made of."""
+_HARMLESS = ("data.workers", "data.prefetch", "data.cache", "data.order", "model.name")
+"""Of these, what samples and network do not depend on."""
+_NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
+
+
+class Change(NamedTuple):
+    """A setting that differs from the last start.
+
+    Attributes:
+        name: Its name.
+        before: Its value then, None if it was not there.
+        now: Its value now.
+    """
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_text(self.before)} -> {_text(self.now)}"
+
+    @property
+    def is_decisive(self) -> bool:
+        """Whether the run becomes another one by it: seed, data or network."""
+        return self.name.startswith(_DECISIVE) and not self.name.startswith(_HARMLESS)
+
+
+def changes_since(out: Path, config: TrainConfig) -> list[Change]:
+    """What differs from the last start of a run; nothing if there was none.
+
+    Args:
+        out: The run's folder.
+        config: The settings now.
+
+    Raises:
+        ConfigError: The record of the last start cannot be read.
+    """
+    path = out / CURRENT
+    if not path.is_file():
+        return []
+    try:
+        before = _flat(OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"{path} cannot be read, so that nobody knows what the run was started with ({type(error).__name__}); "
+            "remove it to continue all the same"
+        ) from error
+    now = _flat(OmegaConf.to_container(OmegaConf.structured(config)))
+    return [
+        Change(name, before.get(name), now.get(name))
+        for name in sorted(before.keys() | now.keys())
+        if before.get(name) != now.get(name) and not name.startswith(_NOT_COMPARED)
+    ]
+
+
+def refuse_decisive(changes: Sequence[Change]) -> None:
+    """Refuse to continue as another run.
+
+    Raises:
+        ConfigError: A change is decisive; names all that are.
+    """
+    decisive = [str(change) for change in changes if change.is_decisive]
+    if decisive:
+        raise ConfigError(
+            f"the run was started with other settings of seed, data or network ({'; '.join(decisive)}); choose another "
+            "trainer.out, or continue all the same with trainer.accept_changes=true"
+        )
+
+
+def record_start(out: Path, config: TrainConfig) -> None:
+    """Keep the settings of a start.
+
+    Raises:
+        WriteError: A file cannot be written.
+    """
+    text = to_yaml(config)
+    folder = out / FOLDER
+    numbers = [
+        int(match[1]) for path in folder.glob("*.yaml") if (match := re.fullmatch(r"(\d+)\.yaml", path.name))
+    ]
+    last = folder / f"{max(numbers, default=0):04d}.yaml"
+    if not numbers or last.read_text(encoding="utf-8") != text:
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / f"{max(numbers, default=0) + 1:04d}.yaml", text)
+    write_atomic(out / CURRENT, text)
+
+
+def _flat(tree: Any, name: str = "") -> dict[str, Any]:
+    return dict(_leaves(tree, name))
+
+
+def _leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(tree, Mapping) or not tree:
+        yield name, tree
+        return
+    for key, value in tree.items():
+        yield from _leaves(value, f"{name}.{key}" if name else str(key))
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value)
