@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from fastfold._version import __version__
-from fastfold.errors import ConfigError, InputError
+from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
@@ -36,7 +37,7 @@ from fastfold.training.lora import merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
-from fastfold.training.trainer import Hooks, Numbers, Trainer
+from fastfold.training.trainer import Hooks, Numbers, Trainer, TrainingStopped
 from fastfold.training.validation import ChainScore, mean_figures, score_entry
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
@@ -133,7 +134,7 @@ class _Run:
         config, context = self.config, self.context
         order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
-            self.out / "checkpoints", context, keep=config.trainer.keep_checkpoints, report=self._say
+            self.out / "checkpoints", context, keep=config.trainer.keep_checkpoints, report=self._event
         )
         repeats = config.data.order == "ready" and config.trainer.resume != "never"
         replay = order.replay() if order is not None and repeats and context.dp_size == context.size else []
@@ -142,9 +143,9 @@ class _Run:
             log=self._log,
             consumed=_nothing if order is None else order.write,
             validate=self._validate,
-            report=self._say,
+            report=self._event,
         )
-        trainer = Trainer(
+        self.trainer = trainer = Trainer(
             self.parallel,
             self.tree,
             config,
@@ -156,17 +157,21 @@ class _Run:
         )
         changes = context.gather(changes_since(self.out, config))[0]
         with loader, self.progress:
-            if trainer.restore(config.trainer.resume, check=partial(self._check_changes, changes)):
-                for change in changes:
-                    self._say(f"changed since the last start: {change}")
+            path = trainer.restore(config.trainer.resume, check=partial(self._check_changes, changes))
             if context.is_rank_zero:
                 record_start(self.out, config)
             self.loggers.resume_from(trainer.progress.step + 1)
             self._forget_validations(trainer.progress.step)
+            if path is not None:
+                self._event(f"continues from {path}, after step {trainer.progress.step}")
+                for change in changes:
+                    self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
             try:
                 trainer.run()
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, TrainingStopped):
+                    self._leave_report(error)
                 # Other processes may be anywhere: nothing may wait for them, this one's error has to be heard.
                 self._write_quarantine([loader.quarantined])
                 if context.size == 1:
@@ -204,6 +209,18 @@ class _Run:
 
     def _say(self, text: str) -> None:
         self.progress.say(text)
+
+    def _event(self, text: str) -> None:
+        """Say something, and keep it among the numbers."""
+        self._say(text)
+        self.loggers.event(self.trainer.progress.step, text)
+
+    def _leave_report(self, error: TrainingStopped) -> None:
+        """What a run that could not go on leaves to look at."""
+        self.loggers.event(self.trainer.progress.step, str(error))
+        if self.context.is_rank_zero:
+            with suppress(FastFoldError):  # what stopped the run counts more
+                self._say(f"report in {write_report(self.out)}")
 
     def _log(self, step: int, numbers: Numbers) -> None:
         self.loggers.log(step, numbers)

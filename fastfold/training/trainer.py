@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,7 +281,7 @@ class Trainer:
         with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
-    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> bool:
+    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> Path | None:
         """Continue from a checkpoint, if there is one to continue from.
 
         Args:
@@ -288,14 +289,14 @@ class Trainer:
             check: Called before a checkpoint is read.
 
         Returns:
-            Whether there was one.
+            Its folder, or None.
 
         Raises:
             ConfigError: The checkpoint named is damaged, or belongs to another network.
         """
         path = self.checkpoints.find(resume)
         if path is None:
-            return False
+            return None
         check()
         with self.placement.params_on_host():
             tensors = self._tensors()
@@ -308,8 +309,7 @@ class Trainer:
         loaders = state["loaders"]
         same = len(loaders) == self.context.dp_size
         self.loader.load_state_dict(loaders[self.context.dp_rank] if same else merge_states(loaders))
-        self.hooks.report(f"continues from {path}, after step {self.progress.step}")
-        return True
+        return path
 
     def _tensors(self) -> dict[str, Tensor]:
         """Everything large that changes, by name: parameters, their average, the optimizer's state (a collective).

@@ -8,6 +8,7 @@ import pytest
 
 from fastfold.errors import ConfigError
 from fastfold.training.lifecycle.ownership import OWNER
+from fastfold.training.logging.loggers import read_json_lines
 from tests.training.test_train import here
 
 ONCE = ["trainer.steps=2", "data.workers=0", "optim.batch_size=1", "data.max_recycles=0"]
@@ -35,3 +36,13 @@ def test_another_run_neither_continues_one_nor_replaces_it(
     assert "changed since the last start: optim.lr: 0.001 -> 0.0001" in printed
     assert "changed since the last start: trainer.seed: 0 -> 5" in printed
     assert len(list((out / "configs").iterdir())) == 2
+    events = [
+        (entry["step"], entry["event"])
+        for entry in read_json_lines(out / "metrics.jsonl")
+        if "event" in entry
+    ]
+    assert events == [
+        (2, f"continues from {out / 'checkpoints' / 'step_00000002'}, after step 2"),
+        (2, "changed since the last start: optim.lr: 0.001 -> 0.0001"),
+        (2, "changed since the last start: trainer.seed: 0 -> 5"),
+    ]

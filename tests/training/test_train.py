@@ -202,6 +202,9 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
         here(
             data_folder, tmp_path / "b", "data.min_length=24", "trainer.max_bad_steps=3", "optim.batch_size=1"
         )
+    page = (tmp_path / "b" / "report" / "report.md").read_text()
+    assert page.count("skipped: loss or gradient not finite in helix3") == 3
+    assert "3 steps in a row had no finite loss" in page
 
 
 def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path: Path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +30,22 @@ def smooth(values: np.ndarray) -> np.ndarray:
     return (total[high] - total[low]) / (high - low)
 
 
-def curves_png(curves: Mapping[str, Curve], *, ylabel: str, logarithmic: bool = False) -> bytes:
+def curves_png(
+    curves: Mapping[str, Curve],
+    *,
+    ylabel: str,
+    logarithmic: bool = False,
+    panels: bool = False,
+    marks: Sequence[int] = (),
+) -> bytes:
     """Draw curves over the step, smoothed where they have many points.
 
     Args:
         curves: What to draw, by its name in the legend.
         ylabel: Text of the vertical axis.
         logarithmic: Logarithmic vertical axis, if all values are above 0.
+        panels: Draw each curve by itself, with its name above and a vertical axis of its own.
+        marks: Steps at which something happened: vertical lines.
 
     Returns:
         A PNG file, the same bytes for the same input and matplotlib version.
@@ -43,9 +53,29 @@ def curves_png(curves: Mapping[str, Curve], *, ylabel: str, logarithmic: bool = 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.2), dpi=130, layout="constrained")
+    groups = [{name: curve} for name, curve in curves.items()] if panels else [curves]
+    columns = 2 if len(groups) > 1 else 1
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(7.2, 4.2 if rows == 1 else 2.2 * rows), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
-    axis = figure.subplots()
+    axes = figure.subplots(rows, columns, sharex=True, squeeze=False).flatten()
+    for axis, group in zip(axes, groups, strict=False):
+        _draw(axis, group, logarithmic)
+        for step in sorted(set(marks)):
+            axis.axvline(step, color="0.6", linewidth=0.7, linestyle=":", zorder=0)
+        if panels:
+            axis.set_title(next(iter(group)), fontsize=9)
+    for axis in axes[len(groups) :]:
+        axis.remove()
+    figure.supxlabel("step", fontsize=10)
+    figure.supylabel(ylabel, fontsize=10)
+    out = io.BytesIO()
+    figure.savefig(out, format="png", metadata={"Software": None})
+    return out.getvalue()
+
+
+def _draw(axis: Any, curves: Mapping[str, Curve], logarithmic: bool) -> None:
+    """Draw curves into one panel."""
     for name, (steps, values) in curves.items():
         (line,) = axis.plot(steps, smooth(values), linewidth=1.3, label=name)
         if len(steps) < _MANY:
@@ -55,10 +85,6 @@ def curves_png(curves: Mapping[str, Curve], *, ylabel: str, logarithmic: bool = 
             axis.plot(steps, values, linewidth=0.5, alpha=0.3, color=line.get_color(), zorder=1)
     if logarithmic and all(np.all(values > 0) for _, values in curves.values()):
         axis.set_yscale("log")
-    axis.set(xlabel="step", ylabel=ylabel)
     axis.grid(alpha=0.25)
     if len(curves) > 1:
         axis.legend(fontsize=8)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
-    return out.getvalue()

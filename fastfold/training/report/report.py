@@ -115,11 +115,17 @@ def write_report(run_dir: str | os.PathLike[str]) -> Path:
     )  # first: a damaged file is refused before work is done
     text = [f"# Training run {_plain(run_dir.resolve().name)}", ""]
     text += _summary(metrics, quarantined)
+    marks = [entry["step"] for entry in metrics if "event" in entry]
+    if marks:
+        text += ["Dotted lines mark the steps of the [events](#events).", ""]
     for file, heading, ylabel, logarithmic, names in _FIGURES:
         curves = {label: curve(metrics, name) for name, label in names.items()}
         curves = {label: points for label, points in curves.items() if len(points[0])}
         if curves:
-            write_atomic(folder / file, curves_png(curves, ylabel=ylabel, logarithmic=logarithmic))
+            picture = curves_png(
+                curves, ylabel=ylabel, logarithmic=logarithmic, panels=file == "parts.png", marks=marks
+            )
+            write_atomic(folder / file, picture)
             text += [f"## {heading}", "", f"![{heading}]({file})", ""]
         else:
             (folder / file).unlink(missing_ok=True)
