@@ -15,6 +15,7 @@ import torch.distributed as dist
 from fastfold.errors import ConfigError
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.slurm import adopt_srun
 
 T = TypeVar("T")
 
@@ -76,7 +77,12 @@ class DistributedContext:
 
 
 def started_processes() -> int:
-    """Number of processes that torchrun started; 1 without it."""
+    """Number of processes that torchrun or srun started; 1 without them.
+
+    Raises:
+        ConfigError: See :func:`fastfold.parallel.slurm.adopt_srun`.
+    """
+    adopt_srun(os.environ)
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
