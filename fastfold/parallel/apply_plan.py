@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -21,6 +21,7 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
+from fastfold.parallel.tensor_parallel.randomness import check_alike
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
@@ -36,7 +37,7 @@ def parallelize(
     sequence: Sequencing | None = None,
     dap: AxialSharding | None = None,
     units: Units = listed_modules,
-    device_type: str = "cpu",
+    device_type: str | None = None,
     bucket_elements: int = BUCKET_ELEMENTS,
 ) -> Parallel:
     """Apply a plan to a model: the one call that every kind of parallelism goes through.
@@ -57,7 +58,7 @@ def parallelize(
         dap: For ``dap``: shards what the model computes over the ranks of one sample, in place, as
             :func:`fastfold.parallel.alphafold.shard` does.
         units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
-        device_type: ``cpu`` or ``cuda``.
+        device_type: ``cpu`` or ``cuda``; None for where the model's parameters are.
         bucket_elements: Elements of gradient that are communicated at once.
 
     Raises:
@@ -70,7 +71,7 @@ def parallelize(
     shard_fns = _shard_fns(model, asked, layers)
     _check(model, asked, stages, sequence, dap)
     _check_tied_layers(model, shard_fns)
-    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type)
+    mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or _device_type(model))
     _same_weights(model, mesh, bucket_elements)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     if asked.dap > 1 and dap is not None:
@@ -85,6 +86,9 @@ def parallelize(
         assert stages is not None
         module, renamed = _own_stages(model, stages, mesh)
         shard_fns = _moved(shard_fns, renamed)
+    if asked.tp_mode == "1d":
+        for part in module.children() if asked.pp > 1 else (module,):
+            check_alike(part, mesh.group("tp"), _below(shard_fns, module, part))
     shard_groups = {
         name: [spec.group for spec in of_one] for name, of_one in parameter_shard_specs(module).items()
     }
@@ -97,6 +101,12 @@ def parallelize(
         gradients = kind(named, mesh, shard_groups, bucket_elements)
     full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
     return Parallel(module, mesh, gradients, full_state, sequence=found)
+
+
+def _device_type(model: nn.Module) -> str:
+    """Where the parameters are; those without data will be on the host first."""
+    found = next((p.device.type for p in model.parameters()), "cpu")
+    return "cpu" if found == "meta" else found
 
 
 def _shard_fns(
@@ -202,6 +212,14 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
             flat = async_ops.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()
             for number, x in buckets.split(bucket, flat).items():
                 tensors[number].copy_(x)
+
+
+def _below(paths: Iterable[str], module: nn.Module, part: nn.Module) -> list[str]:
+    """Paths in a module as they are in one of its children, or in itself."""
+    if part is module:
+        return list(paths)
+    name = next(name for name, child in module.named_children() if child is part)
+    return [path.removeprefix(f"{name}.") for path in paths if path.startswith(f"{name}.")]
 
 
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:

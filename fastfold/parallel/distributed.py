@@ -90,7 +90,7 @@ def started_processes() -> int:
 def init_distributed(
     plan: ParallelPlan, device: torch.device, *, message_timeout: timedelta = timedelta(minutes=30)
 ) -> Iterator[DistributedContext]:
-    """The processes that torchrun describes in the environment, or this one alone; left in order at the end.
+    """The processes that torchrun describes in the environment, or this one alone; they part at the end.
 
     Args:
         plan: How they are laid out.
@@ -109,12 +109,21 @@ def init_distributed(
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(minutes=30))
-    mesh = ParallelMesh(plan, device.type)
-    messages = dist.new_group(backend="gloo", timeout=message_timeout)
-    yield DistributedContext(dist.get_rank(), size, device, mesh, messages)
-    # Not after an error: the others may be waiting, and notice when this process ends.
-    dist.destroy_process_group()
+    backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=own)
+    try:
+        mesh = ParallelMesh(plan, device.type)
+        messages = dist.new_group(backend="gloo", timeout=message_timeout)
+        yield DistributedContext(dist.get_rank(), size, device, mesh, messages)
+    except BaseException:
+        if backend == "nccl":
+            # What the others have not joined would be waited for.
+            dist.distributed_c10d._abort_process_group()
+        raise
+    finally:
+        # After an error too: those who wait for this process notice.
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _local_gpu() -> torch.device:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from contextlib import AbstractContextManager
 
 import torch.distributed as dist
@@ -69,16 +68,19 @@ class ParallelMesh:
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
             _agree(plan)
-            self.device_mesh = init_device_mesh(
-                device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
-            )
+            # An axis of one rank has no messages, and a group for each rank alone would cost time and memory.
+            shape = {name: size for name, size in shape.items() if size > 1}
+            if shape:
+                self.device_mesh = init_device_mesh(
+                    device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
+                )
         self._groups: dict[str, Group] = {}
         for name, dimensions in groups(plan).items():
-            self._add(name, dimensions, math.prod(shape[dimension] for dimension in dimensions))
+            self._add(name, tuple(dimension for dimension in dimensions if dimension in shape))
 
-    def _add(self, name: str, dimensions: tuple[str, ...], size: int) -> None:
+    def _add(self, name: str, dimensions: tuple[str, ...]) -> None:
         process_group = None
-        if self.device_mesh is not None and size > 1:
+        if self.device_mesh is not None and dimensions:
             part = self.device_mesh[dimensions]
             process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
         self._groups[name] = Group(process_group, name, self.reporter)

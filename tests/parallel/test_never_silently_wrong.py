@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from fastfold.errors import ConfigError
-from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, init_distributed, parallelize
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.pipeline import Pipeline
+from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.sequence_parallel.attention import ring_attention
 from fastfold.parallel.sequence_parallel.module import METHODS, SequenceParallel
 from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
+from fastfold.parallel.tensor_parallel.randomness import own_randomness
 from tests.helpers.spawn_ranks import launch
 
 
@@ -177,13 +185,252 @@ def _sequence_parallel() -> None:
         sequence.module.attention(own, own, own)
 
 
+class _Random(nn.Module):
+    """A cut perceptron that drops hidden numbers, and dropout of what every rank has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        activation = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+        self.mlp = nn.Sequential(nn.Linear(6, 401), activation, nn.Linear(401, 6)).double()
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x + self.mlp(x))  # type: ignore[no-any-return]
+
+
+def _random_numbers() -> None:
+    rank = dist.get_rank()
+    parallel = parallelize(_Random(), {"tp": 2}, layers={"mlp": ParallelMLP.from_plain})
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    torch.manual_seed(rank)
+    with pytest.raises(ConfigError, match=r"drop is drawn on every rank.*torch\.manual_seed"):
+        parallel.module(x)
+    parallel.module.eval()
+    parallel.module(x)  # nothing is drawn
+    parallel.module.train()
+    torch.manual_seed(3)
+    for _ in range(3):  # shards of 201 and 200 hidden numbers draw alike for all that follows
+        found = parallel.module(x)
+        both = [torch.empty_like(found) for _ in range(2)]
+        dist.all_gather(both, found.detach())
+        assert torch.equal(*both)
+    ones = torch.ones(1, 200, dtype=torch.float64)
+    with own_randomness(parallel.mesh.group("tp"), ones.device):
+        drawn = nn.functional.dropout(ones)
+    both = [torch.empty_like(drawn) for _ in range(2)]
+    dist.all_gather(both, drawn)
+    assert not torch.equal(*both)  # parts of one layer, each with its own numbers
+
+
+class _Nested(nn.Module):
+    """Lists of lists of layers, two of which are one parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        rows = [[nn.Linear(3, 3, dtype=torch.float64) for _ in range(2)] for _ in range(3)]
+        rows[2][1].weight = rows[0][0].weight
+        self.rows = nn.ModuleList(nn.ModuleList(row) for row in rows)
+        self.named = nn.ModuleList([nn.ModuleDict({"last": nn.Linear(3, 3, dtype=torch.float64)})])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for row in self.rows:
+            for layer in row:
+                x = layer(x).tanh()
+        return self.named[0]["last"](x)  # type: ignore[no-any-return, index]
+
+
+def _nested_and_tied_units() -> None:
+    plain, parallel = _Nested(), parallelize(_Nested(), {"dp": 2, "zero": 3})
+    units = [name for name, part in parallel.module.named_modules() if isinstance(part, FSDPModule)]
+    assert units == ["", "rows.0.1", "rows.1.0", "rows.1.1", "rows.2.0", "named.0.last"]
+    expected, found = (
+        torch.optim.AdamW(plain.parameters(), lr=0.1),
+        parallel.optimizer(_adam),
+    )
+    for _ in range(3):
+        plain(ROWS).square().sum().backward()
+        expected.step()
+        expected.zero_grad()
+        _backward(parallel)
+        parallel.reduce_gradients()
+        found.step()
+        found.zero_grad()
+    state = parallel.state_dict()
+    assert all((x - state[name]).abs().max() < 1e-12 for name, x in plain.state_dict().items())
+
+
+def _schedulers() -> None:
+    for zero in range(4):
+        plain, parallel = _Network(), parallelize(_Network(), {"dp": 2, "zero": zero})
+        expected, found = torch.optim.AdamW(plain.parameters(), lr=0.1), parallel.optimizer(_adam)
+        assert isinstance(found, torch.optim.Optimizer)
+        schedules = [
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=5)
+            for optimizer in (expected, found)
+        ]
+        for _ in range(3):
+            plain(ROWS).square().sum().backward()
+            expected.step()
+            expected.zero_grad()
+            _backward(parallel)
+            parallel.reduce_gradients()
+            found.step()
+            found.zero_grad()
+            for schedule in schedules:
+                schedule.step()
+        assert found.inner.param_groups[0]["lr"] == expected.param_groups[0]["lr"] != 0.1
+        state = parallel.state_dict()
+        for name in ("layer.weight", "layer.bias", "scale"):
+            assert (plain.state_dict()[name] - state[name]).abs().max() < 1e-12
+        with pytest.raises(ConfigError, match=r"parallel\.optimizer\(\)"):
+            found.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+def _encoder_with_padding() -> None:
+    """In evaluation PyTorch's encoder packs sequences without their padding, which no rank could do alone."""
+    group = ParallelMesh(ParallelPlan(sp=2)).group("sp")
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, dtype=torch.float64)
+    plain = nn.TransformerEncoder(layer, 2).eval()
+    x = torch.randn(2, 7, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[0, 5:] = True
+    sequence = SequenceParallel(copy.deepcopy(plain), group, attention=nn.MultiheadAttention)
+    own = sequence.shard(x, 1)
+    mine = slice(sequence.first, sequence.first + own.shape[1])
+    with torch.no_grad():
+        expected, found = (
+            plain(x, src_key_padding_mask=padding)[:, mine],
+            sequence(own, src_key_padding_mask=padding[:, mine]),
+        )
+    assert torch.allclose(found[~padding[:, mine]], expected[~padding[:, mine]], atol=1e-12)
+
+
+def _pipeline_in_float64() -> None:
+    """With float64 as the default type too."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        parallel = parallelize(
+            copy.deepcopy(plain), {"pp": 2}, stages=lambda model, _: list(model.children())
+        )
+        x = torch.randn(3, 4)
+        pipeline = Pipeline(parallel)
+        losses = pipeline.step([(row[None],) for row in x], lambda result, _: result.square().sum())
+        results = pipeline.evaluate([(row[None],) for row in x])
+        if pipeline.has_last:
+            assert abs(sum(losses) - plain(x).square().sum()) < 1e-12
+            assert torch.allclose(torch.cat(results), plain(x), atol=1e-12)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def _everything() -> None:
     _data_parallel()
     _sequence_parallel()
+    _random_numbers()
+    _nested_and_tied_units()
+    _schedulers()
+    _encoder_with_padding()
+    _pipeline_in_float64()
 
 
 def test_on_two_ranks() -> None:
     launch(_everything, 2)
+
+
+def _fails(port: int) -> str:
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    try:
+        with init_distributed(ParallelPlan(dp=2), torch.device("cpu")) as context:
+            if rank == 0:
+                raise ValueError("the first rank fails")
+            context.barrier()
+    except (ValueError, RuntimeError) as error:
+        return f"{error} {dist.is_initialized()}"
+    return "no error"
+
+
+def test_processes_part_when_one_fails() -> None:
+    """The one that fails leaves nothing behind that a second run would stumble over, and the others do not wait."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    first, second = launch(_fails, 2, port)
+    assert first == "the first rank fails False"
+    assert second.endswith("False")
+    assert second != "no error"
+
+
+def test_a_gpu_is_named_when_processes_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the first message guesses the GPU from the rank's number."""
+    given: dict[str, object] = {}
+
+    class Met(Exception):
+        pass
+
+    def meet(*args: object, **options: object) -> None:
+        given.update(options)
+        raise Met
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", meet)
+    with pytest.raises(Met), init_distributed(ParallelPlan(dp=2), torch.device("cuda")):
+        pass
+    assert given["device_id"] == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "count"),
+    [
+        (ParallelPlan(dp=512), 1),
+        (ParallelPlan(dp=64, tp=8), 64 + 8),
+        (ParallelPlan(dp=32, dap=16), 32 + 16 + 1),
+        (ParallelPlan(dp=8, tp=64, tp_mode="2d"), 64 + 64 + 64 + 8),
+    ],
+)
+def test_axes_of_one_rank_make_no_group(
+    plan: ParallelPlan, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+    original = dist.distributed_c10d._new_group_with_tag
+
+    def new_group(*args: object, **options: object) -> object:
+        made.append(args)
+        return original(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dist.distributed_c10d, "_new_group_with_tag", new_group)
+    with fake_mesh(plan) as mesh:
+        sizes = {name: mesh.group(name).size for name in ("pp", "dp", "sp", "dap", "tp", "replicas")}
+    assert sizes == {
+        "pp": 1,
+        "dp": plan.dp,
+        "sp": 1,
+        "dap": plan.dap,
+        "tp": plan.tp,
+        "replicas": plan.dp * plan.dap,
+    }
+    assert len(made) <= count
+
+
+def test_the_kind_of_device_is_that_of_the_parameters() -> None:
+    assert parallelize(_Network(), {}).mesh.device_type == "cpu"
+
+    class OnGpu(nn.Module):
+        def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+            yield SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[misc]
+
+    assert parallelize(OnGpu(), {}).mesh.device_type == "cuda"
+    assert parallelize(_Network().to("meta"), {}).mesh.device_type == "cpu"
+    assert parallelize(nn.ReLU(), {}).mesh.device_type == "cpu"
+    assert parallelize(_Network(), {}, device_type="cuda").mesh.device_type == "cuda"
 
 
 def test_a_query_that_sees_no_key_gets_zeros_and_no_gradient() -> None:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from fastfold.memory.devices.device import Device
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.access_trace import SpanKey
+from fastfold.memory.gemini.chunks import is_dense
 
 # Tensors of fewer bytes are not worth moving.
 SMALLEST = 1024
@@ -41,11 +42,33 @@ class Ledger(Protocol):
 
 
 class _Saved:
-    """A tensor that autograd has saved: here, or its host copy."""
+    """A tensor that autograd has saved: here, or its host copy.
 
-    def __init__(self, key: SpanKey, here: Tensor | None, host_copy: Tensor | None, like: Tensor) -> None:
-        self.key, self.here, self.host_copy = key, here, host_copy
-        self.shape, self.stride = like.shape, like.stride()
+    It is kept without what computed it: that holds on to what it saves, and the two would keep each other alive.
+
+    Args:
+        tensor: What is saved.
+        key: Its number in the step; None for what stays wherever it is.
+        host_copy: Where it waits, if it is not kept here.
+    """
+
+    def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
+        self.key, self.host_copy = key, host_copy
+        self.shape, self.stride = tensor.shape, tensor.stride()
+        # Shares the count of changes, even when its memory is not needed.
+        self.here = tensor.detach()
+        self._version = tensor._version
+        if host_copy is not None:
+            self.here.data = tensor.new_empty(0)
+
+    def check(self) -> None:
+        """Refuse what has been changed since, as autograd does where it looks after what it saves itself."""
+        if self.here._version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"tensor of shape {list(self.shape)} is at version {self.here._version}, expected {self._version}. "
+                "Change a copy of it instead"
+            )
 
 
 class SavedTensors:
@@ -73,24 +96,23 @@ class SavedTensors:
         self._call, self._count = -1, 0
         return saved_tensors_hooks(self._pack, self._unpack)
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Saved:
+    def _pack(self, tensor: Tensor) -> _Saved:
         # Parameters are saved too; where they live is decided elsewhere.
-        if self._inside or self.device.owns(tensor) or tensor.nbytes < SMALLEST or not _dense(tensor):
-            return tensor
+        if self._inside or self.device.owns(tensor) or tensor.nbytes < SMALLEST or not is_dense(tensor):
+            return _Saved(tensor)
         key = ("saved", self._call, self._count)
         self._count += 1
         if self.ledger.stays(key, tensor.nbytes):
-            return _Saved(key, tensor, None, tensor)
+            return _Saved(tensor, key)
         self.sent += tensor.nbytes
-        return _Saved(key, None, self.device.send(tensor, self.host), tensor)
+        return _Saved(tensor, key, self.device.send(tensor, self.host))
 
-    def _unpack(self, saved: Tensor | _Saved) -> Tensor:
-        if isinstance(saved, Tensor):
-            return saved
-        self.ledger.used(saved.key)
-        if saved.here is not None:
+    def _unpack(self, saved: _Saved) -> Tensor:
+        saved.check()
+        if saved.key is not None:
+            self.ledger.used(saved.key)
+        if saved.host_copy is None:
             return saved.here
-        assert saved.host_copy is not None
         return self.device.bring(saved.host_copy, saved.shape, saved.stride)
 
     # Blocks
@@ -154,13 +176,3 @@ class SavedTensors:
                 self.ledger.resize(key, max(0, self.device.other_bytes() - before))
 
         return run
-
-
-def _dense(tensor: Tensor) -> bool:
-    """Whether the tensor's elements fill a block of memory without gaps or overlaps."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride != expected:
-            return False
-        expected *= size
-    return tensor.layout is torch.strided

@@ -2,14 +2,12 @@
 
 The host copies (in host memory or memory-mapped files, or the device itself) are the truth: the optimizer works on
 them, and checkpoints are read from them. Device copies are only read, so that leaving the device costs nothing. A
-parameter whose chunk is away is a tensor of NaN with its usual shape.
+parameter whose chunk is away has its usual shape and raises when it is read.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,33 +18,9 @@ from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import Device, DeviceFull
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.chunks import Chunk, ChunkState, Slot
+from fastfold.memory.gemini.managed_parameter import untouched
+from fastfold.memory.gemini.optimizer_probe import state_kinds
 from fastfold.memory.planner.schedule import BudgetError
-
-
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of states for each element of a parameter, counted where there are states, else found by a step on a probe.
-
-    Args:
-        optimizer: Any of ``torch.optim``; it is not changed.
-    """
-    most = 0
-    for group in optimizer.param_groups:
-        parameter = next((p for p in group["params"] if optimizer.state.get(p)), None)
-        states = _probed(optimizer, group) if parameter is None else optimizer.state[parameter]
-        shape = (8, 8) if parameter is None else parameter.shape
-        tensors = [x for x in states.values() if isinstance(x, Tensor) and x.shape == shape]
-        most = max(most, sum(x.element_size() for x in tensors))
-    return most
-
-
-def _probed(optimizer: torch.optim.Optimizer, group: dict[str, object]) -> dict[str, object]:
-    probe = nn.Parameter(torch.zeros(8, 8))
-    probe.grad = torch.zeros(8, 8)
-    twin = copy.copy(optimizer)
-    twin.param_groups = [{**group, "params": [probe]}]
-    twin.state = defaultdict(dict)
-    twin.step()
-    return dict(twin.state[probe])
 
 
 class ChunkStore:
@@ -59,12 +33,14 @@ class ChunkStore:
 
     Attributes:
         loads: Chunks brought to the device so far.
+        averaged: Whether gradients are the mean over ranks, and nothing has been added to them since.
     """
 
     def __init__(self, chunks: Sequence[Chunk], device: Device, host: Tier) -> None:
         self.chunks, self.device, self.host = chunks, device, host
         self.fixed = host is device
         self.loads = 0
+        self.averaged = False
         self._host_copies: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
@@ -79,10 +55,14 @@ class ChunkStore:
                 self._settle(chunk)
 
     def _settle(self, chunk: Chunk) -> None:
-        """First move to the host."""
+        """First move to the host, with the gradients that are there already."""
         buffer = self._allocate(chunk.numel, chunk.dtype, "parameters")
         for slot in chunk.slots:
             slot.view(buffer).copy_(slot.parameter)
+            if slot.parameter.grad is not None:
+                slot.view(self.gradient(chunk)).copy_(slot.parameter.grad)
+                slot.parameter.grad = None
+                chunk.arrived.add(slot.name)
         self._host_copies.append(buffer)
         self._copies.append(buffer if self.fixed else self.device.reserve(chunk.numel, chunk.dtype))
         if self.fixed:
@@ -91,15 +71,18 @@ class ChunkStore:
         self._here.append([slot.view(self._copies[-1]) for slot in chunk.slots])
         self._away.append([self._blank(slot) for slot in chunk.slots])
         self._place(chunk, self._here if self.fixed else self._away)
+        chunk.manage(readable=self.fixed)
 
     @staticmethod
     def _place(chunk: Chunk, views: Sequence[Sequence[Tensor]]) -> None:
-        for slot, view in zip(chunk.slots, views[chunk.index], strict=True):
-            slot.parameter.data = view
+        with untouched():
+            for slot, view in zip(chunk.slots, views[chunk.index], strict=True):
+                slot.parameter.data = view
 
     def _allocate(self, numel: int, dtype: torch.dtype, what: str) -> Tensor:
         try:
-            return self.host.allocate(numel, dtype, what)
+            with self.device.host_work():
+                return self.host.allocate(numel, dtype, what)
         except DeviceFull as error:
             raise BudgetError(
                 f"policy 'cuda' keeps {what} on the device, and they do not fit: {error}. Policy 'auto' needs no more "
@@ -108,7 +91,7 @@ class ChunkStore:
             ) from error
 
     def _blank(self, slot: Slot) -> Tensor:
-        """Right shape, no memory, NaN: reading a parameter that is away shows, and writing to it fails."""
+        """Right shape, no memory, NaN: what reads a parameter that is away in spite of all shows, and cannot write."""
         parameter = slot.parameter
         value = float("nan") if parameter.is_floating_point() else 0
         return torch.full((), value, dtype=parameter.dtype, device=self.device.device).expand(slot.shape)
@@ -117,6 +100,11 @@ class ChunkStore:
         """The chunk of a managed parameter."""
         found = self._where.get(parameter)
         return None if found is None else found[0]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether parameters are plain tensors on the host now."""
+        return self._on_host > 0
 
     @property
     def resident(self) -> frozenset[int]:
@@ -172,12 +160,13 @@ class ChunkStore:
     def take_gradient(self, parameter: Tensor) -> None:
         """Moves a gradient to the host, adding to what has come there since gradients were last cleared."""
         chunk, slot = self._where[parameter]  # type: ignore[index]
-        if chunk.state is not ChunkState.COMPUTE:
+        if chunk.state is not ChunkState.COMPUTE and not self.fixed:
             raise RuntimeError(
                 f"the backward pass used {slot.name} while it was away from the device: the module that uses it "
                 "returns its tensors in something other than tuples, lists and dicts, or hides them"
             )
-        gradient = parameter.grad
+        with untouched():
+            gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         if gradient.layout is not torch.strided:
             raise ConfigError(f"{slot.name} has sparse gradients, which cannot be managed; use sparse=False")
@@ -188,16 +177,23 @@ class ChunkStore:
             else:
                 view.copy_(gradient)
         chunk.arrived.add(slot.name)
-        parameter.grad = None
+        self.averaged = False
+
+    def gradients(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+        """The gradients on the host of those parameters that have one, to be read and changed."""
+        places = [self._where[parameter] for parameter in parameters]
+        return [slot.view(self.gradient(chunk)) for chunk, slot in places if slot.name in chunk.arrived]
 
     def clear_gradients(self) -> None:
         """Forgets all gradients."""
+        self.averaged = False
         for chunk in self.chunks:
             chunk.arrived.clear()
             if chunk.state in (ChunkState.HOLD_AFTER_BACKWARD, ChunkState.READY_FOR_REDUCE):
                 chunk.become(ChunkState.HOLD)
-            for slot in chunk.slots:
-                slot.parameter.grad = None
+            with untouched():
+                for slot in chunk.slots:
+                    slot.parameter.grad = None
 
     @contextmanager
     def work(self) -> Iterator[None]:
@@ -238,12 +234,14 @@ class ChunkStore:
         # What is changed on the host would be stale on the device.
         if not self.fixed and chunk.state is not ChunkState.FREE:
             self.evict(chunk.index)
+        chunk.expose(True)
         for slot in chunk.slots:
             slot.parameter.data = slot.view(self._host_copies[chunk.index])
             arrived = slot.name in chunk.arrived
             slot.parameter.grad = slot.view(self._gradients[chunk.index]) if arrived else None
 
     def _leave_host(self, chunk: Chunk) -> None:
+        self.averaged = False
         for slot in chunk.slots:
             gradient, slot.parameter.grad = slot.parameter.grad, None
             if gradient is None:
@@ -255,12 +253,38 @@ class ChunkStore:
             chunk.arrived.add(slot.name)
         if not self.fixed:
             self._place(chunk, self._away)
+        chunk.expose(False)
 
     def release(self) -> None:
         """Makes the parameters plain tensors on the host for good, with their gradients."""
         with self.device.host_work(), torch.no_grad():
             for chunk in self.chunks:
                 self._move_to_host(chunk)
+                chunk.unmanage()
+
+    def prepare_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
+        """Allocates the states that a step of these chunks will make, all or none."""
+        kinds: dict[nn.Parameter, dict[str, torch.dtype | None]] = {}
+        for group in optimizer.param_groups:
+            new = [p for p in group["params"] if not optimizer.state.get(p)]
+            if new:
+                with self.device.host_work():
+                    kinds |= dict.fromkeys(new, state_kinds(optimizer, group))
+        made: list[tuple[int, str, torch.dtype]] = []
+        try:
+            for chunk in chunks:
+                wanted = {
+                    (chunk.index, name, dtype or chunk.dtype)
+                    for slot in chunk.slots
+                    for name, dtype in kinds.get(slot.parameter, {}).items()
+                }
+                for key in sorted(wanted - self._states.keys(), key=str):
+                    self._states[key] = self._allocate(chunk.numel, key[2], "optimizer states")
+                    made.append(key)
+        except BaseException:
+            for key in made:
+                del self._states[key]
+            raise
 
     def settle_states(self, chunk: Chunk, optimizer: torch.optim.Optimizer) -> None:
         """Moves the optimizer's states of a chunk to the host; those that are there stay."""

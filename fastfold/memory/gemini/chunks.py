@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.memory.devices.tiers import ALIGNMENT
+from fastfold.memory.gemini.managed_parameter import Place, manage, unmanage
 
 
 class ChunkState(enum.Enum):
@@ -43,6 +44,16 @@ class IllegalTransition(RuntimeError):
     """A change of state that would lose data or use memory that is not there: an error in the manager."""
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the tensor's elements fill a block of memory without gaps or overlaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return tensor.layout is torch.strided
+
+
 @dataclass
 class Slot:
     """A parameter's place in its chunk.
@@ -57,13 +68,17 @@ class Slot:
     parameter: nn.Parameter
     offset: int
     shape: torch.Size = field(init=False)
+    stride: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.shape = self.parameter.shape
+        dense = self.parameter if is_dense(self.parameter) else torch.empty(self.shape, device="meta")
+        self.stride = dense.stride()
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The parameter's part of a flat buffer of the chunk's size, in the parameter's shape."""
-        return buffer[self.offset : self.offset + self.shape.numel()].view(self.shape)
+        """The parameter's part of a flat buffer of the chunk's size, in the parameter's shape and memory format."""
+        part = buffer[self.offset : self.offset + self.shape.numel()]
+        return part.as_strided(self.shape, self.stride)
 
 
 class Chunk:
@@ -75,7 +90,7 @@ class Chunk:
         numel: Elements, gaps and the empty end included.
 
     Attributes:
-        state: Changed by :meth:`become` alone.
+        state: Changed by :meth:`become` alone, which makes the parameters plain while an operator uses them.
         arrived: Parameters whose gradient has been computed since gradients were last cleared.
     """
 
@@ -85,6 +100,32 @@ class Chunk:
         self.trainable = self.slots[0].parameter.requires_grad
         self.state = ChunkState.FREE
         self.arrived: set[str] = set()
+        self._places: list[Place] | None = None
+
+    def manage(self, readable: bool) -> None:
+        """From now on the parameters refuse to be read while no operator uses them.
+
+        Args:
+            readable: They are here at any time: only their gradients are not.
+        """
+        self._places = [
+            Place(slot.name, slot.shape, slot.stride, readable, lambda name=slot.name: name in self.arrived)  # type: ignore[misc]
+            for slot in self.slots
+        ]
+        self.expose(False)
+
+    def unmanage(self) -> None:
+        """The parameters are plain for good."""
+        self._places = None
+        self.expose(True)
+
+    def expose(self, plain: bool) -> None:
+        """Makes the parameters plain, or refuse to be read."""
+        parameters = [slot.parameter for slot in self.slots]
+        if plain:
+            unmanage(parameters)
+        elif self._places is not None and self.state is not ChunkState.COMPUTE:
+            manage(parameters, self._places)
 
     @property
     def nbytes(self) -> int:
@@ -100,6 +141,7 @@ class Chunk:
         if state not in _LEGAL[self.state]:
             raise IllegalTransition(f"chunk {self.index} cannot go from {self.state.name} to {state.name}")
         self.state = state
+        self.expose(state is ChunkState.COMPUTE)
 
     def idle(self) -> None:
         """After an operator: the state that the gradients so far make it."""

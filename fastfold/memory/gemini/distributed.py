@@ -43,28 +43,26 @@ class Ranks:
         return not self.shard or chunk.index % self.size == self.rank
 
     def average(self, store: ChunkStore) -> None:
-        """Mean gradients over all ranks, for parameters that have one on any of them.
-
-        Sharded, only a chunk's owner gets its mean.
-        """
+        """Mean gradients over all ranks, for parameters that have one on any of them; nothing where they are that."""
         if self.group is None:
             return
-        arrived = _gathered([sorted(chunk.arrived) for chunk in store.chunks], self.group)
+        found = _gathered((store.averaged, [sorted(chunk.arrived) for chunk in store.chunks]), self.group)
+        if all(averaged for averaged, _ in found):
+            return
+        arrived = zip(*(names for _, names in found), strict=True)
+        unions = [{name for of_one in names for name in of_one} for names in arrived]
+        wanted = [(chunk, names) for chunk, names in zip(store.chunks, unions, strict=True) if names]
+        # What there is no room for fails before anything is changed.
+        gradients = [store.gradient(chunk) for chunk, _ in wanted]
         with store.work(), torch.no_grad():
-            for chunk, names in zip(store.chunks, zip(*arrived, strict=True), strict=True):
-                union = {name for found in names for name in found}
-                if not union:
-                    continue
-                gradient = store.gradient(chunk)
+            for (chunk, names), gradient in zip(wanted, gradients, strict=True):
                 for slot in chunk.slots:
                     if slot.name not in chunk.arrived:
                         slot.view(gradient).zero_()
-                if self.shard:
-                    dist.reduce(gradient, self._owner(chunk), group=self.group)
-                else:
-                    dist.all_reduce(gradient, group=self.group)
+                dist.all_reduce(gradient, group=self.group)
                 gradient.div_(self.size)
-                chunk.arrived |= union
+                chunk.arrived |= names
+        store.averaged = True
 
     def broadcast_params(self, store: ChunkStore, chunk: Chunk) -> None:
         """Every rank gets the parameters that a chunk's owner has stepped."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fastfold.errors import ConfigError
 from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import ChunkState
@@ -228,7 +229,14 @@ class Residency:
         Args:
             chunks: What it needs.
             release: What operators that have ended needed.
+
+        Raises:
+            ConfigError: Parameters are plain tensors on the host now.
         """
+        if chunks and self.store.on_host:
+            raise ConfigError(
+                "leave params_on_host() before the next pass: modules run on parameters on the device"
+            )
         for index in release:
             self._release(index)
         new = [index for index in dict.fromkeys(chunks) if index not in self._pins]

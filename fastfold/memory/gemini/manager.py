@@ -20,18 +20,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.memory.devices.simulated import SimulatedDevice
 from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.activations import SavedTensors
-from fastfold.memory.gemini.chunk_store import ChunkStore, state_bytes
+from fastfold.memory.gemini.checks import check_model, check_step
+from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import Chunk, build_chunks
 from fastfold.memory.gemini.distributed import Ranks
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.module_hooks import ModuleHooks
+from fastfold.memory.gemini.optimizer_probe import state_bytes
+from fastfold.memory.gemini.state_hooks import StateHooks
 from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.units import parse_bytes
 
@@ -42,11 +45,14 @@ class Gemini:
     """Manages where a model's parameters, gradients and optimizer states live.
 
     The model is used as before. The optimizer's turn is :meth:`step`, and :meth:`zero_grad` clears gradients;
-    ``model.state_dict()``, ``optimizer.state_dict()`` and their counterparts work as ever, whatever the placement.
+    ``state_dict()`` of the model, of its modules and of the optimizer and their counterparts work as ever, whatever the
+    placement. Outside a pass and :meth:`params_on_host`, parameters have a shape and no numbers: whoever reads them, or
+    gradients that are on the host, gets a ConfigError that says what to use (with ``"cuda"``, gradients alone).
 
     Args:
-        model: Any module. Its parameters may be frozen, shared or unused; which are trainable is fixed from here on.
-        optimizer: Of these parameters; any of ``torch.optim`` that treats each parameter alone. It works on the host,
+        model: Any module. Its parameters may be frozen, shared or unused; which there are and which of them train is
+            fixed from here on: :meth:`step` refuses others.
+        optimizer: Of these parameters; any that treats each parameter alone, which is tried out. It works on the host,
             chunk by chunk. None for inference.
         budget: Bytes on the device for chunks and activations together, such as ``"20GiB"``.
         policy: ``"auto"``: on the host, and on the device by the planner. ``"cpu"``: the same, but off the device after
@@ -69,7 +75,8 @@ class Gemini:
     Raises:
         BudgetError: One operator's parameters alone (with ``"cuda"``: all parameters, gradients and optimizer states)
             exceed the budget; names the smallest that holds them.
-        ConfigError: An unknown policy or budget, or an optimizer of other parameters.
+        ConfigError: An unknown policy or budget; an optimizer of other parameters, or that does not treat each
+            parameter alone; parameters that are managed already.
     """
 
     def __init__(
@@ -94,13 +101,8 @@ class Gemini:
         self.ranks = Ranks(group, statistics, shard)
         self.budget = parse_bytes(budget)
         self.device = _device(device, self.budget)
+        check_model(model, optimizer)
         chunks = build_chunks(model, largest=self.budget // 8)
-        known = {slot.parameter for chunk in chunks for slot in chunk.slots}
-        for parameter in (p for g in optimizer.param_groups for p in g["params"]) if optimizer else ():
-            if parameter not in known:
-                raise ConfigError(
-                    "the optimizer has parameters that the model does not have; make it from this model"
-                )
         for buffer_owner in model.modules():
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))
@@ -115,8 +117,12 @@ class Gemini:
             self.saved = SavedTensors(self.device, self.store.host, self.residency)
             self._undo.append(self.saved.manage(recompute))
         self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
-        self._stepping, self._managing = False, True
-        self._hook_checkpoints()
+        self._stepping, self._managing, self._half_stepped = False, True, False
+        states = StateHooks(model, optimizer, self.params_on_host, self._settle_states)
+        self._undo.append(states.remove)
+        if optimizer is not None:
+            self._undo.append(optimizer.register_step_pre_hook(self._refuse_step).remove)
+            self._settle_states()
 
     def _check_smallest(self, chunks: Sequence[Chunk]) -> None:
         """Refuses what cannot work at once."""
@@ -147,25 +153,63 @@ class Gemini:
 
     # The optimizer
 
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Before :meth:`step`: scale all gradients down to a norm, as ``torch.nn.utils.clip_grad_norm_`` does.
+
+        Over a group it is the mean gradient that is clipped, and all ranks call this together.
+
+        Args:
+            max_norm: Largest norm of all gradients together.
+
+        Returns:
+            Their norm before, ``[]``.
+
+        Raises:
+            ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works.
+        """
+        self._gather_gradients("clip_grad_norm_()")
+        with self.store.work(), torch.no_grad():
+            gradients = self.store.gradients(self.model.parameters())
+            norm = nn.utils.get_total_norm(gradients)
+            scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+            for gradient in gradients:
+                gradient.mul_(scale)
+        return norm
+
+    def _gather_gradients(self, what: str) -> None:
+        """Gradients of all ranks are on the host."""
+        if self.store.on_host:
+            raise ConfigError(f"leave params_on_host() before {what}, so that what was changed there counts")
+        if self.device.device.type == "cuda":
+            torch.cuda.current_stream(self.device.device).synchronize()
+        self.residency.end_step()
+        self.ranks.average(self.store)
+
     def step(self) -> None:
         """The optimizer's step, on the host, for every parameter that has a gradient.
 
+        States that the step makes are allocated before it begins, so that where there is no room nothing is changed.
+
         Raises:
-            ConfigError: There is no optimizer.
+            BudgetError: With ``"cuda"``: states do not fit on the device.
+            ConfigError: There is no optimizer; a parameter trains, or is in the model or the optimizer, that was not
+                when the manager was made; an earlier step has failed half way; or called inside
+                :meth:`params_on_host`.
         """
         optimizer = self.optimizer
         if optimizer is None:
             raise ConfigError("there is no optimizer: give one to Gemini(model, optimizer)")
-        if self.device.device.type == "cuda":
-            torch.cuda.current_stream(self.device.device).synchronize()
+        self._check_whole()
+        check_step(self.model, optimizer, self.store)
+        self._gather_gradients("step()")
         self.residency.exchange()
-        self.ranks.average(self.store)
+        stepped = [chunk for chunk in self.store.chunks if chunk.arrived]
+        own = [chunk for chunk in stepped if self.ranks.owns(chunk)]
+        self.store.prepare_states(own, optimizer)
         groups = [group["params"] for group in optimizer.param_groups]
-        self._stepping = True
+        self._stepping = self._half_stepped = True
         try:
-            for chunk in self.store.chunks:
-                if not chunk.arrived:
-                    continue
+            for chunk in stepped:
                 if self.ranks.owns(chunk):
                     here = {slot.parameter for slot in chunk.slots}
                     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
@@ -174,10 +218,18 @@ class Gemini:
                         optimizer.step()
                     self.store.settle_states(chunk, optimizer)
                 self.ranks.broadcast_params(self.store, chunk)
+            self._half_stepped = False
         finally:
             self._stepping = False
             for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                 group["params"] = parameters
+
+    def _check_whole(self) -> None:
+        if self._half_stepped:
+            raise ConfigError(
+                "an earlier step failed half way, so that some parameters are a step ahead of others: go on from a "
+                "checkpoint with load_state_dict() of the Gemini manager"
+            )
 
     def zero_grad(self) -> None:
         """Forgets all gradients, as ``optimizer.zero_grad(set_to_none=True)``."""
@@ -189,7 +241,8 @@ class Gemini:
     def params_on_host(self) -> AbstractContextManager[None]:
         """Inside, all parameters and gradients are plain tensors on the host.
 
-        For what looks at or changes many of them: clipping of gradients, averages of weights, initialisation.
+        For what looks at or changes many of them: averages of weights, gradients by hand, initialisation. No pass runs
+        and no step is taken before it is left.
         """
         self.residency.end_step()
         return self.store.params_on_host() if self._managing else nullcontext()
@@ -207,7 +260,11 @@ class Gemini:
         """Plain state dicts ``{"model": …, "optimizer": …}``, equal to those of an unmanaged run.
 
         Sharded, ``optimizer.state_dict()`` alone gives a rank's share.
+
+        Raises:
+            ConfigError: A step has failed half way.
         """
+        self._check_whole()
         states: dict[str, Any] = {"model": self.model.state_dict()}
         if self.optimizer is not None:
             self.ranks.gather_states(self.store.chunks, self.optimizer)
@@ -220,55 +277,20 @@ class Gemini:
         self.model.load_state_dict(states["model"])
         if self.optimizer is not None and "optimizer" in states:
             self.optimizer.load_state_dict(states["optimizer"])
+        self._half_stepped = False
 
-    def _hook_checkpoints(self) -> None:
-        """State dicts, and whatever reads all parameters, find them on the host."""
-        entered: list[AbstractContextManager[None]] = []
-
-        def enter(*_: Any) -> None:
-            entered.append(self.params_on_host())
-            entered[-1].__enter__()
-
-        def leave(*_: Any) -> None:
-            entered.pop().__exit__(None, None, None)
-
-        model = self.model
-        handles: list[Any] = [
-            model.register_state_dict_pre_hook(enter),
-            model.register_state_dict_post_hook(leave),
-            model.register_load_state_dict_pre_hook(enter),
-            model.register_load_state_dict_post_hook(leave),
-        ]
-
-        def undo() -> None:
-            for handle in handles:
-                handle.remove()
-
-        self._undo.append(undo)
-        optimizer = self.optimizer
-        if optimizer is None:
-            return
-
-        def loaded(*_: Any) -> None:
-            self.ranks.drop_states(self.store.chunks, optimizer)
-            for chunk in self.store.chunks:
-                self.store.settle_states(chunk, optimizer)
-            leave()
-
-        def refuse(*_: Any) -> None:
-            if not self._stepping:
-                raise ConfigError(
-                    "parameters and gradients are managed: call step() of the Gemini manager, not of the optimizer"
-                )
-
-        handles += [
-            optimizer.register_load_state_dict_pre_hook(enter),
-            optimizer.register_load_state_dict_post_hook(loaded),
-            optimizer.register_step_pre_hook(refuse),
-        ]
-        self.ranks.drop_states(self.store.chunks, optimizer)
+    def _settle_states(self) -> None:
+        """The optimizer has states that it was given: this rank keeps its share of them, on the host."""
+        assert self.optimizer is not None
+        self.ranks.drop_states(self.store.chunks, self.optimizer)
         for chunk in self.store.chunks:
-            self.store.settle_states(chunk, optimizer)
+            self.store.settle_states(chunk, self.optimizer)
+
+    def _refuse_step(self, *_: Any) -> None:
+        if not self._stepping:
+            raise ConfigError(
+                "parameters and gradients are managed: call step() of the Gemini manager, not of the optimizer"
+            )
 
 
 def _device(device: Device | torch.device | str | None, budget: int) -> Device:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -13,10 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from fastfold.errors import ConfigError
 from fastfold.memory.gemini.access_trace import pass_key
 from fastfold.memory.gemini.activations import SavedTensors
+from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.executor import Residency
+from fastfold.memory.gemini.managed_parameter import METADATA, untouched
 
 
 class _Call:
@@ -26,7 +30,7 @@ class _Call:
         self.module, self.chunks, self.enter, self.exit = module, chunks, enter, 1 << 60
 
 
-class ModuleHooks:
+class ModuleHooks(NotCopied):
     """Hooks on every module of a model that has parameters; each call brings its chunks and releases them.
 
     Args:
@@ -52,13 +56,14 @@ class ModuleHooks:
             self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
             if own or module is model:
                 self._handles += [
-                    module.register_forward_pre_hook(self._entering(name), with_kwargs=True),
+                    module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
                     module.register_forward_hook(self._leave, always_call=True),
                 ]
         for chunk in store.chunks:
             for slot in chunk.slots:
                 if chunk.trainable:
-                    take = slot.parameter.register_post_accumulate_grad_hook(store.take_gradient)
+                    with untouched():
+                        take = slot.parameter.register_post_accumulate_grad_hook(store.take_gradient)
                     self._handles.append(take)
 
     def remove(self) -> None:
@@ -68,25 +73,22 @@ class ModuleHooks:
 
     # Forward
 
-    def _entering(self, name: str) -> Callable[..., None]:
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
-            if not self._stack and torch._C._current_graph_task_id() == -1:
-                self._backward.clear()
-                self.residency.begin_pass(*pass_key(name, module, args, kwargs))
-                self._watching = ExitStack()
-                self._watching.enter_context(_Watch(self))
-                if self.saved is not None and torch.is_grad_enabled():
-                    self._watching.enter_context(self.saved.hooks())
-            call = _Call(module, self._uses[module], next(self._clock))
-            try:
-                self._pin(call.chunks)
-            except BaseException:
-                self._stop_watching()
-                raise
-            self._stack.append(call)
-
-        return enter
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
+        if not self._stack and torch._C._current_graph_task_id() == -1:
+            self._backward.clear()
+            self.residency.begin_pass(*pass_key(name, module, args, kwargs))
+            self._watching = ExitStack()
+            self._watching.enter_context(_Watch(self))
+            if self.saved is not None and torch.is_grad_enabled():
+                self._watching.enter_context(self.saved.hooks())
+        call = _Call(module, self._uses[module], next(self._clock))
+        try:
+            self._pin(call.chunks)
+        except BaseException:
+            self._stop_watching()
+            raise
+        self._stack.append(call)
 
     def _stop_watching(self) -> None:
         if not self._stack and self._watching is not None:
@@ -137,6 +139,11 @@ class ModuleHooks:
 
     def _before_backward(self, call: _Call) -> None:
         """Nodes run in the reverse order of the forward pass: calls that began after this one ended are done."""
+        if torch.is_grad_enabled() and not self.store.fixed:
+            raise ConfigError(
+                "create_graph=True: a second backward pass would look for parameters that have left the device; use "
+                "policy 'cuda' of the Gemini manager"
+            )
         task = torch._C._current_graph_task_id()
         if task not in self._backward:
             self._backward[task] = []
@@ -153,17 +160,6 @@ class ModuleHooks:
         self._pin((), release=tuple(i for c in running for i in c.chunks))
 
 
-# What asks about a tensor without reading it.
-_METADATA = {
-    *(
-        getattr(Tensor, n).__get__
-        for n in ("shape", "dtype", "device", "layout", "requires_grad", "grad", "ndim")
-    ),
-    *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point),
-    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
-}
-
-
 class _Watch(TorchFunctionMode):
     """Sees parameters that functions take as arguments."""
 
@@ -172,7 +168,7 @@ class _Watch(TorchFunctionMode):
         self._hooks = hooks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in _METADATA:
+        if func not in METADATA:
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, nn.Parameter):
                     self._hooks.use(leaf)

@@ -28,6 +28,33 @@ def listed_modules(module: nn.Module) -> list[nn.Module]:
     ]
 
 
+def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those units that can be gathered when they are called, and given back afterwards.
+
+    In the place of containers, which are never called, are their members. Units without parameters, or with a
+    parameter that a module outside has too, are left out: they are gathered with the module.
+
+    Args:
+        module: The whole.
+        units: Parts of it.
+    """
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False):
+            owners.setdefault(parameter, set()).add(part)
+    found: dict[nn.Module, None] = {}
+    waiting = list(reversed(units))
+    while waiting:
+        unit = waiting.pop()
+        if type(unit).forward is nn.Module.forward:
+            waiting += reversed(list(unit.children()))
+            continue
+        inside, own = set(unit.modules()), list(unit.parameters())
+        if own and all(owners[parameter] <= inside for parameter in own):
+            found[unit] = None
+    return list(found)
+
+
 class FullySharded:
     """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
 
@@ -38,7 +65,8 @@ class FullySharded:
         module: Sharded in place.
         mesh: The ranks.
         shard_groups: By name the groups over which tensor parallel layers cut a parameter.
-        units: The parts of the module that are gathered one at a time; what is in none is gathered with the module.
+        units: The parts of the module that are gathered one at a time (see :func:`gathered_alone`); what is in none is
+            gathered with the module.
     """
 
     stage = 3
@@ -54,7 +82,7 @@ class FullySharded:
         self._group = mesh.group("replicas")
         if self._group.process_group is not None:
             ranks = DeviceMesh.from_group(self._group.process_group, mesh.device_type)
-            for unit in units(module):
+            for unit in gathered_alone(module, units(module)):
                 if not isinstance(unit, FSDPModule):
                     fully_shard(unit, mesh=ranks)
             fully_shard(module, mesh=ranks)

@@ -18,8 +18,8 @@ from fastfold.parallel.data_parallel.zero import Replicated
 State = dict[str, dict[str, Tensor]]
 
 
-class ParallelOptimizer:
-    """Made by :meth:`fastfold.parallel.Parallel.optimizer`.
+class ParallelOptimizer(Optimizer):
+    """Made by :meth:`fastfold.parallel.Parallel.optimizer`; learning rate schedules take it as any other.
 
     Attributes:
         inner: The optimizer of this rank's share; its ``param_groups`` hold learning rates.
@@ -28,17 +28,32 @@ class ParallelOptimizer:
     def __init__(
         self, inner: Optimizer, module: nn.Module, stage: Replicated | FullySharded, full_state: FullStateDict
     ) -> None:
+        # Parameters and states are the inner one's: of what an optimizer has, only defaults and hooks are made here.
+        self.__setstate__({"defaults": inner.defaults})
         self.inner, self._module = inner, module
         self._stage, self._full_state = stage, full_state
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Those of the inner optimizer."""
         return self.inner.param_groups
 
-    def step(self) -> None:
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the inner optimizer, by this rank's share of each parameter."""
+        return self.inner.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: gradients of other parameters would be added up over no ranks.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("a plan's optimizer has the groups that the factory of parallel.optimizer() makes")
+
+    def step(self) -> None:  # type: ignore[override]
         """Update all parameters on all ranks (a collective where states are sharded).
 
         Raises:
@@ -55,8 +70,12 @@ class ParallelOptimizer:
         self.inner.step()
         self._stage.all_gather_params()
 
-    def zero_grad(self) -> None:
-        """Forget the gradients, of the parameters and of this rank's share of them."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, of the parameters and of this rank's share of them.
+
+        Args:
+            set_to_none: Taken because PyTorch's optimizers do; gradients are None afterwards.
+        """
         self.inner.zero_grad(set_to_none=True)
         self._stage.forget_gradients()
 

@@ -66,6 +66,10 @@ class SequenceParallel:
             layer.sequence = self
             # A module with a hook is never run by PyTorch's fused encoder layer, which would not ask for attention.
             layer.register_forward_pre_hook(_nothing)
+        for encoder in module.modules():
+            if isinstance(encoder, nn.TransformerEncoder):
+                # Sequences packed without their padding cannot be spread over the ranks.
+                encoder.use_nested_tensor = False
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
 

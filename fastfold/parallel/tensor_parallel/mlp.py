@@ -9,15 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
+from fastfold.parallel.tensor_parallel.randomness import draws, own_randomness
 
 
 class ParallelMLP(nn.Module):
     """Linear, activation, linear; from the outer layout to the outer layout. Make one with :meth:`from_plain`."""
 
-    def __init__(self, first: ParallelLinear, activation: nn.Module, second: ParallelLinear) -> None:
+    def __init__(
+        self, first: ParallelLinear, activation: nn.Module, second: ParallelLinear, group: Group
+    ) -> None:
         super().__init__()
+        self._group = group
         self.first, self.activation, self.second = first, activation, second
 
     @classmethod
@@ -38,6 +43,7 @@ class ParallelMLP(nn.Module):
             ParallelLinear.from_plain(first, mesh, "first"),
             modules[1],
             ParallelLinear.from_plain(second, mesh, "second"),
+            mesh.group("tp"),
         )
 
     def to_plain(self) -> nn.Sequential:
@@ -45,8 +51,17 @@ class ParallelMLP(nn.Module):
         return nn.Sequential(self.first.to_plain(), self.activation, self.second.to_plain())
 
     def forward(self, x: Tensor, row_sizes: Sequence[int] | None = None) -> Tensor:
-        """Apply to ``x`` ``[batch, ..., features]``; ``row_sizes`` as in :meth:`ParallelLinear.forward`."""
-        return self.second(self.activation(self.first(x, row_sizes)), row_sizes)
+        """Apply to ``x`` ``[batch, ..., features]``; ``row_sizes`` as in :meth:`ParallelLinear.forward`.
+
+        Dropout of the activation draws each rank's own numbers.
+        """
+        hidden = self.first(x, row_sizes)
+        if self.training and any(draws(module) for module in self.activation.modules()):
+            with own_randomness(self._group, hidden.device):
+                hidden = self.activation(hidden)
+        else:
+            hidden = self.activation(hidden)
+        return self.second(hidden, row_sizes)
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fastfold.errors import ConfigError
 from fastfold.memory import SimulatedDevice, Tier
 from fastfold.memory.gemini.access_trace import PassKey
 from fastfold.memory.gemini.chunk_store import ChunkStore
@@ -99,7 +100,8 @@ def test_a_layer_s_chunk_is_there_while_it_runs_and_comes_back_in_reverse() -> N
         for name in ("first", "second"):
             assert torch.equal(getattr(model, name).weight.grad, getattr(plain, name).weight.grad)
             assert torch.equal(getattr(model, name).bias.grad, getattr(plain, name).bias.grad)
-    assert model.first.weight.grad is None  # on the device no gradient stays
+    with pytest.raises(ConfigError, match=r"gradient of first\.weight"):
+        _ = model.first.weight.grad  # none stays on the device, which is not to be taken for none at all
 
 
 def test_a_parameter_that_another_module_uses_is_brought_and_remembered() -> None:

@@ -1,0 +1,132 @@
+"""Parameters that say where they are: reading one that is away raises, instead of giving numbers that are none.
+
+While no operator uses a managed parameter, its class is :class:`ManagedParameter`. Its shape may be asked for; what
+would read or change its numbers or its gradient, which lie on the host, raises and says what to do instead. While an
+operator uses it, or :meth:`fastfold.memory.Gemini.params_on_host` has brought it to the host, it is plain again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fastfold.errors import ConfigError
+
+_GRADIENT: Any = Tensor.grad
+
+# What asks about a tensor without reading it.
+METADATA = {
+    *(
+        getattr(Tensor, name).__get__
+        for name in (
+            *("shape", "dtype", "device", "layout", "requires_grad", "grad", "ndim", "is_leaf", "grad_fn"),
+            *("nbytes", "itemsize", "is_cuda", "is_meta", "is_sparse", "is_quantized", "retains_grad"),
+        )
+    ),
+    *(Tensor.size, Tensor.dim, Tensor.ndimension, Tensor.numel, Tensor.nelement, Tensor.element_size),
+    *(Tensor.stride, Tensor.is_contiguous, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__),
+    *(torch.numel, torch.is_floating_point, torch.is_complex, Tensor.get_device),
+    *(Tensor.new_zeros, Tensor.new_ones, Tensor.new_empty, Tensor.new_full, Tensor.new_tensor),
+}
+
+# What changes no number: which parameters train is compared at the step.
+_HARMLESS = {
+    *(Tensor.requires_grad.__set__, Tensor.requires_grad_, Tensor.register_hook),  # type: ignore[attr-defined]
+    *(torch.autograd.grad, torch.autograd.backward, Tensor.backward),
+}
+
+# What depends on how the numbers lie, which a placeholder does not show.
+_STRIDES = {Tensor.stride, Tensor.is_contiguous}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a managed parameter belongs.
+
+    Args:
+        name: Its name in the model.
+        shape: Its shape.
+        stride: Its strides when its numbers are here.
+        readable: Whether its numbers are here at any time, and nowhere else.
+        has_gradient: Tells whether it has a gradient on the host.
+    """
+
+    name: str
+    shape: torch.Size
+    stride: tuple[int, ...]
+    readable: bool
+    has_gradient: Callable[[], bool]
+
+
+class ManagedParameter(nn.Parameter):
+    """The class of a managed parameter while no operator uses it."""
+
+    _place: Place
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with untouched():
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, ManagedParameter):
+                    leaf._refuse(func, args)
+            if func in _STRIDES and isinstance(args[0], ManagedParameter):
+                place = args[0]._place
+                args = (torch.empty_strided(place.shape, place.stride, device="meta"), *args[1:])
+            return func(*args, **(kwargs or {}))
+
+    def _refuse(self, func: Any, args: Any) -> None:
+        place = self._place
+        if func in (_GRADIENT.__get__, _GRADIENT.__set__):
+            if place.has_gradient() or (func == _GRADIENT.__set__ and args[1] is not None):
+                raise ConfigError(
+                    f"the gradient of {place.name} is managed and lies on the host: clip with clip_grad_norm_() of "
+                    "the Gemini manager, read or change gradients inside its params_on_host(), forget them with its "
+                    "zero_grad()"
+                )
+        elif func == Tensor.register_post_accumulate_grad_hook:
+            raise ConfigError(
+                f"a hook after the gradient of {place.name} would see what one backward pass adds to it: look at "
+                "gradients inside params_on_host() of the Gemini manager"
+            )
+        elif not place.readable and func not in METADATA and func not in _HARMLESS:
+            raise ConfigError(
+                f"{place.name} is managed and not here now: read or change parameters inside params_on_host() of the "
+                "Gemini manager, or take its state_dict() or that of a module; copy, pickle or convert a model after "
+                "its release()"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        made = memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return nn.Parameter(self.detach(), self.requires_grad).__reduce_ex__(protocol)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Parameter({self._place.name} {list(self.shape)}, managed)"
+
+
+def untouched() -> AbstractContextManager[None]:
+    """Inside, managed parameters are taken for plain ones: for who manages them."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def manage(parameters: Sequence[nn.Parameter], places: Sequence[Place]) -> None:
+    """From now on these parameters refuse to be read."""
+    for parameter, place in zip(parameters, places, strict=True):
+        parameter.__class__ = ManagedParameter
+        parameter._place = place  # type: ignore[attr-defined]
+
+
+def unmanage(parameters: Sequence[nn.Parameter]) -> None:
+    """Makes parameters plain again."""
+    for parameter in parameters:
+        if isinstance(parameter, ManagedParameter):
+            del parameter._place
+            parameter.__class__ = nn.Parameter  # type: ignore[assignment]

@@ -1,0 +1,139 @@
+"""What an optimizer keeps of a parameter, and whether it treats each alone: found out by steps of small ones."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fastfold.errors import ConfigError
+
+# Length of each dimension of the parameters of a trial.
+_SIDE = 4
+
+Group = dict[str, Any]
+
+
+def state_kinds(optimizer: Optimizer, group: Group) -> dict[str, torch.dtype | None]:
+    """States as large as their parameter, counted where there are states, else found by a step on a probe.
+
+    Args:
+        optimizer: Any of ``torch.optim``; it is not changed.
+        group: One of its groups, with at least one parameter.
+
+    Returns:
+        The type of each by name; None for that of the parameter, whatever it is.
+    """
+    known = next((p for p in group["params"] if optimizer.state.get(p)), None)
+    if known is not None:
+        states, shape, dtype = optimizer.state[known], known.shape, known.dtype
+    else:
+        first = group["params"][0]
+        probe = _trial(first, torch.Generator().manual_seed(0))
+        twin = _twin(optimizer, {first: probe})
+        probe.grad = torch.zeros_like(probe)
+        twin.step()
+        states, shape, dtype = twin.state[probe], probe.shape, probe.dtype
+    return {
+        name: None if x.dtype == dtype else x.dtype
+        for name, x in states.items()
+        if isinstance(x, Tensor) and x.shape == shape and name != "step"
+    }
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of states for each element of a parameter, the most of all groups.
+
+    Args:
+        optimizer: Any of ``torch.optim``; it is not changed.
+    """
+    return max(
+        (
+            sum(
+                (dtype or group["params"][0].dtype).itemsize
+                for dtype in state_kinds(optimizer, group).values()
+            )
+            for group in optimizer.param_groups
+            if group["params"]
+        ),
+        default=0,
+    )
+
+
+def check_steps_alone(optimizer: Optimizer) -> None:
+    """Step small parameters together, and one after the other, which has to come to the same.
+
+    Args:
+        optimizer: It is not changed.
+
+    Raises:
+        ConfigError: It does not: the optimizer counts steps for a whole group, say, or looks at all gradients.
+    """
+    kind = type(optimizer).__name__
+    try:
+        alike = _equal(_steps(optimizer, together=True), _steps(optimizer, together=False))
+        why = "comes to something else than a step of all together"
+    except Exception as error:  # of whatever kind, the first step would raise it
+        alike, why = False, f"raises {type(error).__name__}: {error}"
+    if not alike:
+        raise ConfigError(
+            f"{kind} cannot be managed: a step of one chunk of parameters after the other {why}. Use an optimizer that "
+            "treats each parameter alone, such as AdamW, and clip with clip_grad_norm_() of the manager"
+        )
+
+
+def _steps(optimizer: Optimizer, together: bool) -> list[Any]:
+    """Parameters and numbers of the groups after two steps of the first and the last parameter of each group."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = [list(dict.fromkeys([*g["params"][:1], *g["params"][-1:]])) for g in optimizer.param_groups]
+    probes = {p: _trial(p, generator) for group in chosen for p in group}
+    twin = _twin(optimizer, probes)
+    turns = [chosen] if together else [[group[:1] for group in chosen], [group[1:] for group in chosen]]
+    for _ in range(2):
+        for probe in probes.values():
+            probe.grad = torch.randn(probe.shape, generator=generator, dtype=probe.dtype)
+        for turn in turns:
+            for group, parameters in zip(twin.param_groups, turn, strict=True):
+                group["params"] = [probes[p] for p in parameters]
+            twin.step()
+    numbers = [{name: x for name, x in group.items() if name != "params"} for group in twin.param_groups]
+    return [*(p.detach() for p in probes.values()), *numbers]
+
+
+def _trial(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
+    """A small parameter of as many dimensions; its type is one that states of a type of their own do not have."""
+    return nn.Parameter(torch.randn([_SIDE] * parameter.dim(), generator=generator, dtype=torch.float64))
+
+
+def _twin(optimizer: Optimizer, probes: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
+    """The same optimizer of probes alone, without states and hooks."""
+    # An optimizer's own way to be copied leaves out what schedulers and hooks put on it, and what subclasses keep.
+    twin = copy.copy(optimizer)
+    twin.state = defaultdict(dict)
+    small = nn.Parameter(torch.zeros(1))
+    memo = {id(p): probes.get(p, small) for group in optimizer.param_groups for p in group["params"]}
+    for name, value in vars(optimizer).items():
+        if name not in vars(twin) and not callable(value):
+            setattr(twin, name, copy.deepcopy(value, memo))
+    twin.param_groups = []
+    for group in optimizer.param_groups:
+        made = {name: copy.deepcopy(x, memo) for name, x in group.items() if name != "params"}
+        if made.get("capturable"):
+            made["capturable"] = False  # which needs a GPU
+        twin.param_groups.append({**made, "params": [probes[p] for p in group["params"] if p in probes]})
+    return twin
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)

@@ -1,0 +1,64 @@
+"""State dicts of a managed model, of each of its modules and of its optimizer are those of an unmanaged one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from fastfold.memory.gemini.checks import NotCopied
+
+
+class StateHooks(NotCopied):
+    """Brings parameters to the host while a state dict is made or taken.
+
+    Args:
+        model: All of its modules get hooks.
+        optimizer: Its states are those of parameters on the host; None where there is none.
+        on_host: Makes a context in which parameters are plain tensors on the host.
+        loaded: Called after the optimizer has taken a state dict.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        on_host: Callable[[], AbstractContextManager[None]],
+        loaded: Callable[[], None],
+    ) -> None:
+        self._on_host, self._loaded = on_host, loaded
+        self._entered: list[AbstractContextManager[None]] = []
+        self._handles: list[Any] = []
+        for module in model.modules():
+            if next(module.parameters(), None) is not None:
+                self._handles += [
+                    module.register_state_dict_pre_hook(self._enter),
+                    module.register_state_dict_post_hook(partial(self._leave)),  # PyTorch puts a mark on it
+                    module.register_load_state_dict_pre_hook(self._enter),
+                    module.register_load_state_dict_post_hook(self._leave),
+                ]
+        if optimizer is not None:
+            self._handles += [
+                optimizer.register_load_state_dict_pre_hook(self._enter),
+                optimizer.register_load_state_dict_post_hook(self._leave_optimizer),
+            ]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, *_: Any) -> None:
+        self._entered.append(self._on_host())
+        self._entered[-1].__enter__()
+
+    def _leave(self, *_: Any) -> None:
+        self._entered.pop().__exit__(None, None, None)
+
+    def _leave_optimizer(self, *_: Any) -> None:
+        self._loaded()
+        self._leave()
