@@ -23,7 +23,7 @@ from fastfold.training.compose import compose_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
-from tests.helpers.forked import Forked, fork_command, rank_environments
+from tests.helpers.forked import Forked, rank_environments
 from tests.training.conftest import TINY, write_data, write_helix
 
 SHORT = [*TINY, "trainer.log_every=1", "trainer.steps=6", "trainer.checkpoint_every=2", "optim.batch_size=2"]
