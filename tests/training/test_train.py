@@ -205,6 +205,7 @@ def test_a_wrong_number_of_processes_is_refused(data_folder: Path, tmp_path: Pat
         here(data_folder, tmp_path / "run", "parallel.dp=3")
 
 
+@pytest.mark.usefixtures("with_report")
 def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_many(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
