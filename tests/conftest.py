@@ -50,16 +50,29 @@ QUICK = (
 """Files and folders of ``make test-quick``: about one for each part of the package, a second a test or less."""
 
 
+def _is_quick(path: Path) -> bool:
+    tests = REPOSITORY / "tests"
+    if not path.is_relative_to(tests):
+        return False
+    place = path.relative_to(tests)
+    return any(name.as_posix() in QUICK for name in (place, *place.parents))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m quick`` other files are not even imported, which would take most of the time."""
+    if (
+        config.getoption("markexpr") == "quick"
+        and collection_path.is_file()
+        and not _is_quick(collection_path)
+    ):
+        return True
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the quick tests."""
     for item in items:
-        place = (
-            item.path.relative_to(REPOSITORY / "tests")
-            if item.path.is_relative_to(REPOSITORY / "tests")
-            else None
-        )
-        names = [] if place is None else [place, *place.parents]
-        if any(str(name) in QUICK for name in names) and item.get_closest_marker("slow") is None:
+        if _is_quick(item.path) and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
 
 

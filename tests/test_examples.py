@@ -5,31 +5,49 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.helpers.forked import Forked
 
 EXAMPLES = REPOSITORY / "examples"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def run(script: str, *options: str, launcher: tuple[str, ...] = ()) -> str:
+def run(script: str, *options: str) -> str:
     """What a script prints; it must not fail, and must not warn."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)}
+    process = Forked(_script, str(EXAMPLES / script), options)
+    return checked(*process.communicate(), process.returncode)
+
+
+def run_by_torchrun(script: str, *options: str) -> str:
+    """What a script prints on two processes."""
     done = subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLES / script), *options],
-        env=environment,
+        [sys.executable, *TORCHRUN, str(EXAMPLES / script), *options],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr, done.stderr
-    return done.stdout
+    return checked(done.stdout, done.stderr, done.returncode)
+
+
+def checked(out: str, err: str, code: int | None) -> str:
+    assert code == 0, err
+    assert "Warning" not in err, err
+    return out
+
+
+def _script(path: str, options: Sequence[str]) -> int:
+    sys.argv = [path, *options]
+    runpy.run_path(path, run_name="__main__")
+    return 0
 
 
 def number(pattern: str, text: str) -> float:
@@ -81,8 +99,8 @@ def test_evoformer_only() -> None:
 
 def test_train_overfit() -> None:
     """The loss falls, local structure is learnt, and the weights that the run leaves fold."""
-    printed = run("train_overfit.py")
-    assert number(r"^loss \S+ -> (\S+) in 60", printed) < 0.7 * number(r"^loss (\S+) ->", printed)
+    printed = run("train_overfit.py", "--steps", "40")
+    assert number(r"^loss \S+ -> (\S+) in 40", printed) < 0.7 * number(r"^loss (\S+) ->", printed)
     assert number(r"lDDT-CA \S+ -> (\S+)", printed) > 2 * number(r"lDDT-CA (\S+) ->", printed)
     assert "the trained weights fold: (20, 37, 3)" in printed
 
@@ -92,7 +110,7 @@ def test_train_overfit() -> None:
 )
 def test_parallelize_my_model(plan: str, share: float) -> None:
     """Two processes compute what one computes; tensor parallelism holds about half of the model."""
-    printed = run("parallelize_my_model.py", "--plan", plan, launcher=TORCHRUN)
+    printed = run_by_torchrun("parallelize_my_model.py", "--plan", plan)
     assert number(r"differ from one process's by (\S+)", printed) < 1e-12
     held, whole = (number(pattern, printed) for pattern in (r": ([\d,]+) of", r"of ([\d,]+) parameters"))
     assert held <= share * whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -55,10 +56,13 @@ def _imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
             yield from _imports(node, module, is_package)
 
 
-IMPORTS = {
-    name: set(_imports(ast.parse(path.read_text("utf-8")), name, path.name == "__init__.py")) - {name}
-    for name, path in MODULES.items()
-}
+@functools.cache
+def all_imports() -> dict[str, set[str]]:
+    """Modules of ours that each of them imports; read once, and by the tests alone."""
+    return {
+        name: set(_imports(ast.parse(path.read_text("utf-8")), name, path.name == "__init__.py")) - {name}
+        for name, path in MODULES.items()
+    }
 
 
 def _top(module: str) -> str:
@@ -67,13 +71,13 @@ def _top(module: str) -> str:
 
 def test_all_files_are_seen() -> None:
     assert len(MODULES) > 250
-    assert sum(map(len, IMPORTS.values())) > 1000
+    assert sum(map(len, all_imports().values())) > 1000
 
 
 def test_no_package_imports_from_its_right() -> None:
     place = {name: number for number, names in enumerate(ORDER) for name in names}
     wrong = []
-    for module, found in IMPORTS.items():
+    for module, found in all_imports().items():
         here = _top(module)
         if here in ("", "configs"):
             continue
@@ -91,7 +95,9 @@ def test_no_package_imports_from_its_right() -> None:
 def test_no_circle_of_files() -> None:
     # A package's __init__ that gives out names of its modules is imported with each of them: it counts where it is
     # imported for a name of its own.
-    graph = {module: {other for other in found if other in MODULES} for module, found in IMPORTS.items()}
+    graph = {
+        module: {other for other in found if other in MODULES} for module, found in all_imports().items()
+    }
     graph.pop("fastfold")
     try:
         TopologicalSorter({a: {b for b in found if b != "fastfold"} for a, found in graph.items()}).prepare()

@@ -36,6 +36,8 @@ class Linear(nn.Linear):
         super().__init__(c_in, c_out, bias=bias)
 
     def reset_parameters(self) -> None:
+        if self.weight.is_meta:
+            return  # no values to set; drawing them would be half of the time that an empty network takes
         with torch.no_grad():
             if self.init in ("default", "relu"):
                 std = math.sqrt((2.0 if self.init == "relu" else 1.0) / self.in_features) / _TRUNCATED_STD

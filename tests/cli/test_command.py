@@ -15,6 +15,7 @@ from fastfold import cli as module
 from fastfold.inference import runner
 from tests.conftest import REPOSITORY
 from tests.helpers.command_line import ORACLES, QUICK, CommandLine
+from tests.helpers.forked import fork_command
 
 SEQUENCE = "MKTAYIAKQR"
 
@@ -154,7 +155,7 @@ class TestClosedPipes:
         assert (process.returncode, err) == (1, "")
 
     def test_of_infer(self, cli: CommandLine, ended):
-        process = cli.start(
+        process = fork_command(
             "infer", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *QUICK
         )
         ended.append(process)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import fastfold
 from fastfold.data.search import hmmer, store
 from fastfold.errors import ConfigError, InputError
 from tests.helpers.command_line import CommandLine
+from tests.helpers.forked import fork_command
 from tests.helpers.sequence_databases import queries, write_database
 
 ONE_PROCESS = ("--cpu", "1", "--memory", "1GiB")
@@ -107,11 +106,11 @@ def test_a_killed_search_goes_on_where_it_was(
     write_database(database, wanted, relatives=2)
     fasta, out = cli.fasta(wanted), cli.folder / "alignments"
     arguments = ("search", fasta, "--db", database, "--out", out, "--cpu", "2")
-    process = cli.start(*arguments)
+    process = fork_command(*arguments)
     ended.append(process)
     while not files(out) and process.poll() is None:
         time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.wait()
     before = {path.parent.parent.name for path in out.glob(f"{store.FOLDER}/*/*/*/record.json")}
     assert before

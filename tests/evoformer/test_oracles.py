@@ -12,7 +12,7 @@ from tests.conftest import require_shared
 from tests.helpers.networks import folder
 
 CARRIED = ("synthetic_monomer", "synthetic_multimer")
-ELSEWHERE = ("monomer_ptm", "monomer_deep_msa", "multimer_homodimer")
+ELSEWHERE = ("monomer_ptm", "monomer_deep_msa", pytest.param("multimer_homodimer", marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("name", [*CARRIED, *ELSEWHERE])

@@ -20,14 +20,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     [
+        "pytest",
+        "hypothesis",
+        "torch._dynamo",  # which the first custom operator and the first optimizer bring in
         "torch.distributed.device_mesh",
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
         "fastfold.evoformer.model",
+        "fastfold.inference.runner",
         "fastfold.parallel",
+        "fastfold.training.run",
     ]
 )
 
@@ -92,8 +97,8 @@ def launch(function: Callable[..., Any], size: int, *args: Any, timeout: float =
         store = os.path.join(folder, "store")
         processes, pipes = [], []
         for rank in range(size):
-            ours, theirs = _context.Pipe(duplex=False)
-            process = _context.Process(
+            ours, theirs = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(
                 target=_child, args=(rank, size, store, timeout, theirs, function, args), daemon=True
             )
             process.start()

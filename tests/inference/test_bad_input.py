@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import stat
-import subprocess
 import tempfile
 import time
 import zipfile
@@ -28,6 +27,7 @@ from fastfold.errors import OutputError
 from fastfold.inference.output.prediction import Prediction
 from fastfold.utils import atomic_files as files
 from tests.helpers.command_line import ORACLES, CommandLine, Outcome
+from tests.helpers.forked import Forked, fork_command
 
 SEQUENCE = "MKTAYIAKQR"
 
@@ -410,10 +410,10 @@ class TestInterruption:
 
     RECYCLES = 12
 
-    def start(self, cli: CommandLine) -> subprocess.Popen[str]:
+    def start(self, cli: CommandLine) -> Forked:
         fasta, weights = cli.fasta({"T1": "MKTAY", "T2": "GSHMA"}), cli.weights()
         recycles = ["--num-recycles", str(self.RECYCLES), "--no-plots"]
-        return cli.start("infer", fasta, "--out", cli.out, "--weights", weights, *recycles)
+        return fork_command("infer", fasta, "--out", cli.out, "--weights", weights, *recycles)
 
     @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
     def test_in_the_middle_of_folding(self, cli: CommandLine, ended, number: signal.Signals):

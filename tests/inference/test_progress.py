@@ -16,6 +16,7 @@ import pytest
 from fastfold.inference import progress as module
 from fastfold.inference.progress import Progress
 from fastfold.utils.units import clock
+from tests.helpers.forked import fork_command
 
 RECYCLE_ONCE = ("--num-recycles", "1", "--no-plots")
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -155,7 +156,7 @@ def test_the_command_draws_a_bar_on_a_terminal_and_prints_its_result(cli, ended)
     terminal = Terminal()
     with terminal.stream() as stream:
         arguments = ["infer", fasta, "--out", cli.out, "--weights", weights, *RECYCLE_ONCE]
-        process = cli.start(*arguments, stdout=stream, stderr=stream)
+        process = fork_command(*arguments, stdout=stream, stderr=stream)
         ended.append(process)
         assert process.wait(timeout=120) == 0
     shown = terminal.shown()

@@ -110,7 +110,7 @@ def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() ->
 @pytest.mark.parametrize(
     ("host", "preset"),
     [
-        (0, MONOMER),
+        pytest.param(0, MONOMER, marks=pytest.mark.slow),
         pytest.param(100, MONOMER, marks=pytest.mark.slow),
         pytest.param(0, MULTIMER, marks=pytest.mark.slow),
         (100, MULTIMER),
@@ -128,8 +128,8 @@ def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str)
 @pytest.mark.parametrize("host", [0, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
-    budget = _small_budget(384, host * GB)
-    once, twice = (_simulate(384, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
+    budget = _small_budget(192, host * GB)
+    once, twice = (_simulate(192, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
     assert (twice.plan.policy.offload is not None) == (host > 0)
     assert (once.peak, once.host) == (twice.peak, twice.host)
 

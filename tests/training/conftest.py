@@ -89,15 +89,31 @@ def write_helix(path: Path, residues: int, start: int = 0, *, plddt: float = 90.
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
 
 
-@pytest.fixture
-def data_folder(tmp_path: Path) -> Path:
+def write_data(folder: Path) -> Path:
     """Four chains to train on and two to validate on."""
-    folder = tmp_path / "data"
     for number, residues in enumerate((12, 16, 20, 24)):
         write_helix(folder / "train" / f"helix{number}.pdb.gz", residues, number)
     for number, residues in enumerate((14, 18)):
         write_helix(folder / "valid" / f"other{number}.pdb", residues, 4 + number)
     return folder
+
+
+@pytest.fixture
+def data_folder(tmp_path: Path) -> Path:
+    """The chains of :func:`write_data`."""
+    return write_data(tmp_path / "data")
+
+
+@pytest.fixture(autouse=True)
+def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write no report, which takes longer than their steps, unless one is asked for."""
+    if "with_report" not in request.fixturenames:
+        monkeypatch.setattr("fastfold.training.run.write_report", lambda out: out / "report" / "report.md")
+
+
+@pytest.fixture
+def with_report() -> None:
+    """For a test that looks at the report of a run in this process."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,11 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 import fastfold
+import fastfold.training.run
+from fastfold.cli import main
 from fastfold.training.compose import compose_config
 from fastfold.training.logging.loggers import read_json_lines
 from fastfold.training.run import train
 from fastfold.training.trainer import TrainingStopped
-from tests.training.conftest import TINY, write_helix
+from tests.helpers.forked import Forked, rank_environments
+from tests.training.conftest import TINY, write_data, write_helix
 
 SHORT = [*TINY, "trainer.log_every=1", "trainer.steps=6", "trainer.checkpoint_every=2", "optim.batch_size=2"]
 
@@ -46,8 +49,38 @@ def environment() -> dict[str, str]:
     return os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+def start_anew(data: Path, out: Path, *overrides: str) -> subprocess.Popen[str]:
+    """Begin to train in a new interpreter."""
+    return subprocess.Popen(
+        command(data, out, *overrides),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def start_forked(data: Path, out: Path, *overrides: str, env: Mapping[str, str] | None = None) -> Forked:
+    """Begin to train in a process that starts faster, and writes no report at the end."""
+    arguments = command(data, out, *overrides)[3:]
+    return Forked(_without_report, arguments, stderr=subprocess.STDOUT, env=env)
+
+
+def _without_report(arguments: Sequence[str]) -> int:
+    fastfold.training.run.write_report = lambda out: out / "report"
+    return main(arguments)
+
+
+def run_forked(data: Path, out: Path, *overrides: str, processes: int) -> str:
+    """Train to the end on several processes that start faster; returns what was printed."""
+    started = [start_forked(data, out, *overrides, env=env) for env in rank_environments(processes)]
+    printed = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0] * processes, printed
+    return "".join(printed)
+
+
 def run(data: Path, out: Path, *overrides: str, processes: int = 1) -> str:
-    """Train to the end; returns what was printed."""
+    """Train to the end in a new interpreter, or in several by torchrun; returns what was printed."""
     done = subprocess.run(
         command(data, out, *overrides, processes=processes),
         env=environment(),
@@ -77,7 +110,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "mini.safetensors")
 
 
-def wait_for(path: Path, process: subprocess.Popen[str], seconds: float = 120) -> None:
+def wait_for(path: Path, process: subprocess.Popen[str] | Forked, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not path.exists():
         assert process.poll() is None, process.communicate()
@@ -97,14 +130,15 @@ def test_one_structure_is_learnt(tmp_path: Path):
     assert np.mean([m["lddt_ca"] for m in found[-10:]]) > 0.5
 
 
+@pytest.mark.usefixtures("with_report")
 def test_a_run_leaves_weights_that_fold_and_a_report(data_folder: Path, tmp_path: Path):
     out = tmp_path / "run"
-    assert here(data_folder, out, "data.valid_split=valid", "trainer.validate_every=3")
+    assert here(data_folder, out, "data.valid_split=valid", "trainer.validate_every=1", "trainer.steps=2")
     model = fastfold.load_model(out / "mini.safetensors", device="cpu")
     assert fastfold.predict("MKTAYIAKQR", model=model, num_recycles=0).plddt.shape == (10,)
     assert "lDDT" in (out / "report" / "report.md").read_text()
     validations = [json.loads(line) for line in (out / "validation.jsonl").read_text().splitlines()]
-    assert [v["step"] for v in validations] == [3, 6]
+    assert [v["step"] for v in validations] == [1, 2]
     assert [chain["id"] for chain in validations[0]["chains"]] == ["other0", "other1"]
     (logged, _) = [m for m in read_json_lines(out / "metrics.jsonl") if "valid_lddt_ca" in m]
     for name in ("valid_lddt_ca", "valid_distogram_ce_6_12", "valid_distogram_ce_6_12_single"):
@@ -119,26 +153,22 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
     """Bit for bit, dropout and alignment sampling included; also when samples come as they become ready."""
     workers = ["data.workers=2" if order == "ready" else "data.workers=0", f"data.order={order}"]
     out = tmp_path / "killed"
-    process = subprocess.Popen(
-        command(data_folder, out, *workers, "trainer.steps=400", "trainer.checkpoint_every=3"),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    start = start_forked if order == "draw" else start_anew
+    process = start(data_folder, out, *workers, "trainer.steps=400", "trainer.checkpoint_every=3")
     wait_for(out / "checkpoints" / "step_00000006", process)
     process.kill()  # SIGKILL
     process.communicate()
     last = len((out / "order_rank_0.jsonl").read_text().splitlines()) // 2
     steps = [f"trainer.steps={last + 3}", "trainer.checkpoint_every=3"]
-    run(data_folder, out, *workers, *steps)
+    train_on = here if order == "draw" else run
+    train_on(data_folder, out, *workers, *steps)
     whole = tmp_path / "whole"
     if order == "ready":  # the order that came about is what the uninterrupted run repeats
         whole.mkdir()
         lines = [json.loads(line) for line in (out / "order_rank_0.jsonl").read_text().splitlines()]
         first = {line["draw"]: json.dumps(line) for line in lines}
         (whole / "order_rank_0.jsonl").write_text("\n".join(first.values()) + "\n")
-    run(data_folder, whole, *workers, *steps)
+    train_on(data_folder, whole, *workers, *steps)
     assert losses(out) == losses(whole)
     killed, uninterrupted = weights(out), weights(whole)
     assert all(torch.equal(killed[name], x) for name, x in uninterrupted.items())
@@ -146,13 +176,7 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
 
 def test_sigterm_saves_and_ends(data_folder: Path, tmp_path: Path):
     out = tmp_path / "run"
-    process = subprocess.Popen(
-        command(data_folder, out, "trainer.steps=100000", "trainer.checkpoint_every=100000"),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = start_forked(data_folder, out, "trainer.steps=100000", "trainer.checkpoint_every=100000")
     wait_for(out / "metrics.jsonl", process)
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
@@ -181,6 +205,7 @@ def test_a_wrong_number_of_processes_is_refused(data_folder: Path, tmp_path: Pat
         here(data_folder, tmp_path / "run", "parallel.dp=3")
 
 
+@pytest.mark.usefixtures("with_report")
 def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_many(
     data_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -194,7 +219,7 @@ def test_steps_without_finite_numbers_are_skipped_reported_and_in_the_end_too_ma
 
     monkeypatch.setattr(module, "alphafold_loss", spoilt)
     out = tmp_path / "run"
-    assert here(data_folder, out, "trainer.steps=12", "optim.batch_size=1")
+    assert here(data_folder, out, "trainer.steps=6", "optim.batch_size=1")
     assert "helix3" in capsys.readouterr().err
     assert metrics(out)[-1]["skipped"] >= 1
     assert all(bool(x.isfinite().all()) for x in weights(out).values())
@@ -247,8 +272,8 @@ def test_other_loggers_are_told_too(data_folder: Path, tmp_path: Path):
 
     collector = Collector()
     places = [f"data.directory={data_folder}", f"trainer.out={tmp_path / 'run'}"]
-    assert train(compose_config([*SHORT, *places, "logger=none"]), loggers=[collector])
-    assert collector.steps == [1, 2, 3, 4, 5, 6]
+    assert train(compose_config([*SHORT, *places, "logger=none", "trainer.steps=3"]), loggers=[collector])
+    assert collector.steps == [1, 2, 3]
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -278,9 +303,9 @@ def test_fine_tuning_changes_what_it_should_and_nothing_else(
     data_folder: Path, tmp_path: Path, overrides: Sequence[str], changes
 ):
     base = tmp_path / "base"
-    here(data_folder, base, "trainer.steps=2")
+    here(data_folder, base, "trainer.steps=1")
     start = f"model.weights={base / 'mini.safetensors'}"
-    here(data_folder, tmp_path / "tuned", start, *overrides, "optim.ema_decay=0")
+    here(data_folder, tmp_path / "tuned", start, *overrides, "optim.ema_decay=0", "trainer.steps=2")
     before, after = weights(base), weights(tmp_path / "tuned")
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -288,16 +313,23 @@ def test_fine_tuning_changes_what_it_should_and_nothing_else(
     assert all(changes(name) for name in changed)
 
 
+@pytest.fixture(scope="module")
+def plain_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """Of two steps as they are by default."""
+    folder = tmp_path_factory.mktemp("plain")
+    here(write_data(folder / "data"), folder / "run", "trainer.steps=2")
+    return losses(folder / "run")
+
+
 @pytest.mark.parametrize("overrides", [["trainer.precision=bf16"], ["memory=checkpointing"]])
 def test_precision_and_checkpointing_change_the_numbers_little(
-    data_folder: Path, tmp_path: Path, overrides: Sequence[str]
+    data_folder: Path, tmp_path: Path, plain_losses: list[float], overrides: Sequence[str]
 ):
-    plain, other = tmp_path / "plain", tmp_path / "other"
-    here(data_folder, plain, "trainer.steps=2")
+    other = tmp_path / "other"
     here(data_folder, other, "trainer.steps=2", *overrides)
     tolerance = 0.03 if "bf16" in overrides[0] else 1e-5
-    np.testing.assert_allclose(losses(other), losses(plain), rtol=tolerance)
-    assert (losses(other) == losses(plain)) == ("bf16" not in overrides[0])
+    np.testing.assert_allclose(losses(other), plain_losses, rtol=tolerance)
+    assert (losses(other) == plain_losses) == ("bf16" not in overrides[0])
 
 
 @pytest.mark.slow

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
+import os
 import sys
 import time
 from pathlib import Path
@@ -12,11 +11,14 @@ import numpy as np
 import pytest
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
+from fastfold.cli import main
 from fastfold.data.loading.loader import SampleLoader
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.data import make_loader, open_source
+from fastfold.training.trainer import Trainer
+from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.training.conftest import TINY
-from tests.training.test_train import SHORT, environment, here, losses, run, weights
+from tests.training.test_train import command, here, losses, run_forked, start_forked, weights
 
 
 @pytest.mark.parametrize(
@@ -32,16 +34,25 @@ def test_axial_ranks_and_sharded_states_compute_what_one_process_computes(
     """LARS, whose steps depend on norms of whole layers; what one plan saved another resumes."""
     one, many = tmp_path / "one", tmp_path / "many"
     lars = ["optim=lars", "optim.weight_decay=0.01", "optim.warmup_steps=2"]
-    assert here(data_folder, one, *lars, "trainer.steps=6")
-    run(data_folder, many, *lars, f"parallel.{first}", "parallel.zero=1", "trainer.steps=4", processes=2)
-    said = run(data_folder, many, *lars, f"parallel.{then}", "parallel.zero=2", processes=processes)
-    assert "after step 4" in said
+    assert here(data_folder, one, *lars, "trainer.steps=3")
+    first_part = [*lars, f"parallel.{first}", "parallel.zero=1", "trainer.steps=2"]
+    run_forked(data_folder, many, *first_part, processes=2)
+    said = run_forked(
+        data_folder,
+        many,
+        *lars,
+        f"parallel.{then}",
+        "parallel.zero=2",
+        "trainer.steps=3",
+        processes=processes,
+    )
+    assert "after step 2" in said
     np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
     expected, found = weights(one), weights(many)
     assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
     # The other way round, in this process.
-    assert here(data_folder, many, *lars, "trainer.steps=7")
-    assert here(data_folder, one, *lars, "trainer.steps=7")
+    assert here(data_folder, many, *lars, "trainer.steps=4")
+    assert here(data_folder, one, *lars, "trainer.steps=4")
     np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
 
 
@@ -50,21 +61,15 @@ def test_axial_ranks_and_sharded_states_compute_what_one_process_computes(
 def test_sharded_parameters_and_the_grid_train_too(data_folder: Path, tmp_path: Path, plan: str) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     assert here(data_folder, one, "trainer.steps=4")
-    run(data_folder, many, f"parallel.{plan}", "parallel.dap=4", "trainer.steps=4", processes=4)
+    run_forked(data_folder, many, f"parallel.{plan}", "parallel.dap=4", "trainer.steps=4", processes=4)
     np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
     expected, found = weights(one), weights(many)
     assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
 
 
-FAILING = """
-import os, sys
-import fastfold.training.trainer as trainer
-from fastfold.cli import main
-
-rank, how = int(os.environ["RANK"]), sys.argv[1]
-overrides = [part.replace("{rank}", str(rank)) for part in sys.argv[2:]]
-if rank == 1 and how in ("raises", "dies"):
-    sample, calls = trainer.Trainer._sample, []
+def _failing(how: str, arguments: list[str]) -> int:
+    """``fastfold`` that fails in its third sample."""
+    sample, calls = Trainer._sample, []
 
     def failing(self, *args):
         calls.append(None)
@@ -75,76 +80,60 @@ if rank == 1 and how in ("raises", "dies"):
             os._exit(7)
         raise KeyError("the reason of rank 1")
 
-    trainer.Trainer._sample = failing
-sys.exit(main(["train", *overrides]))
-"""
+    Trainer._sample = failing  # type: ignore[method-assign]
+    return main(arguments)
 
 
-def _failing(data: Path, folder: Path, how: str, *overrides: str) -> tuple[int, str, float]:
-    """Exit code, what was printed, and the seconds from the failure to the end of the job."""
-    script = folder / "failing.py"
-    script.write_text(FAILING)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.Popen(
-        [
-            *launcher,
-            str(script),
-            how,
-            *SHORT,
-            f"data.directory={data}",
-            f"trainer.out={folder / 'run'}",
-            *overrides,
-        ],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    printed, failed = [], None
-    assert process.stdout is not None
-    for line in process.stdout:
-        printed.append(line)
-        if failed is None and "failing now" in line:
-            failed = time.monotonic()
-    code = process.wait()
-    return code, "".join(printed), 0.0 if failed is None else time.monotonic() - failed
-
-
-@pytest.mark.parametrize(
-    ("how", "story"),
-    [
-        ("raises", "the reason of rank 1"),
-        pytest.param("dies", r"exitcode\s*: 7", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("how", ["raises", pytest.param("dies", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("plan", ["dp=2", pytest.param("dap=2", marks=pytest.mark.slow)])
 def test_a_rank_that_fails_ends_the_job_with_its_own_error_within_a_minute(
-    data_folder: Path, tmp_path: Path, how: str, story: str, plan: str
+    data_folder: Path, tmp_path: Path, how: str, plan: str
 ) -> None:
-    code, printed, seconds = _failing(
-        data_folder, tmp_path, how, f"parallel.{plan}", "parallel.zero=1", "trainer.steps=1000"
+    """Nobody waits for it, whoever started the ranks."""
+    options = [f"parallel.{plan}", "parallel.zero=1", "trainer.steps=1000"]
+    arguments = command(data_folder, tmp_path / "run", *options)[3:]
+    healthy, ill = (
+        Forked(_failing, how, arguments, env=environment)
+        if environment["RANK"] == "1"
+        else fork_command(*arguments, env=environment)
+        for environment in rank_environments(2)
     )
-    assert code != 0
-    assert re.search(story, printed), printed
-    assert "failing now" in printed
-    assert seconds < 60
+    assert ill.stderr is not None
+    said = ""
+    while "failing now" not in said:
+        line = ill.stderr.readline()
+        assert line, said
+        said += line
+    failed = time.monotonic()
+    said += ill.communicate()[1]
+    _, others = healthy.communicate()
+    assert time.monotonic() - failed < 60
+    assert healthy.returncode, others
+    if how == "raises":
+        assert ill.returncode == 1
+        assert "the reason of rank 1" in said
+    else:
+        assert ill.returncode == 7
 
 
 @pytest.mark.parametrize(
     ("differing", "story"),
     [
         ("parallel.zero={rank}", "the ranks were started with different plans: zero is"),
-        pytest.param(
-            "optim.batch_size=2{rank}", "different settings: batch_size: 20", marks=pytest.mark.slow
-        ),
+        ("optim.batch_size=2{rank}", "different settings: batch_size: 20"),
     ],
 )
 def test_ranks_that_were_started_differently_are_refused(
     data_folder: Path, tmp_path: Path, differing: str, story: str
 ) -> None:
-    code, printed, _ = _failing(data_folder, tmp_path, "refused", differing)
-    assert code != 0
-    assert story in printed
+    started = [
+        start_forked(data_folder, tmp_path / "run", differing.format(rank=rank), env=environment)
+        for rank, environment in enumerate(rank_environments(2))
+    ]
+    for process in started:
+        printed, _ = process.communicate()
+        assert process.returncode == 1
+        assert story in printed
 
 
 def test_processes_that_share_a_sample_draw_the_same_ones(data_folder: Path) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from fastfold.data.loading.loader import SampleLoader, draw_rng, merge_states
 from fastfold.errors import ConfigError, InputError
-from tests.conftest import REPOSITORY
 from tests.helpers.signals import interruptible
 
 
@@ -79,7 +78,7 @@ def test_samples_do_not_depend_on_the_workers() -> None:
     """Same draws, same bits, in process and with workers; a single entry serves more workers than it."""
     with SampleLoader(numbered, cycle("only"), workers=0) as plain:
         expected = [next(plain) for _ in range(6)]
-    with SampleLoader(numbered, cycle("only"), workers=8, prefetch=2) as parallel:
+    with SampleLoader(numbered, cycle("only"), workers=4, prefetch=2) as parallel:
         for draw in expected:
             other = next(parallel)
             assert (other.number, other.id) == (draw.number, "only")
@@ -344,6 +343,9 @@ SCRIPT = """
 
 
 def start_script(folder: Path, guard: str) -> subprocess.Popen[str]:
+    # Not at the top: it imports torch, and every worker imports this module.
+    from tests.conftest import REPOSITORY
+
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).replace("GUARD", guard))
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
@@ -22,6 +21,7 @@ from fastfold.data.training.entry import Entry, EntryData, read_entry
 from fastfold.errors import InputError, OutputError
 from tests.conftest import require_shared
 from tests.helpers.small_sets import a3m, indexed_folder, pdb_text, write
+from tests.helpers.spawn_ranks import CONTEXT
 
 
 @pytest.fixture
@@ -204,8 +204,7 @@ def test_two_writers_and_a_killed_one_leave_a_whole_entry(
     cache = FeatureCache(folder)
     cache.read(entry)
     stop = folder / "stop"
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_often, args=(folder, entry, stop), daemon=True) for _ in range(2)]
+    writers = [CONTEXT.Process(target=write_often, args=(folder, entry, stop), daemon=True) for _ in range(2)]
     for writer in writers:
         writer.start()
     (path,) = files(folder)
@@ -238,9 +237,7 @@ def killed_before_the_rename(folder: Path, entry: Entry) -> None:
 
 
 def test_what_a_killed_writer_leaves_is_removed_later(entry: Entry, folder: Path) -> None:
-    writer = multiprocessing.get_context("spawn").Process(
-        target=killed_before_the_rename, args=(folder, entry)
-    )
+    writer = CONTEXT.Process(target=killed_before_the_rename, args=(folder, entry))
     writer.start()
     writer.join()
     assert writer.exitcode == -signal.SIGKILL

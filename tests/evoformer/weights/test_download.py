@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import io
-import os
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from fastfold.cli import main
 from fastfold.errors import ConfigError, NetworkError, WeightsError, WriteError
 from fastfold.evoformer.weights import archive as archives
 from fastfold.evoformer.weights.download import download_weights
@@ -24,8 +23,8 @@ from fastfold.evoformer.weights.published import ARCHIVE, PUBLISHED, SUMS, file_
 from fastfold.utils import remote_file
 from fastfold.utils.hashing import file_digest
 from tests.conftest import REPOSITORY
+from tests.helpers.forked import Forked
 from tests.helpers.loopback import Loopback, Request, loopback, send_file
-from tests.helpers.signals import interruptible
 
 ORACLES = REPOSITORY / "tests" / "oracles"
 MONOMER = (ORACLES / "synthetic_monomer" / "params.npz").read_bytes()
@@ -357,27 +356,15 @@ def test_a_disk_without_room_is_noticed_before_anything_is_fetched(
     check(folder, PTM)
 
 
-CLIENT = """
-import resource, sys
-from fastfold.cli import main
-limit = int(sys.argv[1])
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-sys.exit(main(["weights", "download", *sys.argv[2:]]))
-"""
+def client(limit: int, arguments: Sequence[str]) -> int:
+    if limit:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return main(["weights", "download", *arguments])
 
 
-def start(*arguments: str, limit: int = 0) -> subprocess.Popen[str]:
+def start(*arguments: str, limit: int = 0) -> Forked:
     """The command in a process of its own, whose files may have ``limit`` bytes."""
-    return subprocess.Popen(
-        [sys.executable, "-c", CLIENT, str(limit), *arguments],
-        cwd=REPOSITORY,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=interruptible,
-    )
+    return Forked(client, limit, arguments)
 
 
 def test_a_write_that_fails_keeps_what_arrived(server: Loopback, folder: Path) -> None:
@@ -408,7 +395,7 @@ def slowly(request: Request, stop: threading.Event) -> None:
     request.handler.close_connection = True
 
 
-def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+def wait_for(condition: Callable[[], object], process: Forked) -> None:
     """Wait until something is so, while a process runs."""
     end = time.monotonic() + 100
     while not condition():

@@ -120,10 +120,9 @@ def test_kernels_are_compiled_once_for_all_lengths(operator: str, monkeypatch: p
     run(17)
     compiled = {name: set(found) for name, found in keys.items()}
     assert any(compiled.values())
-    for n in (19, 27):
-        run(n)
-        for name, found in keys.items():
-            assert found == compiled[name], (name, _differences(found))
+    run(27)
+    for name, found in keys.items():
+        assert found == compiled[name], (name, _differences(found))
 
 
 def _differences(keys: set[Any]) -> list[tuple[str, set[Any]]]:

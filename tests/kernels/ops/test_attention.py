@@ -87,9 +87,9 @@ def test_rows_of_a_thousand_positions(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_several_blocks(backend: str, dtype: torch.dtype) -> None:
-    check(backend, operands(2, 129, 129, heads=1), dtype)
+def test_rows_of_several_blocks(backend: str) -> None:
+    """Four of them; of two and three, in every dtype, are those above."""
+    check(backend, operands(2, 97, 97, heads=1))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -118,14 +118,14 @@ def test_bias_mask_and_gate_are_optional(backend: str, leave_out: tuple[str, ...
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_any_number_of_leading_axes(backend: str) -> None:
-    check(backend, operands(2, 5, 6, batch=(2, 3)))
+    check(backend, operands(2, 5, 6, heads=1, batch=(2, 3)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("axes", [(-4, -3), (-3, -2), (-2, -1)], ids=["rows", "heads", "channels"])
 def test_strides_do_not_matter(backend: str, axes: tuple[int, int]) -> None:
     """Rows and columns transposed, as around the ending node; heads outside; channels that are not innermost."""
-    inputs = on_device(operands(4, 5, 5, batch=(2,)))
+    inputs = on_device(operands(2, 5, 5, batch=(2,)))
     strided = {
         name: x.transpose(*axes).contiguous().transpose(*axes) for name, x in inputs.items() if x.dim() > 4
     }
@@ -164,7 +164,7 @@ def test_a_row_without_keys_gives_the_mean_of_its_values_and_no_other_gradient(b
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_masked_key_neither_gives_nor_receives(backend: str) -> None:
     """Its values and scores may be anything finite, and its gradients are exactly zero."""
-    inputs = on_device(operands(3, 17, 37))
+    inputs = on_device(operands(3, 17, 37, heads=1))
     changed = {name: x.clone() for name, x in inputs.items()}
     masked = (inputs["mask"] == 0) & inputs["mask"].any(-1, keepdim=True)
     changed["k"][masked] = 100.0
@@ -188,7 +188,7 @@ def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_the_same_in_every_run(backend: str) -> None:
-    inputs = on_device(operands(5, 33, 34))
+    inputs = on_device(operands(3, 33, 34, heads=1))
     first, second = (
         output_and_gradients(lambda **x: attention(**x, backend=backend), inputs, MASK) for _ in range(2)
     )
@@ -200,7 +200,7 @@ def test_the_backends_agree_where_rows_are_summed_in_groups(monkeypatch: pytest.
     """On a GPU with many processors the gradient of a small bias is summed in groups of rows, the last one shorter."""
     backward = pytest.importorskip("fastfold.kernels.ops.attention.triton_bwd")
     monkeypatch.setattr(backward, "row_groups", lambda blocks, device: 3)
-    check("triton", operands(7, 17, 18, batch=(2,)))
+    check("triton", operands(5, 17, 18, heads=1, batch=(2,)))
 
 
 @pytest.mark.parametrize("spread", ["rows", "positions"])
@@ -258,7 +258,7 @@ def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operator_check_of_pytorch(backend: str) -> None:
-    inputs = on_device(operands(3, 5, 7, batch=(2,)))
+    inputs = on_device(operands(2, 5, 7, heads=1, batch=(1,)))
     leaves = [x.requires_grad_(name not in MASK) for name, x in inputs.items()]
     options = {"scale": 0.3, "backend": backend}
     torch.library.opcheck(torch.ops.fastfold.attention.default, tuple(leaves), options)
@@ -268,7 +268,7 @@ def test_operator_check_of_pytorch(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", [*BACKENDS, None])
 def test_compiles_as_one_graph(backend: str | None) -> None:
-    inputs = on_device(operands(2, 5, 7))
+    inputs = on_device(operands(2, 5, 7, heads=1))
     compiled = torch.compile(
         lambda **x: attention(**x, backend=backend).sin(), fullgraph=True, backend="aot_eager"
     )

@@ -67,7 +67,7 @@ def check(backend: str, inputs: dict[str, Any], dtype: torch.dtype = torch.float
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "length"), [(2, 1), (3, 17), (2, 65)])
+@pytest.mark.parametrize(("rows", "length"), [(2, 1), (3, 17), (2, 33)])
 def test_output_and_gradients_for_every_dtype(
     backend: str, dtype: torch.dtype, rows: int, length: int
 ) -> None:
@@ -99,7 +99,7 @@ def test_blocks_of_rows_make_the_whole(backend: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_columns_are_attended_to_in_transposed_views(backend: str) -> None:
     """As around the ending node: x, mask and bias transposed, and the result laid out like x."""
-    inputs = on_device(operands(6, 6))
+    inputs = on_device(operands(4, 4))
     views = dict(inputs)
     views["x"] = inputs["x"].transpose(0, 1).contiguous().transpose(0, 1)
     views["bias"], views["mask"] = (inputs[name].mT.contiguous().mT for name in ("bias", "mask"))

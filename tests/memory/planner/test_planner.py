@@ -60,7 +60,7 @@ def replay(
 
 
 @given(problems(), st.integers(0, 4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_never_over_budget_and_every_access_finds_its_chunks(problem, lookahead):
     """Obeyed literally for many cycles, a plan is possible, within budget, and its account of the peak is exact."""
     trace, sizes, budget, volatile = problem
@@ -70,7 +70,7 @@ def test_never_over_budget_and_every_access_finds_its_chunks(problem, lookahead)
 
 
 @given(problems(), st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_prefetching_changes_no_load(problem, lookahead):
     """Loads that start early are the same loads."""
     trace, sizes, budget, volatile = problem
@@ -102,7 +102,7 @@ def test_named_schedules_load_within_five_percent_of_the_optimum(make, room, cha
 
 @pytest.mark.parametrize("make", [forward_backward, four_recycles])
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 def test_chunks_of_many_sizes_load_within_five_percent_of_the_optimum(make, data):
     """The named schedules with chunks of any sizes and any budget, where farthest next use alone is not the rule."""
     sizes = {c: data.draw(st.integers(1, 20)) for c in range(6)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,12 @@ def run(tmp_path: Path) -> Path:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Page of a run's report; not to be changed."""
     return write_report(make_run(tmp_path_factory.mktemp("runs") / "mini"))
+
+
+@pytest.fixture
+def reported(report: Path, tmp_path: Path) -> Path:
+    """A run with a report, to be changed."""
+    return Path(shutil.copytree(report.parent.parent, tmp_path / "mini"))
 
 
 def rows(page: str) -> dict[str, str]:
@@ -172,11 +179,11 @@ def test_run_without_numbers_has_a_report_that_says_so(tmp_path):
     assert "nothing was logged" in write_report(tmp_path).read_text()
 
 
-def test_new_report_leaves_no_picture_of_the_old_one(run):
-    write_report(run)
+def test_new_report_leaves_no_picture_of_the_old_one(reported):
+    assert list((reported / "report").glob("*.png"))
     for name in ("metrics.jsonl", "validation.jsonl"):
-        (run / name).unlink()
-    page = write_report(run)
+        (reported / name).unlink()
+    page = write_report(reported)
     assert [path.name for path in page.parent.iterdir()] == ["report.md"]
 
 
@@ -197,10 +204,10 @@ def test_same_run_same_report(run, report):
         assert (page.parent / path.name).read_bytes() == path.read_bytes()
 
 
-def test_interrupted_report_leaves_the_old_page(run, monkeypatch):
-    page = write_report(run)
+def test_interrupted_report_leaves_the_old_page(reported, monkeypatch):
+    page = reported / "report" / "report.md"
     before = page.read_bytes()
-    write_metrics(run, 10)
+    write_metrics(reported, 10)
     replace = os.replace
 
     def interrupted(source: Path, target: Path) -> None:
@@ -210,7 +217,7 @@ def test_interrupted_report_leaves_the_old_page(run, monkeypatch):
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        write_report(run)
+        write_report(reported)
     assert page.read_bytes() == before
     assert not [path for path in page.parent.iterdir() if path.suffix == ".tmp"]
 
