@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import adopt_srun
 
 T = TypeVar("T")
+
+_ATTEMPTS = 4
+"""To find the other processes."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +92,23 @@ def started_processes() -> int:
 
 @contextmanager
 def init_distributed(
-    plan: ParallelPlan, device: torch.device, *, message_timeout: timedelta = timedelta(minutes=30)
+    plan: ParallelPlan,
+    device: torch.device,
+    *,
+    timeout: timedelta = timedelta(minutes=30),
+    message_timeout: timedelta | None = None,
 ) -> Iterator[DistributedContext]:
     """The processes that torchrun describes in the environment, or this one alone; they part at the end.
 
     Args:
         plan: How they are laid out.
         device: Where to compute; on CUDA each process takes the GPU of its local rank.
-        message_timeout: How long a process waits for a message on the host.
+        timeout: How long processes wait for each other, at the beginning and in every collective.
+        message_timeout: How long a process waits for a message on the host; as long by default.
 
     Raises:
         ConfigError: The plan needs another number of processes, or differs between them; or there are fewer GPUs than
-            processes.
+            processes; or the processes did not find each other.
     """
     size = started_processes()
     if device.type == "cuda" and (size > 1 or device.index is None):
@@ -110,10 +119,10 @@ def init_distributed(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, timeout=timedelta(minutes=30), device_id=own)
+    _meet(backend, timeout, own)
     try:
         mesh = ParallelMesh(plan, device.type)
-        messages = dist.new_group(backend="gloo", timeout=message_timeout)
+        messages = dist.new_group(backend="gloo", timeout=message_timeout or timeout)
         yield DistributedContext(dist.get_rank(), size, device, mesh, messages)
     except BaseException:
         if backend == "nccl":
@@ -124,6 +133,28 @@ def init_distributed(
         # After an error too: those who wait for this process notice.
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _meet(backend: str, timeout: timedelta, device: torch.device | None) -> None:
+    """Find the other processes; a connection that fails, as while machines of a job still start, is tried again."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            dist.init_process_group(backend, timeout=timeout, device_id=device)
+            return
+        except (dist.DistStoreError, dist.DistNetworkError) as error:
+            if attempt + 1 < _ATTEMPTS:
+                time.sleep(2.0**attempt)
+                continue
+            where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+            raise ConfigError(
+                f"rank {os.environ.get('RANK', '?')} of {started_processes()} did not find the other processes at "
+                f"{where} ({_first_line(error)}); see that all of them were started, that the address is that of the "
+                "first one's machine, and that no other program has the port (MASTER_ADDR, MASTER_PORT)"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _local_gpu() -> torch.device:

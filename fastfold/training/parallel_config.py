@@ -7,6 +7,7 @@ from typing import Any
 
 from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan
+from fastfold.training.bounds import bounded
 
 # The axes of a plan, each with its type and default, in a class whose fields can be set: Hydra fills it.
 _Axes: Any = make_dataclass("_Axes", [(axis.name, axis.type, axis.default) for axis in fields(ParallelPlan)])
@@ -24,11 +25,13 @@ class ParallelConfig(_Axes):
         dp: Groups that share each step's samples (data parallelism), or null for as many as there are processes for.
         auto: Take the fastest plan by the cost model of ``fastfold plan`` instead of these axes.
         gpu: GPU to plan for with ``auto``, or null for the one that is there.
+        timeout_minutes: How long processes wait for each other, at the beginning and in every collective.
     """
 
     dp: int | None = None
     auto: bool = False
     gpu: str | None = None
+    timeout_minutes: float = bounded(30.0, above=0)
 
 
 def axes_of(parallel: ParallelConfig) -> ParallelPlan:

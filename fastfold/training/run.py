@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -70,7 +71,8 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
         config, chosen = choose_plan(config, tree)
     plan = plan_of(config.parallel, started_processes())
     device = choose_device(config.trainer.device, setting="trainer.device=")
-    with init_distributed(plan, device) as context:
+    timeout = timedelta(minutes=config.parallel.timeout_minutes)
+    with init_distributed(plan, device, timeout=timeout) as context:
         _agree(config, context)
         if chosen is not None and context.is_rank_zero:
             print(f"parallel=auto: {chosen}", flush=True)

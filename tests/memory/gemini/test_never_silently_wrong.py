@@ -89,9 +89,15 @@ def test_clipping_looks_at_the_mean_gradient_of_all_ranks() -> None:
     optimizer.step()
 
     for shard in (False, True):
+        models = [
+            Net(),
+            Net(),
+        ]  # made one after the other: the ranks are threads, and share the random numbers
 
-        def run(group: Group, shard: bool = shard) -> tuple[Tensor, dict[str, Tensor]]:
-            model = Net()
+        def run(
+            group: Group, shard: bool = shard, models: list[Net] = models
+        ) -> tuple[Tensor, dict[str, Tensor]]:
+            model = models[group.rank]
             manager = Gemini(model, adam(model), budget=1 << 14, group=group.process_group, shard=shard)
             with torch.enable_grad():
                 backward(model, group.rank)
