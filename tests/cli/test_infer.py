@@ -13,6 +13,7 @@ import pytest
 
 from fastfold.cli import infer
 from fastfold.data.search import local
+from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.templates.options import TemplateOptions
 from fastfold.inference import runner
 from fastfold.inference.config import InferConfig
@@ -82,7 +83,10 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
             )
         },
     ),
-    "search": ("--db a.fasta bfd=b.fasta --cpu 3", {"engines": (("a.fasta", "bfd=b.fasta"), 3)}),
+    "search": (
+        "--db a.fasta bfd=b.fasta --cpu 3 --engine phmmer",
+        {"engines": (("a.fasta", "bfd=b.fasta"), HmmerSettings(engine="phmmer"), 3, None)},
+    ),
     "complex": ("--complex", {"complex_": True}),
     "reference": ("--reference r", {"reference": Path("r")}),
     "weights": ("--skip-bad-weights", {"skip_bad_weights": True}),
@@ -96,7 +100,11 @@ def test_every_option_sets_its_own_field(
     runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        local, "LocalSearch", lambda db, *, num_workers: SimpleNamespace(engines=lambda: (db, num_workers))
+        local,
+        "LocalSearch",
+        lambda db, settings, workers, memory: SimpleNamespace(
+            engines=lambda: (db, settings, workers, memory)
+        ),
     )
     parser = argparse.ArgumentParser()
     infer.add_infer_command(parser.add_subparsers())
