@@ -1,7 +1,7 @@
 """From sequences alone to relaxed structures: how long each stage takes, and its share.
 
-For every target: its alignment is searched for by jackhmmer in a FASTA database, features are made of it, the network
-folds them, and the structure is relaxed. The stages run one after the other, as in ``fastfold infer --db --relax``,
+For every target: its alignment is searched for by jackhmmer in a FASTA database, the structure is predicted (features
+and network), and relaxed. The stages run one after the other, as in ``fastfold infer --db --relax``,
 on one thread each unless told otherwise. The seconds of the relaxation follow from how good the structures are: one
 with violations takes up to three rounds.
 
@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import torch
 
@@ -30,10 +29,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import fastfold
 from benchmarks.search import choose_queries, make_database
-from fastfold.inference import folding
 from fastfold.inference.relax import RelaxConfig, relax_prediction
 
-STAGES = ("search", "features", "network", "relaxation")
+STAGES = ("search", "prediction", "relaxation")
 
 
 class Stages:
@@ -68,18 +66,12 @@ def measure(
     """
     stages = Stages()
     model = fastfold.load_model(weights)
-    featurize = folding.featurize
-
-    def timed_featurize(*args: object, **options: object) -> object:
-        with stages.timed("features"):
-            return featurize(*args, **options)  # type: ignore[arg-type]
-
     targets = {}
     with tempfile.TemporaryDirectory() as folder:
         with stages.timed("search"):
             fastfold.search(queries, f"uniref90={database}", folder)
         for name, sequence in queries.items():
-            with mock.patch.object(folding, "featurize", timed_featurize), stages.timed("network"):
+            with stages.timed("prediction"):
                 prediction = fastfold.predict(
                     sequence, model, msa=Path(folder), name=name, num_recycles=num_recycles
                 )
@@ -94,7 +86,6 @@ def measure(
                 "relaxation_seconds": round(result.seconds, 2),
             }
             print(f"{name}: {targets[name]}", file=sys.stderr, flush=True)
-    stages.seconds["network"] -= stages.seconds["features"]  # which were made within
     return {"seconds": {stage: round(stages.seconds[stage], 2) for stage in STAGES}, "targets": targets}
 
 
