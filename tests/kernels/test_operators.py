@@ -158,6 +158,10 @@ def test_output_and_gradients_equal_the_definition(
     # The inputs are rounded for both: what is compared is the arithmetic.
     exact = _gradients(case.definition, case, torch.float64, dtype)
     found = _gradients(case.operator, case, dtype)
+    if dtype is torch.float32:
+        # Gradients of weights are sums over up to n · (n + 2) positions. Some processors add them one after another,
+        # and the error of such a sum grows with the root of their number.
+        tolerance = max(tolerance, 2**-24 * (n + 1))
     scale = max(float(value.norm()) for value in exact.values())
     assert found.keys() == exact.keys()
     for key, value in exact.items():
