@@ -6,6 +6,7 @@ Johnson, Eddy and Portugaly, BMC Bioinformatics 11, 431 (2010) describe jackhmme
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -39,7 +40,8 @@ class _Query:
     sequence: str
     digital: DigitalSequence
     ranking: KeyHash
-    hits: TopHits | None = None
+    num_searched: int = 0
+    num_hits: int = 0
     msa: DigitalMSA | None = None
     iteration: int = 0
 
@@ -112,12 +114,14 @@ class HmmerEngine:
         for iteration in range(1, self.settings.iterations + 1):
             residues = sum(len(query.sequence) for query in active)
             steps = partial(_report_part, report, residues)
-            found = pool.search(list(threads.map(_build, active)), steps)
-            converged = list(threads.map(self._align, active, found))
+            found = deque(pool.search(list(threads.map(_build, active)), steps))
             waiting = []
-            for query, is_converged in zip(active, converged, strict=True):
+            for query in active:
+                # Hits of large families take more memory than their alignment: they go as soon as that is there.
+                is_converged = self._align(query, found.popleft())
                 if is_converged or iteration == self.settings.iterations:
                     yield self._found(query)
+                    query.msa = None
                     left = self.settings.iterations - iteration
                     report(Step(float(self.database.state()["size"]) * len(query.sequence) * left))
                 else:
@@ -136,14 +140,14 @@ class HmmerEngine:
             digitize=True,
         )
         msa = cast(DigitalMSA, found)
-        query.hits, query.iteration, query.msa = hits, query.iteration + 1, msa
+        query.iteration, query.msa = query.iteration + 1, msa
+        query.num_searched, query.num_hits = hits.searched_sequences, len(hits.included)
         msa.name = f"{QUERY}-i{query.iteration}"
         msa.author = f"{self.settings.engine} (pyhmmer {pyhmmer.__version__})"
         return num_new == 0 and len(msa.sequences) <= before
 
     def _found(self, query: _Query) -> Found:
         assert query.msa is not None
-        assert query.hits is not None
         if self.settings.file_format == "sto":
             text = stockholm_text(_with_distinct_names(query.msa, self.database))
         else:
@@ -151,8 +155,8 @@ class HmmerEngine:
         name = f"{self.database.name}_hits.{self.settings.file_format}"
         facts = {
             "database": {"path": str(self.database.path), **self.database.state()},
-            "sequences_searched": query.hits.searched_sequences,
-            "hits": len(query.hits.included),
+            "sequences_searched": query.num_searched,
+            "hits": query.num_hits,
             "rows": len(query.msa.sequences),
             "iterations": query.iteration,
         }
@@ -161,6 +165,8 @@ class HmmerEngine:
 
 def _with_distinct_names(msa: DigitalMSA, database: SequenceDatabase) -> DigitalMSA:
     """The alignment without rows that are there twice, for a format that knows rows by their names."""
+    if len(set(msa.names)) == len(msa.names):
+        return msa
     rows: dict[str, tuple[int, str]] = {}
     for number, (name, row) in enumerate(zip(msa.names, msa.textize().alignment, strict=True)):
         if rows.setdefault(name, (number, row))[1] != row:
@@ -170,8 +176,6 @@ def _with_distinct_names(msa: DigitalMSA, database: SequenceDatabase) -> Digital
                 path=database.path,
                 record=name.rpartition("/")[0],
             )
-    if len(rows) == len(msa.names):
-        return msa
     return cast(DigitalMSA, msa.select(sequences=[number for number, _ in rows.values()]))
 
 
