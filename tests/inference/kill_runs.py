@@ -55,9 +55,14 @@ def kill_runs(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     warm = time.monotonic() - began
     running = [first, start()]
     known: set[str] = set()
-    for _ in range(kills):
+    for kill in range(kills):
         victim = rng.randrange(2)
-        time.sleep(rng.uniform(0.3, 1.3) * warm)
+        until = time.monotonic() + rng.uniform(0.3, 1.3) * warm
+        # On a fast machine all would be finished before the last kill.
+        limit = len(SEQUENCES) * len(SEEDS) * (kill + 1) // (kills + 5)
+        while time.monotonic() < until and len(finished(out)) < limit:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 0.1))
         if running[victim].poll() is not None:
             _, said = running[victim].communicate()
             raise AssertionError(f"ended by itself, {len(known)} predictions are finished: {said.decode()}")

@@ -117,6 +117,7 @@ class ResultsFolder:
                     continue
                 else:
                     stem = str(known.get("stem", stem))
+                sweep_temporary(folder)
                 if stem != target.name:
                     self.say(
                         f"{target.name}: {self.path} has results of another record or sequence under this name; this "

@@ -254,7 +254,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not
     code = """
 import os
 from fastfold.utils.atomic_files import temporary_name
-for folder in (results.parent.path, results.parent.state):
+for folder in (results.parent.path, results.parent.state, results.state):
     (folder / temporary_name()).mkdir()
     (folder / temporary_name()).write_text("half a file")
     print(os.listdir(folder), flush=True)
@@ -262,13 +262,13 @@ input()
 """
     with start(code, tmp_path) as process:
         assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.readline()
-        ResultsFolder(tmp_path)
-        assert len(list(tmp_path.rglob(".fastfold-*.tmp"))) >= 4
+        for _ in range(3):
+            process.stdout.readline()
+        ResultsFolder(tmp_path).target(TARGET)
+        assert len(list(tmp_path.rglob(".fastfold-*.tmp"))) >= 6
         process.kill()
         process.wait()
-    ResultsFolder(tmp_path)
+    ResultsFolder(tmp_path).target(TARGET)
     assert not [path for path in tmp_path.rglob(".fastfold-*.tmp") if f"-{process.pid}-" in path.name]
 
 
