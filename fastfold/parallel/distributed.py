@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import adopt_srun
@@ -148,13 +148,9 @@ def _meet(backend: str, timeout: timedelta, device: torch.device | None) -> None
             where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
             raise ConfigError(
                 f"rank {os.environ.get('RANK', '?')} of {started_processes()} did not find the other processes at "
-                f"{where} ({_first_line(error)}); see that all of them were started, that the address is that of the "
+                f"{where} ({first_line(error)}); see that all of them were started, that the address is that of the "
                 "first one's machine, and that no other program has the port (MASTER_ADDR, MASTER_PORT)"
             ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _local_gpu() -> torch.device:

@@ -241,6 +241,19 @@ class _Nested(nn.Module):
         return self.named[0]["last"](x)  # type: ignore[no-any-return, index]
 
 
+def _step_of_both(
+    plain: nn.Module, expected: torch.optim.Optimizer, parallel: Parallel, found: torch.optim.Optimizer
+) -> None:
+    """One step on the same rows, in one process and in parallel."""
+    plain(ROWS).square().sum().backward()
+    expected.step()
+    expected.zero_grad()
+    _backward(parallel)
+    parallel.reduce_gradients()
+    found.step()
+    found.zero_grad()
+
+
 def _nested_and_tied_units() -> None:
     plain, parallel = _Nested(), parallelize(_Nested(), {"dp": 2, "zero": 3})
     units = [name for name, part in parallel.module.named_modules() if isinstance(part, FSDPModule)]
@@ -250,13 +263,7 @@ def _nested_and_tied_units() -> None:
         parallel.optimizer(_adam),
     )
     for _ in range(3):
-        plain(ROWS).square().sum().backward()
-        expected.step()
-        expected.zero_grad()
-        _backward(parallel)
-        parallel.reduce_gradients()
-        found.step()
-        found.zero_grad()
+        _step_of_both(plain, expected, parallel, found)
     state = parallel.state_dict()
     assert all((x - state[name]).abs().max() < 1e-12 for name, x in plain.state_dict().items())
 
@@ -271,13 +278,7 @@ def _schedulers() -> None:
             for optimizer in (expected, found)
         ]
         for _ in range(3):
-            plain(ROWS).square().sum().backward()
-            expected.step()
-            expected.zero_grad()
-            _backward(parallel)
-            parallel.reduce_gradients()
-            found.step()
-            found.zero_grad()
+            _step_of_both(plain, expected, parallel, found)
             for schedule in schedules:
                 schedule.step()
         assert found.inner.param_groups[0]["lr"] == expected.param_groups[0]["lr"] != 0.1

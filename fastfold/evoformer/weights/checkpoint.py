@@ -122,7 +122,7 @@ def convert(
     path_out: AnyPath,
     *,
     config: Mapping[str, Any] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> WeightsInfo:
     """Write the weights of one file in another format.
 
@@ -130,8 +130,8 @@ def convert(
         path_in: As :func:`read_weights`.
         path_out: ``.safetensors`` (ours) or ``.npz`` (official layout, which has no place for a configuration).
         config: As :func:`read_weights`.
-        dtype: Element type of the parameters in a ``.safetensors`` file: float16 or bfloat16 halve it. float32 by
-            default, the only type of ``.npz``.
+        dtype: Element type of the parameters in a ``.safetensors`` file: float16 or bfloat16 halve it. ``.npz``
+            has float32 alone.
 
     Returns:
         What the new file is.
@@ -143,7 +143,7 @@ def convert(
     """
     path_in, path_out = Path(path_in), Path(path_out)
     _check_ending(path_out, (".safetensors", ".npz"))
-    if path_out.suffix == ".npz" and dtype not in (None, torch.float32):
+    if path_out.suffix == ".npz" and dtype != torch.float32:
         raise WeightsError(f"{path_out}: .npz files hold float32; choose a name that ends in .safetensors")
     with suppress(OSError, ValueError):
         if os.path.samefile(path_in, path_out):

@@ -7,7 +7,7 @@ from typing import Any
 
 import openmm
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, first_line
 from fastfold.inference.relax.config import PLATFORMS
 
 _EXTRAS = {"CUDA": "cuda12 or cuda13", "HIP": "hip"}
@@ -46,7 +46,7 @@ def choose_platform(name: str = "auto", *, threads: int = 1) -> ChosenPlatform:
             properties = _properties(candidate, threads)
             _try(platform, properties)
         except openmm.OpenMMException as error:
-            problems.append(f"{candidate}: {str(error).splitlines()[0]}")
+            problems.append(f"{candidate}: {first_line(error)}")
             continue
         label = candidate
         if candidate == "CPU":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fastfold._version import __version__
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, first_line
 from fastfold.inference.screen.job import (
     Event,
     Finished,
@@ -264,5 +264,5 @@ def import_ray() -> Any:
 
 def _first_line(error: Exception) -> str:
     """What an error says, without Ray's tracebacks; of an actor that could not be made, why."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1].strip() if "creation task" in lines[0] else lines[0]
+    first = first_line(error)
+    return str(error).strip().splitlines()[-1].strip() if "creation task" in first else first
