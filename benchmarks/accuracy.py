@@ -39,6 +39,7 @@ from fastfold.data.features.transforms import to_restype_order  # noqa: E402
 from fastfold.data.msa.msa import Msa  # noqa: E402
 from fastfold.data.training.dataset import WHOLE_SPLIT, open_dataset  # noqa: E402
 from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa: E402
+from fastfold.inference.config import PRECISIONS  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.read import read_structure  # noqa: E402
 from fastfold.protein.metrics.contacts import (  # noqa: E402
@@ -127,13 +128,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--names", type=lambda text: text.split(","), help="or beginnings of names")
     parser.add_argument("--single-sequence", action="store_true", help="leave the alignments out")
     parser.add_argument("--recycles", type=int, help="default: the network's own number")
+    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="of the trunk (default fp32)")
     parser.add_argument(
         "--prior-chains", type=int, default=400, help="training chains of the prior; 0: all (default: 400)"
     )
     parser.add_argument("--plot", type=Path, help="write the calibration of pLDDT as a picture")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args(arguments)
-    model = fastfold.load_model(options.weights)
+    model = fastfold.load_model(options.weights, precision=options.precision)
     recycles = model.config.model.num_recycle if options.recycles is None else options.recycles
     entries: Sequence[Entry] = open_dataset(options.data, split=options.split).entries
     if options.names:

@@ -15,6 +15,7 @@ from fastfold.cli.search import search_inputs
 from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
 from fastfold.errors import ConfigError
 from fastfold.inference.config import (
+    PRECISIONS,
     InferConfig,
     RankBy,
     RelaxWhich,
@@ -265,9 +266,10 @@ def _add_sampling(group: Any) -> None:
     group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
     group.add_argument(
         "--precision",
-        choices=("fp32", "bf16"),
+        choices=PRECISIONS,
         default=InferConfig.precision,
-        help="bf16 halves the memory and is faster on GPUs (default fp32)",
+        help="of the trunk: bf16 halves the memory and is faster on GPUs; int8 (products with weights in 8 bits, with "
+        "VNNI) and bf16-products (with AMX) are faster on CPUs; auto: what suits the device (default fp32)",
     )
 
 

@@ -17,7 +17,7 @@ from fastfold.data.msa.msa import Msa, check_query, parse_a3m
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
@@ -48,7 +48,7 @@ Templates = str | Path | Mapping[str, np.ndarray] | Sequence[str | Path]
 
 
 def load_model(
-    path: str | Path, *, device: str | torch.device = "auto", precision: Precision = "fp32"
+    path: str | Path, *, device: str | torch.device = "auto", precision: str = "fp32"
 ) -> AlphaFold:
     """Load a network.
 
@@ -56,18 +56,19 @@ def load_model(
         path: Official ``params_model_*.npz``, OpenFold ``.pt``, FastFold ``.safetensors``; ``mini``, the small
             network that ships with the package; or a downloaded network by its name, ``model_1_ptm`` for example.
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda``, ``cuda:1`` or a :class:`torch.device`.
-        precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
+        precision: What the trunk computes in: ``fp32``, ``bf16``, ``int8`` or ``bf16-products`` (see
+            :data:`fastfold.evoformer.precision.Precision`), or ``auto`` for what suits the device.
 
     Returns:
         The network in evaluation mode; its ``name`` is the file's without ``params_`` and ending.
 
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or not of this network family.
-        ConfigError: The device cannot be used.
+        ConfigError: The device cannot be used, or cannot compute in this precision.
     """
     where = choose_device(str(device), setting="device=")
     file = one_weights_file(path)
-    model = set_precision(load_weights(file), precision)
+    model = set_precision(load_weights(file), choose_precision(precision, where)[0])
     model.name = network_name(file)
     return model.to(where)
 

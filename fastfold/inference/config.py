@@ -7,19 +7,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from fastfold.errors import ConfigError
 from fastfold.utils.units import parse_bytes
-
-if TYPE_CHECKING:
-    from fastfold.evoformer.precision import Precision
 
 RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
 """By what predictions are ranked: mean pLDDT, pTM, ipTM, AlphaFold-Multimer's 0.8 ipTM + 0.2 pTM, or ``auto``, the last
 where the predictions have an ipTM and mean pLDDT elsewhere."""
 RelaxWhich = Literal["none", "best", "all"]
 """Which predictions of a target are relaxed."""
+PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
+"""``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 SEED_LIMIT = 2**31
 """Seeds are below this."""
 
@@ -32,7 +31,8 @@ class InferConfig:
         num_recycles: Extra passes; None for each network's own number.
         seeds: Seeds of everything random, one prediction by each network for each of them: the same seed gives the same
             prediction.
-        precision: ``fp32``, or ``bf16`` for a trunk in bfloat16.
+        precision: What the trunk computes in, one of :data:`PRECISIONS`: ``auto`` takes what suits the device
+            (:func:`~fastfold.evoformer.precision.choose_precision`).
         plots: Whether plots are drawn.
         pae: Whether aligned errors of all pairs are kept and written; None for short targets only
             (:func:`~fastfold.inference.folding.keeps_pae`).
@@ -64,7 +64,7 @@ class InferConfig:
 
     num_recycles: int | None = None
     seeds: tuple[int, ...] = (0,)
-    precision: Precision = "fp32"
+    precision: str = "fp32"
     plots: bool = True
     pae: bool | None = None
     device: str = "auto"
@@ -90,11 +90,11 @@ class InferConfig:
         for name, highest in (("recycle_tolerance", 1000.0), ("stop_at_score", 100.0)):
             _check_number(name, getattr(self, name), highest)
         for name, choices in (
-            ("rank", RankBy),
-            ("relax", RelaxWhich),
-            ("precision", Literal["fp32", "bf16"]),
+            ("rank", get_args(RankBy)),
+            ("relax", get_args(RelaxWhich)),
+            ("precision", PRECISIONS),
         ):
-            _check_choice(name, getattr(self, name), get_args(choices))
+            _check_choice(name, getattr(self, name), choices)
         for name in ("plots", "dropout", "save_representations", "save_recycles", "cyclic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.folding import NetworkPasses, OnCycle, run_network
 from fastfold.parallel import (
     DistributedContext,
@@ -119,9 +119,7 @@ class DistributedFolder:
 
     def _share(self, model: AlphaFold) -> None:
         """Send a network, and make this process' one parallel."""
-        trunk = next(model.evoformer.parameters()).dtype
-        precision: Precision = "bf16" if trunk == torch.bfloat16 else "fp32"
-        self._send("network", (model.config.to_dict(), precision))
+        self._send("network", (model.config.to_dict(), precision_of(model)))
         self._add(model)
 
     def _take(self, config: dict[str, Any], precision: Precision) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fastfold.data.targets import Target, safe_stem
 from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import Precision, set_precision
+from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
 from fastfold.evoformer.weights.published import weights_files
 from fastfold.utils.hashing import file_digest
@@ -37,7 +37,7 @@ class Network:
         """SHA-256 of the file, 64 hexadecimal digits."""
         return file_digest(self.path)
 
-    def load(self, precision: Precision) -> AlphaFold:
+    def load(self, precision: str) -> AlphaFold:
         """The network; on the host when it is loaded, which happens once.
 
         Raises:

@@ -8,12 +8,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
 from fastfold.evoformer.config import MINI
+from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
@@ -30,6 +32,9 @@ from fastfold.inference.report.write import write_report
 from fastfold.inference.target_runner import RunOptions, TargetRunner
 from fastfold.inference.target_templates import check_takers
 from fastfold.utils.device import choose_device
+
+if TYPE_CHECKING:
+    import torch
 
 WITHOUT_ALIGNMENT = (
     "no alignments given: folding from the sequence alone. An alignment makes most predictions far better: --db FASTA "
@@ -81,6 +86,7 @@ def run(
     """
     config, options = config or InferConfig(), options or RunOptions()
     where = choose_device(config.device)
+    config, chosen = with_precision(config, where)
     with distributed_folder(config.parallel, where) as distributed, _leading(distributed):
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
@@ -110,6 +116,8 @@ def run(
             for error in errors:
                 progress.line(f"error: {error}", important=True)
             say_what_is_folded_with(progress, None if weights else networks[0], targets, options)
+            if chosen:
+                progress.line(chosen)
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
@@ -119,6 +127,21 @@ def run(
                 )
                 summary = _Run(runner).run(targets, costs)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
+
+
+def with_precision(config: InferConfig, device: torch.device) -> tuple[InferConfig, str]:
+    """The settings with a precision in the place of ``auto``, and a line about it; no line if it was named.
+
+    Raises:
+        ConfigError: The device, or several processes, cannot compute in it.
+    """
+    precision, reason = choose_precision(config.precision, device)
+    if config.parallel is not None and precision not in ("fp32", "bf16"):
+        raise ConfigError(
+            f"several processes fold in fp32 or bf16, not in {precision}; choose one by --precision"
+        )
+    line = f"precision {precision}: {reason}" if config.precision == "auto" else ""
+    return replace(config, precision=precision), line
 
 
 def check_request(config: InferConfig, options: RunOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -10,10 +10,21 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from fastfold.errors import ConfigError
+from fastfold.evoformer import precision as precision_module
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.precision import autocast_trunk
+from fastfold.evoformer.precision import (
+    Precision,
+    autocast_trunk,
+    choose_precision,
+    precision_of,
+    set_precision,
+)
+from fastfold.inference.config import PRECISIONS
+from fastfold.kernels.common import linear
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
+from tests.helpers.networks import random_model
 
 
 class _Operators(TorchDispatchMode):
@@ -43,3 +54,91 @@ def test_every_large_operator_of_the_trunk_gets_bfloat16(name: str) -> None:
     assert {dtype for name, dtype in operators.found if name in large} == {torch.bfloat16}
     positions = result["structure_module"]["final_atom_positions"]
     assert positions.dtype == torch.float32
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", ["bf16-products", "int8"])
+def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many weights are reduced as operators of the trunk have, and the network's numbers stay close."""
+    config = one_block_config(model_config("model_1_ptm"))
+    network = random_model(config)
+    features = {name: value[None] for name, value in dummy_features(config, 6, 3, 4).items()}
+    reduced: list[bool] = []
+    create = linear.Linear.__init__
+
+    def counted(self: linear.Linear, *arguments: Tensor) -> None:
+        create(self, *arguments)
+        reduced.append(self._multiply != self._plain)
+
+    monkeypatch.setattr(linear.Linear, "__init__", counted)
+    with torch.no_grad():
+        plain = network(features, 0)
+        assert reduced
+        assert not any(reduced)
+        reduced.clear()
+        assert precision_of(set_precision(network, precision)) == precision
+        found = network(features, 0)
+        assert all(reduced)
+        pair, expected = (x["representations"]["pair"] for x in (found, plain))
+        assert 1e-5 < float((pair - expected).norm() / expected.norm()) < 3e-2
+        again = network(features, 0)["representations"]["pair"]
+        assert torch.equal(again, pair)
+        set_precision(network, "fp32")
+        assert precision_of(network) == "fp32"
+        assert torch.equal(network(features, 0)["representations"]["pair"], expected)
+
+
+@pytest.mark.parametrize("precision", ["bf16-products", "int8"])
+def test_reduced_products_are_refused_where_gradients_are_recorded(precision: str) -> None:
+    config = one_block_config(model_config("model_1"))
+    network = set_precision(AlphaFold(config), precision)
+    with pytest.raises(ConfigError, match=f"the precision {precision} is for inference alone"):
+        network(dummy_features(config, 6, 3, 4), 0)
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        ({"amx_tile", "avx512_bf16", "vnni"}, ("bf16-products", "the processor has AMX")),
+        ({"avx512_bf16", "vnni"}, ("bf16-products", "the processor has AVX512_BF16")),
+        ({"vnni"}, ("int8", "the processor has VNNI")),
+        (set(), ("fp32", "the processor has none of AMX, AVX512_BF16, VNNI")),
+    ],
+)
+def test_auto_takes_what_the_processor_has(
+    units: set[str], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("amx_tile", "avx512_bf16", "vnni"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name in units)
+    assert choose_precision("auto", CPU) == expected
+
+
+def test_int8_is_refused_where_its_sums_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.int() @ b.int()).clamp(-(2**15), 2**15 - 1))
+    precision_module._int8_is_exact.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match="sums of int8 products overflow on this processor"):
+            choose_precision("int8", CPU)
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+        for name in ("amx_tile", "avx512_bf16"):
+            monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda: False)
+        assert choose_precision("auto", CPU)[0] == "fp32"
+    finally:
+        precision_module._int8_is_exact.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["bf16-products", "int8"])
+def test_reduced_products_are_for_cpus(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the precision {name} is for CPUs; on cuda use bf16 or fp32"):
+        choose_precision(name, torch.device("cuda"))
+
+
+def test_settings_know_every_precision() -> None:
+    assert ("auto", *get_args(Precision)) == PRECISIONS
+    for name in get_args(Precision):
+        assert choose_precision(name, CPU) == (name, "as asked for")
+    for function in (lambda: choose_precision("fp8", CPU), lambda: set_precision(None, "fp8")):
+        with pytest.raises(ConfigError, match="there is no precision 'fp8'; use"):
+            function()

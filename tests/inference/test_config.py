@@ -50,7 +50,7 @@ def test_what_is_no_number_of_rows_is_refused(text: str) -> None:
         ({"recycle_tolerance": float("nan")}, "recycle_tolerance must be from 0"),
         ({"stop_at_score": 101}, "stop_at_score must be from 0 to 100"),
         ({"rank": "best"}, "rank must be one of auto, plddt"),
-        ({"precision": "fp64"}, "precision must be one of fp32, bf16"),
+        ({"precision": "fp64"}, "precision must be one of auto, fp32, bf16, bf16-products, int8"),
         ({"dropout": 1}, "dropout must be True or False"),
         ({"pae": "yes"}, "pae must be True, False or None"),
         ({"max_msa": (1,)}, "max_msa must be two numbers"),

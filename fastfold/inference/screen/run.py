@@ -21,7 +21,13 @@ from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
 from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
-from fastfold.inference.runner import Summary, check_request, say_what_is_folded_with, target_cost
+from fastfold.inference.runner import (
+    Summary,
+    check_request,
+    say_what_is_folded_with,
+    target_cost,
+    with_precision,
+)
 from fastfold.inference.screen.failures import FailuresFile
 from fastfold.inference.screen.job import Job, JobResult
 from fastfold.inference.screen.options import ScreenOptions, TargetLists
@@ -31,6 +37,7 @@ from fastfold.inference.screen.setup import Setup
 from fastfold.inference.screen.targets import screen_targets
 from fastfold.inference.target_runner import RunOptions
 from fastfold.inference.target_templates import check_takers
+from fastfold.utils.device import choose_device
 from fastfold.utils.units import clock
 
 MAX_REPORTED = 1000
@@ -68,6 +75,12 @@ def screen(
     check_request(config, options)
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
+    if where.ray is None:
+        config, chosen = with_precision(config, choose_device(config.device))
+    elif config.precision == "auto":
+        raise ConfigError(
+            "the machines of a cluster may differ: name the precision instead of auto (--precision)"
+        )
     search: ChainSearch | None = None
     first: ColabFoldSource | None = None
     if options.engines:
@@ -98,6 +111,8 @@ def screen(
         for error in errors:
             warn(f"error: {error}")
         say_what_is_folded_with(progress, None if weights else networks[0], targets, options)
+        if where.ray is None and chosen:
+            progress.line(chosen)
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)

@@ -238,7 +238,7 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     bias, mask = passes.prepare(small["bias"], small["mask"], torch.float32)
     out = residual.float().to(DEVICE)
     rows = eager.RowBlock(small["x"], bias, mask, out, dropout.float().to(DEVICE))
-    passes.forward_block(out, rows, weights, 2, Scratch(DEVICE))
+    passes.Forward(weights, 2, Scratch(DEVICE))(out, rows)
     assert relative_error(out, residual + dropout * update) < 2e-6
     totals = eager.arrange(
         eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32

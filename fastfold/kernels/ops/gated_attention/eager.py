@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fastfold.kernels.common.linear import Linear
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, normalise, normalise_backward
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # of the interface of this module
@@ -78,16 +79,21 @@ def row_step(x: Tensor) -> int:
     return max(1, _POSITIONS // max(1, x.shape[1]))
 
 
-def project(normed: Tensor, weights: Weights, heads: int, scratch: Scratch) -> tuple[Tensor, ...]:
+def projections(weights: Weights) -> Linear:
+    """To queries, keys, values and gate logits at once."""
+    if weights.gate_bias is None:
+        return Linear(weights.flat)
+    # Within the product, so that gate logits are rounded once.
+    return Linear(weights.flat, pad(weights.gate_bias, (3 * weights.merged.shape[1], 0)))
+
+
+def project(
+    normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch
+) -> tuple[Tensor, ...]:
     """Queries, keys, values and gate logits of a block: ``normed [r, N, c]`` to ``[r, N, H, D]`` each."""
     width = weights.merged.shape[1]
     out = scratch("projected", *normed.shape[:2], len(weights.flat))
-    if weights.gate_bias is None:
-        torch.mm(normed.flatten(0, 1), weights.flat.t(), out=out.flatten(0, 1))
-    else:
-        # Within the product, so that gate logits are rounded once.
-        shift = pad(weights.gate_bias, (3 * width, 0))
-        torch.addmm(shift, normed.flatten(0, 1), weights.flat.t(), out=out.flatten(0, 1))
+    linear(normed.flatten(0, 1), out.flatten(0, 1), scratch)
     return out.unflatten(-1, (-1, heads, width // heads)).unbind(2)
 
 
@@ -109,22 +115,35 @@ class RowBlock(NamedTuple):
     dropout: Tensor | None = None
 
 
-def forward_block(out: Tensor, rows: RowBlock, weights: Weights, heads: int, scratch: Scratch) -> None:
-    """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
-    x, bias, masked, residual, dropout = rows
-    normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
-    q, k, v, *gate = project(normed, weights, heads, scratch)
-    attended = scratch("attended", *q.shape)
-    attend(
-        attended,
-        Operands(q, k, v, bias, masked, gate[0] if gate else None),
-        q.shape[-1] ** -0.5,
-        scratch,
-    )
-    update = scratch("update", *x.shape[:2], len(weights.output))
-    flat = attended.view(-1, weights.output.shape[1])
-    torch.addmm(weights.output_bias, flat, weights.output.t(), out=update.flatten(0, 1))
-    finish(out, update, residual, dropout)
+class Forward:
+    """Fills blocks of rows.
+
+    Args:
+        weights: As :func:`arrange` makes them.
+        heads: Number of heads.
+        scratch: Buffers, in the dtype of the products.
+    """
+
+    def __init__(self, weights: Weights, heads: int, scratch: Scratch) -> None:
+        self._weights, self._heads, self._scratch = weights, heads, scratch
+        self._projections, self._output = projections(weights), Linear(weights.output, weights.output_bias)
+
+    def __call__(self, out: Tensor, rows: RowBlock) -> None:
+        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
+        weights, scratch = self._weights, self._scratch
+        x, bias, masked, residual, dropout = rows
+        normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
+        q, k, v, *gate = project(normed, self._projections, weights, self._heads, scratch)
+        attended = scratch("attended", *q.shape)
+        attend(
+            attended,
+            Operands(q, k, v, bias, masked, gate[0] if gate else None),
+            q.shape[-1] ** -0.5,
+            scratch,
+        )
+        update = scratch("update", *x.shape[:2], len(weights.output))
+        self._output(attended.view(-1, weights.output.shape[1]), update.flatten(0, 1), scratch)
+        finish(out, update, residual, dropout)
 
 
 def backward_block(
@@ -140,7 +159,7 @@ def backward_block(
     x, bias, masked, *_ = rows
     x = scratch.copy("x", x)
     normed, *statistics = normalise(x, *weights.norm, EPS)
-    q, k, v, *gate = project(normed, weights, heads, scratch)
+    q, k, v, *gate = project(normed, projections(weights), weights, heads, scratch)
     grad = grad.flatten(0, 1)
     grad_attended = torch.mm(
         grad, weights.output, out=scratch("grad_attended", len(grad), weights.output.shape[1])

@@ -81,11 +81,11 @@ def _fill(
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(parameters, x.dtype)
-    scratch = scratch.of(x)
+    forward = blocks.Forward(weights, heads, scratch.of(x))
     for i in itertools.product(*map(range, x.shape[:-3])):
         for row in _rows(x[i], blocks.row_step(x[i])):
             own = RowBlock(x[i][row], _at(bias, i), *(_at(t, (*i, row)) for t in (mask, residual, dropout)))
-            blocks.forward_block(out[i][row], own, weights, heads, scratch)
+            forward(out[i][row], own)
     return out
 
 

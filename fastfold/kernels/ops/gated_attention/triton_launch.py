@@ -8,7 +8,7 @@ from torch import Tensor
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
 from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, attend_triton
-from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project
+from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
@@ -35,25 +35,32 @@ def row_step(x: Tensor) -> int:
     return max(1, min(_MAX_POSITIONS, max(_MIN_POSITIONS, rows * length // 4)) // max(1, length))
 
 
-def forward_block(out: Tensor, rows: RowBlock, weights: Weights, heads: int, scratch: Scratch) -> None:
-    """Fill a block of rows ``out [r, N, c]``, which may be that of ``x`` or of the residual.
+class Forward:
+    """Fills blocks of rows; arguments as of :class:`~fastfold.kernels.ops.gated_attention.eager.Forward`.
 
     Behind the last product bias, dropout and residual are one pass: the update is read and the result written once.
     """
-    x, bias, keep, residual, dropout = rows
-    normed = layer_norm(x, *weights.norm, EPS, backend="triton")
-    attended, *_ = _attend(normed, bias, keep, weights, heads, scratch)
-    update = scratch("update", *x.shape[:2], len(weights.output))
-    flat = attended.view(-1, weights.output.shape[1])
-    torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
-    fill_update(out, UpdateOperands(update, residual, weights.output_bias, None, dropout), "triton")
+
+    def __init__(self, weights: Weights, heads: int, scratch: Scratch) -> None:
+        self._weights, self._heads, self._scratch = weights, heads, scratch
+
+    def __call__(self, out: Tensor, rows: RowBlock) -> None:
+        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
+        weights, scratch = self._weights, self._scratch
+        x, bias, keep, residual, dropout = rows
+        normed = layer_norm(x, *weights.norm, EPS, backend="triton")
+        attended, *_ = _attend(normed, bias, keep, weights, self._heads, scratch)
+        update = scratch("update", *x.shape[:2], len(weights.output))
+        flat = attended.view(-1, weights.output.shape[1])
+        torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
+        fill_update(out, UpdateOperands(update, residual, weights.output_bias, None, dropout), "triton")
 
 
 def _attend(
     normed: Tensor, bias: Tensor | None, keep: Tensor | None, weights: Weights, heads: int, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
     """Output ``[r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a normalised block."""
-    q, k, v, *gate = (x[None] for x in project(normed, weights, heads, scratch))
+    q, k, v, *gate = (x[None] for x in project(normed, projections(weights), weights, heads, scratch))
     operands = TritonOperands(
         *(q, k, v),
         None if bias is None else bias[None],

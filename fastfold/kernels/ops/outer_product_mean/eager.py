@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.linear import Linear
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
@@ -68,10 +69,8 @@ class Rows:
     ) -> None:
         (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
         self._columns = like.new_empty(*batch, columns, c, sequences)
-        self._weight = (
-            weight.to(like.dtype).unflatten(-1, (c, c)).permute(2, 1, 0).flatten(0, 1)
-        )  # [(e c), c_z]
-        self._bias = bias.to(like.dtype)
+        ordered = weight.to(like.dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
+        self._output = Linear(ordered, bias.to(like.dtype))
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
         start = 0
@@ -89,8 +88,8 @@ class Rows:
             factor = norm_of(left_mask[i], self._mask[i], self._eps).reciprocal_()[..., None]
             for tile in _tiles(factor.shape, c, left.shape[-3]):
                 b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
-                b_update = scratch("update", len(b_products), len(self._bias))
-                torch.addmm(self._bias, b_products, self._weight, out=b_update)
+                b_update = scratch("update", len(b_products), out.shape[-1])
+                b_update = self._output(b_products, b_update, scratch)
                 b_update = b_update.view(*factor[tile].shape[:2], -1)
                 finish(out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile])
 

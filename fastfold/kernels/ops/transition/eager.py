@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.linear import Linear
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -43,11 +44,12 @@ def forward(
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
     scratch = scratch.of(x)
+    first, second = Linear(w1, b1), Linear(w2, b2)
     residuals = () if residual is None else (residual,)
     for b_x, b_out, *b_residual in position_blocks(block_positions(len(w1)), x, out, *residuals):
         b_norm = normalise(b_x.to(exact), *norm, EPS)[0].to(x.dtype)
-        b_hidden = torch.addmm(b1, b_norm, w1.t(), out=scratch("hidden", len(b_x), len(w1))).relu_()
-        b_update = torch.addmm(b2, b_hidden, w2.t(), out=scratch("update", *b_out.shape))
+        b_hidden = first(b_norm, scratch("hidden", len(b_x), len(w1)), scratch).relu_()
+        b_update = second(b_hidden, scratch("update", *b_out.shape), scratch)
         finish(b_out, b_update, b_residual[0] if b_residual else None, None)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements
+from fastfold.kernels.common.linear import Linear
 from fastfold.kernels.common.parameters import zeros_of
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
@@ -46,10 +47,11 @@ def write_factors(
     projections: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: FactorWeights, scratch: Scratch
 ) -> None:
     """Fill ``projections [2 c, R N]`` with both factors of the contraction, gated and masked."""
+    linear = Linear(weights.projections, weights.projections_bias.flatten())
     for columns, (b_z, *b_mask) in _blocks(len(weights.projections), z, *masks):
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
         for factor, b_projections in zip(
-            projections.chunk(2), _projections(b_x, weights, scratch), strict=True
+            projections.chunk(2), _projections(b_x, linear, weights, scratch), strict=True
         ):
             torch.ops.aten.glu(b_projections, 0, out=factor[:, columns])
             for b_keep in b_mask:
@@ -76,12 +78,13 @@ def factors_backward(
     """
     z, masks, add = inputs
     adds = () if add is None else (add,)
+    linear = Linear(weights.projections, weights.projections_bias.flatten())
     for columns, (b_z, b_grad_x, *rest) in _blocks(len(weights.projections), z, grad_z, *adds, *masks):
         b_add, b_mask = (None, rest) if add is None else (rest[0], rest[1:])
         b_z = b_z.to(weights.projections.dtype)
         b_x, statistics = _normalise(b_z, weights.norm, scratch.dtype)
         b_grad_both = scratch("grad_projections", len(weights.projections), len(b_x))
-        b_both = _projections(b_x, weights, scratch)
+        b_both = _projections(b_x, linear, weights, scratch)
         for grad, b_pre, b_out in zip(grad_factors.chunk(2), b_both, b_grad_both.chunk(2), strict=True):
             b_grad = grad[:, columns]
             for b_keep in b_mask:
@@ -105,11 +108,12 @@ def write_update(
 ) -> None:
     """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]``."""
     residuals = () if residual is None else (residual,)
+    linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
     for columns, (b_z, b_out, *b_residual) in _blocks(_widest(weights), z, out, *residuals):
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
         b_product, _ = _normalise(product[:, columns].t(), weights.norm_out, scratch.dtype)
         b_update = scratch("update", *b_out.shape)
-        torch.ops.aten.glu(_output(b_x, b_product, weights, scratch), -1, out=b_update)
+        torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
         b_dropout = None if dropout is None else at_positions(dropout, columns)
         finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
 
@@ -133,6 +137,7 @@ def update_backward(
         scratch: Buffers of the dtype of the weights.
     """
     grad, z, dropout = inputs
+    linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
     for columns, (b_z, b_grad, b_grad_x) in _blocks(_widest(weights), z, grad, grad_x):
         b_grad = scratch.copy("grad", b_grad)
         if dropout is not None:
@@ -140,7 +145,7 @@ def update_backward(
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
         b_product = scratch.copy("columns", product[:, columns].t())
         b_normed, statistics = _normalise(b_product, weights.norm_out, scratch.dtype)
-        b_output = _output(b_x, b_normed, weights, scratch)
+        b_output = _output(b_x, b_normed, linears, scratch)
         b_grad_output = scratch("grad_output", *b_output.shape)
         torch.ops.aten.glu_backward(b_grad, b_output, -1, grad_input=b_grad_output)
         b_grad_out, b_grad_gate = b_grad_output.chunk(2, -1)
@@ -185,18 +190,18 @@ def _normalise(x: Tensor, parameters: Norm, dtype: torch.dtype) -> tuple[Tensor,
     return out.to(dtype), (mean, rstd)
 
 
-def _projections(b_x: Tensor, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
+def _projections(b_x: Tensor, linear: Linear, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
     """Projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
     out = scratch("projections", len(weights.projections), len(b_x))
-    return torch.addmm(weights.projections_bias, weights.projections, b_x.t(), out=out).chunk(2)
+    linear(b_x, out.t(), scratch)
+    return out.chunk(2)
 
 
-def _output(b_x: Tensor, b_product: Tensor, weights: UpdateWeights, scratch: Scratch) -> Tensor:
+def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:
     """Output projection and output gate logits ``[n, 2 c_z]``."""
-    c_z = len(weights.out)
-    out = scratch("output", len(b_x), 2 * c_z)
-    torch.addmm(weights.out_bias, b_product, weights.out.t(), out=out[:, :c_z])
-    torch.addmm(weights.gate_bias, b_x, weights.gate.t(), out=out[:, c_z:])
+    out = scratch("output", len(b_x), 2 * b_x.shape[1])
+    for linear, b_in, b_out in zip(linears, (b_product, b_x), out.chunk(2, -1), strict=True):
+        linear(b_in, b_out, scratch)
     return out
 
 

@@ -1,0 +1,105 @@
+"""Products with weights in the operators' PyTorch paths: in the dtype of the data, or in less on a CPU.
+
+Within :func:`reduced_products` operators on a CPU multiply float32 data by their weights in bfloat16 or in 8 bits, for
+which processors have units several times as fast as those of float32. Sums are float32 and int32, and everything else
+that operators compute is as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.scratch import Scratch
+
+Products = Literal["bf16", "int8"]
+
+_PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
+_LARGEST = 127
+_WORDS = 32  # a step of the first word of a weight, in steps of the second
+_MAX_INPUTS = (2**31 - 1) // (_LARGEST * _LARGEST * (_WORDS + 1))  # that a sum in int32 can have
+
+
+@contextmanager
+def reduced_products(products: Products) -> Iterator[None]:
+    """Inside, operators on a CPU multiply float32 data by their weights in less; only forward passes do.
+
+    Args:
+        products: ``bf16``, or ``int8``: rows of the data in 8 bits each, weights in two words of 8 bits, with a scale
+            for each position and output channel.
+    """
+    token = _PRODUCTS.set(products)
+    try:
+        yield
+    finally:
+        _PRODUCTS.reset(token)
+
+
+class Linear:
+    """``x Wᵀ + b`` for one block of positions after the other, made once per call of an operator.
+
+    Args:
+        weight: ``[N, K]``.
+        bias: ``[N]``, or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight, bias
+        self._multiply: Callable[[Tensor, Tensor, Scratch], Tensor] = self._plain
+        products = _PRODUCTS.get() if weight.dtype == torch.float32 and not weight.is_cuda else None
+        if products == "bf16":
+            self._weight, self._multiply = weight.to(torch.bfloat16), self._in_bfloat16
+        elif products == "int8" and weight.shape[1] <= _MAX_INPUTS:
+            self._weight, self._scale = _two_words(weight)
+            self._multiply = self._in_int8
+
+    def __call__(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+        """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``."""
+        return self._multiply(x, out, scratch)
+
+    def _plain(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+        if self._bias is None:
+            return torch.mm(x, self._weight.t(), out=out)
+        return torch.addmm(self._bias, x, self._weight.t(), out=out)
+
+    def _in_bfloat16(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+        small = scratch.of(x, torch.bfloat16)
+        product = torch.mm(small.copy("linear x", x), self._weight.t(), out=small("linear out", *out.shape))
+        return out.copy_(product) if self._bias is None else torch.add(product, self._bias, out=out)
+
+    def _in_int8(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+        rounded, scale = _rounded(x, scratch)
+        sums = scratch.of(x, torch.int32)("linear sums", len(x), len(self._weight))
+        torch._int_mm(rounded, self._weight.t(), out=sums)
+        large, small = sums.chunk(2, -1)
+        product = torch.mul(large.mul_(_WORDS).add_(small), scale, out=scratch("linear out", *out.shape))
+        if self._bias is None:
+            return torch.mul(product, self._scale, out=out)
+        return torch.addcmul(self._bias, product, self._scale, out=out)
+
+
+def _two_words(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The first words of ``weight [N, K]`` above the second, ``[2 N, K]``, and the scales ``[N]`` of the second."""
+    step = _step(weight)
+    first = (weight / step).round_()
+    second = ((weight - first * step) * (_WORDS / step)).round_()
+    return torch.cat([first, second]).to(torch.int8), step.flatten() / _WORDS
+
+
+def _rounded(x: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """The rows of a block ``[n, K]`` in int8, and their scales ``[n, 1]``."""
+    buffer = scratch("linear x", *x.shape)
+    step = _step(x, buffer)
+    torch.div(x, step, out=buffer).round_()
+    return scratch.of(x, torch.int8).copy("linear x", buffer), step
+
+
+def _step(rows: Tensor, buffer: Tensor | None = None) -> Tensor:
+    """``[n, 1]``: what one step of 8 bits stands for in each row ``[n, K]``; not finite where the row is not."""
+    largest = torch.abs(rows, out=buffer).amax(-1, keepdim=True)
+    return largest.clamp_(min=torch.finfo(rows.dtype).tiny).div_(_LARGEST)

@@ -1,0 +1,49 @@
+"""``--precision auto``: chosen before anything is computed, said, and kept with the prediction."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastfold.errors import ConfigError
+from fastfold.inference.config import InferConfig
+from fastfold.inference.runner import with_precision
+from tests.helpers.command_line import QUICK, CommandLine
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def only_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that multiplies 8 bits and not bfloat16."""
+    for name in ("amx_tile", "avx512_bf16", "vnni"):
+        monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda name=name: name == "vnni")
+
+
+def test_auto_is_chosen_and_said(only_vnni: None, cli: CommandLine) -> None:
+    fasta, weights = cli.fasta({"a": "MKTAYIAKQR"}), cli.weights()
+    arguments = ("infer", fasta, "--out", cli.out, "--weights", weights, *QUICK)
+    done = cli.run(*arguments, "--precision", "auto")
+    assert done.code == 0, done.err
+    assert "precision int8: the processor has VNNI" in done.err
+    assert cli.config("a")["settings"]["precision"] == "int8"
+    # Named, it is the same prediction; another precision is one of its own.
+    assert cli.run(*arguments, "--precision", "int8").out.startswith("0 folded, 1 finished before")
+    again = cli.run(*arguments)
+    assert again.out.startswith("1 folded")
+    assert "precision" not in again.err
+
+
+def test_several_processes_refuse_what_one_alone_can(only_vnni: None) -> None:
+    config = InferConfig(precision="auto", parallel="dap=2")
+    with pytest.raises(ConfigError, match="several processes fold in fp32 or bf16, not in int8"):
+        with_precision(config, CPU)
+    assert with_precision(InferConfig(precision="bf16", parallel="dap=2"), CPU)[1] == ""
+
+
+def test_a_cluster_s_machines_need_its_name(cli: CommandLine) -> None:
+    done = cli.run(
+        "screen", cli.fasta({"a": "MKT"}), "--out", cli.out, "--ray", "local", "--precision", "auto"
+    )
+    assert done.code == 1
+    assert "name the precision instead of auto" in done.err

@@ -1,0 +1,122 @@
+"""Products with weights in less than float32: as exact as they say, and only where they are asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold import kernels
+from fastfold.kernels.common import linear
+from fastfold.kernels.common.linear import Linear, Products, reduced_products
+from fastfold.kernels.common.scratch import Scratch
+from tests.kernels.test_operators import case_of
+
+ERRORS: dict[Products, tuple[float, float]] = {"bf16": (1e-3, 6e-3), "int8": (2e-3, 9e-3)}
+"""Relative errors of a product of normal numbers: less would not be that precision, more would be a mistake."""
+
+
+def _made(n: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(n + inputs)
+    return torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+
+
+def _product(products: Products, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with reduced_products(products):
+        layer = Linear(weight, bias)
+    return layer(x, x.new_empty(len(x), len(weight)), Scratch())
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return float((found - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("products", ["bf16", "int8"])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize(("n", "inputs", "outputs"), [(37, 8, 33), (37, 129, 65), (256, 1024, 128)])
+def test_a_product_is_as_exact_as_its_precision(
+    products: Products, with_bias: bool, n: int, inputs: int, outputs: int
+) -> None:
+    x, weight, bias = _made(n, inputs, outputs)
+    exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
+    least, most = ERRORS[products]
+    assert least < _error(_product(products, x, weight, bias if with_bias else None), exact) < most
+
+
+def test_whole_numbers_of_eight_bits_are_multiplied_exactly() -> None:
+    """The largest sums that there are, and the second word of the weights."""
+    x = torch.full((2, linear._MAX_INPUTS), 127.0)
+    weight = torch.stack([torch.full_like(x[0], 127.0), torch.full_like(x[0], -127.0)])
+    weight[0, 1:] -= 1 / 32  # one step of the second word
+    exact = (x.double() @ weight.double().T).float()
+    torch.testing.assert_close(_product("int8", x, weight, None), exact, rtol=2**-23, atol=0.0)
+
+
+def test_sums_that_int32_cannot_hold_are_made_in_float32() -> None:
+    x, weight, bias = _made(2, linear._MAX_INPUTS + 1, 2)
+    assert torch.equal(_product("int8", x, weight, bias), torch.addmm(bias, x, weight.T))
+
+
+@pytest.mark.parametrize("products", ["bf16", "int8"])
+def test_what_is_not_finite_stays_visible_in_its_row_alone(products: Products) -> None:
+    x, weight, bias = _made(3, 16, 4)
+    x[1, 5] = float("nan")
+    assert _product(products, x, weight, bias).isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("products", ["bf16", "int8"])
+def test_an_empty_row_gives_the_bias(products: Products) -> None:
+    _, weight, bias = _made(1, 16, 4)
+    assert torch.equal(_product(products, torch.zeros(1, 16), weight, bias)[0], bias)
+
+
+@pytest.mark.parametrize("products", ["bf16", "int8"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transition",
+        "gated_attention",
+        "outer_product_mean",
+        "triangle_multiplication_outgoing",
+        "triangle_multiplication_incoming",
+    ],
+)
+def test_operators_use_it_for_every_weight(
+    name: str, products: Products, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each differs from float32 by the rounding of its products, and float64 data are left alone."""
+    case = case_of(name, 33)
+    small = {k: v.float() if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
+    made: list[Linear] = []
+    create = Linear.__init__
+
+    def counted(self: Linear, *arguments: Tensor) -> None:
+        create(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Linear, "__init__", counted)
+    exact = case.definition(**case.inputs)
+    with torch.no_grad():
+        plain = case.operator(**small)
+        with reduced_products(products):
+            found = case.operator(**small)
+            double = case.operator(**case.inputs)
+    assert all(one._multiply == one._plain for one in made[: len(made) // 3])
+    used = [one for one in made[len(made) // 3 :] if one._multiply != one._plain]
+    # Factors of triangles are made in four groups of channels.
+    weights = {"transition": 2, "gated_attention": 2, "outer_product_mean": 1}
+    assert len(used) == weights.get(name, 6)
+    assert _error(plain, exact) < 2e-6
+    assert 10 * _error(plain, exact) < _error(found, exact) < 3e-2
+    assert _error(double, exact) < 1e-12
+
+
+def test_gradients_are_those_of_float32() -> None:
+    """A backward pass multiplies by the weights as they are, whatever is asked for around it."""
+    x = torch.randn(5, 12, requires_grad=True)
+    rest = {k: v.float() for k, v in case_of("transition", 5).inputs.items() if k != "x"}
+    (expected,) = torch.autograd.grad(kernels.transition(x, **rest).sum(), x)
+    out = kernels.transition(x, **rest).sum()
+    with reduced_products("int8"):
+        (found,) = torch.autograd.grad(out, x)
+    assert torch.equal(found, expected)
