@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastfold.data.templates.database import parse_date
+from fastfold.errors import ConfigError
 from fastfold.training.bounds import bounded, check_bounds, share
 from fastfold.training.parallel_config import ParallelConfig
 
@@ -43,6 +45,11 @@ class DataConfig:
         distillation: A second folder of the same layout with predicted structures, or null.
         distillation_probability: Share of samples taken from it.
         distillation_min_plddt: Residues of it under this pLDDT are masked.
+        template_mmcif_dir: Folder of the PDB's mmCIF files, which makes hits beside the alignments templates; or null.
+        obsolete_pdbs: The PDB's list of obsolete entries, or null for ``obsolete.dat`` in that folder or next to it.
+        template_release_dates: Lines ``1abc:2001-02-03`` or OpenFold's ``mmcif_cache.json``, or null: dates are then
+            read from the mmCIF files.
+        max_template_date: ``YYYY-MM-DD``; no template is newer, whatever the chain's own date. Null for any.
         cache: Folder for parsed structures and alignments, or null.
         crop_size: Residues of a training sample.
         spatial_crop_probability: Multimer networks: share of the complexes that are cropped around a residue at an
@@ -77,6 +84,10 @@ class DataConfig:
     distillation: str | None = None
     distillation_probability: float = share(0.75)
     distillation_min_plddt: float = bounded(50.0, least=0, most=100)
+    template_mmcif_dir: str | None = None
+    obsolete_pdbs: str | None = None
+    template_release_dates: str | None = None
+    max_template_date: str | None = None
     cache: str | None = None
     crop_size: int = bounded(256, least=1)
     spatial_crop_probability: float = share(0.5)
@@ -102,6 +113,15 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_bounds("data", type(self), vars(self))
+        for name in ("obsolete_pdbs", "template_release_dates", "max_template_date"):
+            if getattr(self, name) is not None and self.template_mmcif_dir is None:
+                raise ConfigError(
+                    f"data.{name} says something of templates, which need data.template_mmcif_dir as well"
+                )
+        if self.max_template_date is not None and parse_date(self.max_template_date) is None:
+            raise ConfigError(
+                f"data.max_template_date must be a date such as 2018-04-30, not {self.max_template_date!r}"
+            )
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 from fastfold.data.features.coevolution import Coevolution, analyse_subset
 from fastfold.data.features.raw import msa_features
 from fastfold.data.loading.loader import SampleLoader, draw_rng
+from fastfold.data.msa.find import TEMPLATE_HITS
+from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.complex_entry import (
     ComplexData,
@@ -34,8 +36,13 @@ from fastfold.data.training.entry import (
 from fastfold.data.training.filters import Filtered, Filters, apply_filters
 from fastfold.data.training.sample import SampleSettings, training_sample
 from fastfold.data.training.sampling import WeightedOrder, sampling_weights
+from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
+from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
+
+_LOOKED_AT = 100
+"""Entries that are looked at for template hits before a run."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +52,12 @@ class EntryReader:
     Attributes:
         cache: Remembers what was read, or None.
         min_plddt: Residues of predicted structures under this pLDDT are masked.
+        templates: Finds what templates are drawn from, or None for no templates.
     """
 
     cache: FeatureCache | None
     min_plddt: float
+    templates: TrainingTemplates | None = None
 
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
         """What the entry's files hold: those of a complex if it is one."""
@@ -58,7 +67,17 @@ class EntryReader:
         data = read_entry(entry) if self.cache is None else self.cache.read(entry)
         if not entry.has_plddt:
             return data
-        return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
+        return replace(data, chain=mask_low_plddt(data.chain, self.min_plddt))
+
+    def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
+        """By sequence what the templates of the entry's chains are drawn from.
+
+        Raises:
+            InputError: Hits cannot be used.
+        """
+        if self.templates is None:
+            return {}
+        return self.templates.candidates(entry, data.chains, data.release_date)
 
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
         """See :func:`fastfold.data.features.coevolution.analyse_subset`."""
@@ -89,9 +108,16 @@ class MakeSample:
         """The sample of draw ``number``, which is ``entry``."""
         data = self.reader(entry)
         rng = draw_rng(self.seed, number)
+        candidates = self.reader.candidates(entry, data)
         if isinstance(data, ComplexData):
             return complex_sample(
-                data.chains, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
+                data.chains,
+                data.alignments,
+                self.tree,
+                self.settings,
+                rng,
+                resolution=data.resolution,
+                templates=candidates,
             )
         return training_sample(
             data.chain,
@@ -101,6 +127,7 @@ class MakeSample:
             rng,
             resolution=data.resolution,
             analyse=partial(self.reader.coevolution, entry, data),
+            templates=candidates.get(data.chain.sequence),
         )
 
 
@@ -197,9 +224,60 @@ def entry_reader(config: DataConfig) -> EntryReader:
 
     Raises:
         OutputError: The cache's folder cannot be made.
+        InputError: The folder of template structures, or a list of them, is missing or cannot be used.
     """
     cache = None if config.cache is None else FeatureCache(config.cache)
-    return EntryReader(cache, config.distillation_min_plddt)
+    templates = None
+    if config.template_mmcif_dir is not None:
+        entries = MmcifFolder(
+            config.template_mmcif_dir,
+            obsolete=config.obsolete_pdbs,
+            release_dates=config.template_release_dates,
+        )
+        templates = TrainingTemplates(
+            entries,
+            None if config.max_template_date is None else parse_date(config.max_template_date),
+            read_candidates if cache is None else cache.template_hits,
+        )
+    return EntryReader(cache, config.distillation_min_plddt, templates)
+
+
+def check_templates(config: DataConfig, tree: Any) -> None:
+    """Refuse templates for a network that takes none.
+
+    Raises:
+        ConfigError: Templates are given, and the network has no use for them.
+    """
+    if config.template_mmcif_dir is not None and not takes_templates(tree):
+        raise ConfigError(
+            "data.template_mmcif_dir is given, but the network takes no templates; of AlphaFold's networks model_1 and "
+            "model_2 (with or without _ptm) and all multimer networks do. Choose one of them with model=, or leave "
+            "the templates out"
+        )
+
+
+def takes_templates(tree: Any) -> bool:
+    """Whether the network of a configuration tree takes templates."""
+    return bool(tree.model.embeddings_and_evoformer.template.enabled)
+
+
+def describe_templates(reader: EntryReader, entries: Sequence[Entry]) -> str:
+    """One line on where templates come from, by a look beside the alignments of some entries.
+
+    Args:
+        reader: Reads the entries.
+        entries: All that are trained on, at least one.
+    """
+    masks = "the template stack trains on masks"
+    if reader.templates is None:
+        return f"without templates: {masks}; data.template_mmcif_dir=DIR, a folder of mmCIF files, makes hits templates"
+    looked = [entries[i * len(entries) // _LOOKED_AT] for i in range(_LOOKED_AT)]
+    looked = list(dict.fromkeys(looked))
+    number = sum(entry.has_template_hits for entry in looked)
+    if not number:
+        names = ", ".join(f"{stem}{end}" for stem, end in TEMPLATE_HITS)
+        return f"without templates: {masks}; none of {len(looked)} entries looked at has hits ({names}) of its own"
+    return f"templates from {reader.templates.entries.folder}: {number} of {len(looked)} entries looked at have hits"
 
 
 def sample_settings(config: DataConfig) -> SampleSettings:

@@ -22,7 +22,16 @@ from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
-from fastfold.training.data import EntryReader, SampleSource, entry_reader, make_loader, open_source
+from fastfold.training.data import (
+    EntryReader,
+    SampleSource,
+    check_templates,
+    describe_templates,
+    entry_reader,
+    make_loader,
+    open_source,
+    takes_templates,
+)
 from fastfold.training.lifecycle.ownership import owned
 from fastfold.training.lifecycle.settings_history import Change, changes_since, record_start, refuse_decisive
 from fastfold.training.logging.draw_log import DrawLog, consumed_chains
@@ -77,6 +86,7 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
         if chosen is not None and context.is_rank_zero:
             print(f"parallel=auto: {chosen}", flush=True)
         with owned(Path(config.trainer.out), context):
+            check_templates(config.data, tree)
             source = open_source(
                 config.data,
                 config.trainer.validate_chains,
@@ -169,6 +179,8 @@ class _Run:
                 for change in changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
+            if takes_templates(self.tree):
+                self._say(describe_templates(self.reader, self.source.train.entries))
             try:
                 trainer.run()
             except BaseException as error:
@@ -240,12 +252,15 @@ class _Run:
             for entry in entries[self.context.dp_rank :: self.context.dp_size]:
                 try:
                     data = self.reader(entry)
+                    templates = {
+                        sequence: chosen.best()
+                        for sequence, chosen in self.reader.candidates(entry, data).items()
+                    }
                 except InputError as error:
                     failed.append(f"{entry.id}: {error}")
                     continue
-                own.append(
-                    score_entry(self.model, entry.id, data, self.tree, self.config.trainer.validate_recycles)
-                )
+                recycles = self.config.trainer.validate_recycles
+                own.append(score_entry(self.model, entry.id, data, self.tree, recycles, templates=templates))
         gathered = self.context.leaders(self.context.gather((own, failed)))
         scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)
         for reason in (reason for _, part in gathered for reason in part):

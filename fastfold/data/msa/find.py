@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,19 +177,44 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
         for chain in target.chains:
             places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
             places += _places(Path(msa_dir), names, None) if alike else ()
-            for place in places:
-                files = [
-                    place / f"{stem}{end}{packed}"
-                    for stem, end in TEMPLATE_HITS
-                    for packed in ("", ".gz")
-                    if (place / f"{stem}{end}{packed}").is_file()
-                ]
-                if files:
-                    found.setdefault(chain.sequence, files)
-                    break
+            if files := _first_hits(places):
+                found.setdefault(chain.sequence, files)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be searched for template hits: {error}", path=msa_dir) from None
+        raise _no_hits(msa_dir, error) from None
     return found
+
+
+def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> list[Path]:
+    """As :func:`find_template_hits`, by a name alone or for one chain of a complex of that name.
+
+    Args:
+        msa_dir: Folder of alignments.
+        name: Identifier, as for :func:`find_alignments`.
+        chain: The chain of a complex; None for a target of one chain.
+
+    Returns:
+        The files in the order in which they are preferred; empty if there are none.
+
+    Raises:
+        InputError: ``msa_dir`` cannot be searched.
+    """
+    try:
+        return _first_hits(list(_places(Path(msa_dir), [name], chain)))
+    except (OSError, ValueError) as error:
+        raise _no_hits(msa_dir, error) from None
+
+
+def _first_hits(places: Iterable[Path]) -> list[Path]:
+    """Files of template hits at the first place that has any."""
+    for place in places:
+        names = [f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz")]
+        if files := [place / name for name in names if (place / name).is_file()]:
+            return files
+    return []
+
+
+def _no_hits(msa_dir: PathLike, error: Exception) -> InputError:
+    return InputError(f"cannot be searched for template hits: {error}", path=msa_dir)
 
 
 def _read(sequence: str, files: ChainAlignments) -> ChainMsas:

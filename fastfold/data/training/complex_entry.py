@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fastfold.data.msa.find import ChainAlignments, find_alignments
+from fastfold.data.msa.find import ChainAlignments, find_alignments, find_hits
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
 from fastfold.data.training.entry import Entry, mask_low_plddt, read_chain_msa
@@ -39,6 +39,25 @@ class ComplexEntry(Entry):
 
     members: tuple[Entry, ...] = ()
 
+    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, Path]:
+        """As :meth:`fastfold.data.training.entry.Entry.template_hits`; of chains with one sequence the first that has
+        hits shares them."""
+        found: dict[str, Path] = {}
+        for chain, asked in zip(chains, _asked(self, chains), strict=True):
+            if self.alignment_dir is not None and chain.sequence not in found:
+                files = find_hits(self.alignment_dir, _stem(self.structure), chain=asked)
+                found |= dict(zip([chain.sequence], files, strict=False))
+        return found
+
+    @property
+    def has_template_hits(self) -> bool:
+        """Whether such a file is there for a member."""
+        asked = [Chain(member.chain_id or "", member.sequence, record=member.id) for member in self.members]
+        stem = _stem(self.structure)
+        return self.alignment_dir is not None and any(
+            find_hits(self.alignment_dir, stem, chain=chain) for chain in asked
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class ComplexData:
@@ -48,11 +67,13 @@ class ComplexData:
         chains: Chains in the order of the file.
         alignments: Alignments of each chain; chains of one sequence share theirs.
         resolution: The structure's, in Å, or None: what the entry says, else what the file says.
+        release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
     """
 
     chains: tuple[ChainStructure, ...]
     alignments: tuple[ComplexMsas, ...]
     resolution: float | None
+    release_date: str = ""
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
@@ -116,13 +137,9 @@ def read_complex(
         InputError: A file cannot be used, or an alignment is of another chain.
     """
     structure = structure_reader(entry.structure)
-    names = {member.chain_id: member.id for member in entry.members}
-    if len(structure.chains) == 1:
-        names.setdefault(structure.chains[0].chain_id, entry.members[0].id)
     files: dict[str, ChainAlignments] = {}
-    for chain in structure.chains:
+    for chain, asked in zip(structure.chains, _asked(entry, structure.chains), strict=True):
         if entry.alignment_dir is not None and not files.get(chain.sequence):
-            asked = Chain(chain.chain_id, chain.sequence, record=names.get(chain.chain_id, ""))
             files[chain.sequence] = find_alignments(entry.alignment_dir, _stem(entry.structure), chain=asked)
     msas = {
         sequence: ComplexMsas(
@@ -135,7 +152,16 @@ def read_complex(
         chains=structure.chains,
         alignments=tuple(msas.get(chain.sequence, ComplexMsas()) for chain in structure.chains),
         resolution=structure.resolution if entry.resolution is None else entry.resolution,
+        release_date=entry.release_date or structure.release_date,
     )
+
+
+def _asked(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[Chain]:
+    """The chains by the names under which their alignments are looked up."""
+    names = {member.chain_id: member.id for member in entry.members}
+    if len(chains) == 1:
+        names.setdefault(chains[0].chain_id, entry.members[0].id)
+    return [Chain(chain.chain_id, chain.sequence, record=names.get(chain.chain_id, "")) for chain in chains]
 
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:

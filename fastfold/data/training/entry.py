@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastfold.data.msa.find import find_alignments, read_msa
+from fastfold.data.msa.find import find_alignments, find_hits, read_msa
 from fastfold.data.msa.msa import Msa, check_query
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
@@ -72,6 +73,23 @@ class Entry:
             return ()
         return tuple(find_alignments(self.alignment_dir, self.id).unpaired)
 
+    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, Path]:
+        """By sequence, the file with the hits of a search for templates that lies beside the alignments.
+
+        Args:
+            chains: The chains of the entry.
+
+        Raises:
+            InputError: The folder of alignments cannot be searched.
+        """
+        files = [] if self.alignment_dir is None else find_hits(self.alignment_dir, self.id)
+        return {chain.sequence: files[0] for chain in chains if files}
+
+    @property
+    def has_template_hits(self) -> bool:
+        """Whether such a file is there."""
+        return self.alignment_dir is not None and bool(find_hits(self.alignment_dir, self.id))
+
 
 def alignment_depth(entry: Entry) -> int:
     """Rows of an entry's alignments together, the query's included; 0 without one.
@@ -94,11 +112,18 @@ class EntryData:
         chain: Its structure.
         alignments: Their first rows are the chain.
         resolution: The structure's, in Å, or None: what the entry says, else what the file says.
+        release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
     """
 
     chain: ChainStructure
     alignments: tuple[Msa, ...]
     resolution: float | None
+    release_date: str = ""
+
+    @property
+    def chains(self) -> tuple[ChainStructure, ...]:
+        """The chain, as the only one."""
+        return (self.chain,)
 
 
 def read_entry(entry: Entry) -> EntryData:
@@ -111,7 +136,7 @@ def read_entry(entry: Entry) -> EntryData:
     chain = select_chain(structure, entry)
     alignments = tuple(read_chain_msa(path, chain.sequence) for path in entry.alignments())
     resolution = structure.resolution if entry.resolution is None else entry.resolution
-    return EntryData(chain, alignments, resolution)
+    return EntryData(chain, alignments, resolution, entry.release_date or structure.release_date)
 
 
 def read_chain_msa(path: PathLike, sequence: str) -> Msa:

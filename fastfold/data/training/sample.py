@@ -16,6 +16,7 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.training.augmentation import delete_blocks, sample_fape_clamp
 from fastfold.data.training.cropping import contiguous_crop, crop_features
 from fastfold.data.training.labels import structure_labels
+from fastfold.data.training.templates import Candidates
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
@@ -69,6 +70,7 @@ def training_sample(
     *,
     resolution: float | None = None,
     analyse: Callable[[int], coevolution.Coevolution] | None = None,
+    templates: Candidates | None = None,
 ) -> dict[str, np.ndarray]:
     """Features and labels of one chain for a monomer network.
 
@@ -81,6 +83,7 @@ def training_sample(
         resolution: The structure's, in Å, if known.
         analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
             :func:`fastfold.data.features.coevolution.analyse_subset` does (which is the default).
+        templates: What templates are drawn from; None for none.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -96,7 +99,8 @@ def training_sample(
     msa = msa_features([] if alone else alignments, chain.sequence)
     if settings.block_deletion:
         msa = delete_blocks(msa, rng)
-    raw = sequence_features(chain.sequence) | msa | template_features({}, len(chain))
+    drawn = {} if templates is None else templates.draw(rng)
+    raw = sequence_features(chain.sequence) | msa | template_features(drawn, len(chain))
     raw["residue_index"] = chain.residue_index
     if coevolution.is_input(config):
         found = None

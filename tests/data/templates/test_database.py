@@ -66,3 +66,31 @@ def test_dates_are_whole() -> None:
     assert parse_date(" 2021-11-01") == date(2021, 11, 1)
     for text in ("2021-11-1", "2021-02-30", "", "2021-11-01T00", "٢٠٢١-11-01"):
         assert parse_date(text) is None
+
+
+def test_release_dates_of_openfolds_table(tmp_path: Path) -> None:
+    """``mmcif_cache.json`` has them too; what is no such table is refused."""
+    path = tmp_path / "mmcif_cache.json"
+    path.write_text('{"1ABC": {"release_date": "2001-02-03", "seqs": ["MKV"]}}')
+    assert read_release_dates(path) == {"1abc": date(2001, 2, 3)}
+    for text, message in (
+        ("[1]", "must map PDB ids to objects"),
+        ("{", "not valid JSON"),
+        ('{"1abc": {"release_date": null}}', "record '1abc'.*has no release_date"),
+        ('{"1abc": "2001-02-03"}', "has no release_date"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_release_dates(path)
+
+
+def test_release_date_of_an_entry(tmp_path: Path) -> None:
+    """The listed date counts, else the file's; an entry without a file has none even if it is listed."""
+    folder = write_entries(tmp_path / "mmcif", {"1abc": entry({"A": "MKV"}, dates=["2002-03-04"])})
+    (tmp_path / "dates.txt").write_text("1abc:2001-01-01\n2abc:2001-01-01\n")
+    listed = MmcifFolder(folder, release_dates=tmp_path / "dates.txt")
+    assert listed.released("1abc") == date(2001, 1, 1)
+    assert MmcifFolder(folder).released("1abc") == date(2002, 3, 4)
+    for one in (listed, MmcifFolder(folder)):
+        with pytest.raises(TemplateSkipped, match=r"there is no 2abc\.cif"):
+            one.released("2abc")

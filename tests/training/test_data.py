@@ -1,0 +1,132 @@
+"""Templates among the settings of a run: what is refused, what is said, and that samples follow from their seed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fastfold.data.training.dataset import Dataset, open_dataset
+from fastfold.data.training.sample import FEATURES
+from fastfold.errors import ConfigError, InputError
+from fastfold.evoformer.config import model_config
+from fastfold.training.compose import compose_config
+from fastfold.training.config import DataConfig
+from fastfold.training.data import (
+    MakeSample,
+    check_templates,
+    describe_templates,
+    entry_reader,
+    sample_settings,
+)
+from fastfold.training.run import train
+from fastfold.training.validation import ChainScore, score_entry
+from tests.helpers.small_sets import a3m, pdb_text, write
+from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, hhr, write_entries
+from tests.training.conftest import TINY
+
+IDS = ("1tem", "2tem", "3tem")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two chains of 2010, one of which has hits; the templates are of the years before."""
+    for name, sequence in (("5new", QUERY), ("6new", HOMOLOGUE)):
+        write(tmp_path / "data" / f"{name}.pdb", pdb_text({"A": sequence}))
+        write(tmp_path / "data" / "msas" / name / "uniref90_hits.a3m", a3m(sequence))
+    hits = hhr([(f"{name}_A", QUERY, HOMOLOGUE, 50.0) for name in IDS])
+    write(tmp_path / "data" / "msas" / "5new" / "pdb_hits.hhr", hits)
+    rows = [f"{name}\ttrain\t{seq}\t2010-01-01" for name, seq in (("5new", QUERY), ("6new", HOMOLOGUE))]
+    write(tmp_path / "data" / "index.tsv", "\n".join(["name\tsplit\tsequence\trelease_date", *rows, ""]))
+    write_entries(tmp_path / "mmcif", {name: entry({"A": HOMOLOGUE}, dates=["2001-01-01"]) for name in IDS})
+    (tmp_path / "dates.txt").write_text("".join(f"{name}:2001-01-01\n" for name in IDS))
+    return tmp_path
+
+
+def data_config(folder: Path, **settings: str) -> DataConfig:
+    return DataConfig(
+        directory=str(folder / "data"),
+        template_mmcif_dir=str(folder / "mmcif"),
+        crop_size=24,
+        max_recycles=0,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def opened(folder: Path) -> Dataset:
+    return open_dataset(folder / "data", split="train")
+
+
+def shown(sample: dict[str, np.ndarray]) -> int:
+    return int(sample[f"{FEATURES}template_mask"][0].sum())
+
+
+def test_samples_follow_from_seed_and_number(folder: Path) -> None:
+    """In another process's copy, after other draws, and through a cache alike."""
+    config = data_config(folder, template_release_dates=str(folder / "dates.txt"))
+    cached = data_config(folder, cache=str(folder / "cache"))
+    tree, chains = model_config("model_1_ptm"), opened(folder)
+    makes = [
+        MakeSample(entry_reader(each), tree, sample_settings(each), seed=3)
+        for each in (config, cached, cached)
+    ]
+    expected = {number: makes[0](number, chains[number % 2]) for number in range(8)}
+    assert {shown(expected[number]) for number in (0, 2, 4, 6)} > {0}
+    assert {shown(expected[number]) for number in (1, 3, 5, 7)} == {0}
+    makes.append(pickle.loads(pickle.dumps(makes[0])))
+    for make in makes:
+        for number in (6, 0, 5):
+            found = make(number, chains[number % 2])
+            assert all(np.array_equal(found[key], expected[number][key]) for key in found)
+
+
+def test_one_line_says_what_the_template_stack_is_trained_on(folder: Path) -> None:
+    chains = opened(folder).entries
+    reader = entry_reader(data_config(folder))
+    assert describe_templates(reader, chains) == (
+        f"templates from {folder / 'mmcif'}: 1 of 2 entries looked at have hits"
+    )
+    line = describe_templates(reader, chains[1:])
+    assert "the template stack trains on masks; none of 1 entries looked at has hits (pdb_hits.sto," in line
+    without = entry_reader(DataConfig(directory=str(folder / "data")))
+    assert "trains on masks; data.template_mmcif_dir=DIR" in describe_templates(without, chains)
+
+
+def test_a_run_trains_and_validates_with_templates(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says so."""
+    stack = "model.overrides.model.embeddings_and_evoformer.template.template_pair_stack.num_block=1"
+    tiny = ["model=model_1_ptm" if setting == "model=model_3_ptm" else setting for setting in TINY]
+    folded = []
+
+    def score(*arguments: Any, **options: Any) -> ChainScore:
+        folded.append(options["templates"])
+        return score_entry(*arguments, **options)
+
+    monkeypatch.setattr("fastfold.training.run.score_entry", score)
+    settings = [f"data.directory={folder / 'data'}", f"data.template_mmcif_dir={folder / 'mmcif'}"]
+    settings += ["data.crop_size=16", "data.valid_split=train", "data.max_recycles=0", "trainer.steps=1"]
+    train(compose_config([*tiny, stack, *settings, f"trainer.out={tmp_path / 'out'}"]))
+    said = capsys.readouterr()
+    assert "1 of 2 entries looked at have hits" in said.out + said.err
+    assert [sorted(templates) for templates in folded] == [[QUERY], []]
+    assert len(folded[0][QUERY]["template_aatype"]) == 3
+
+
+def test_settings_that_say_nothing_are_refused(folder: Path) -> None:
+    tree = model_config("model_3_ptm")
+    with pytest.raises(ConfigError, match="the network takes no templates; of AlphaFold's networks model_1"):
+        check_templates(data_config(folder), tree)
+    check_templates(data_config(folder), model_config("model_1_multimer_v3"))
+    check_templates(DataConfig(), tree)
+    for name in ("obsolete_pdbs", "template_release_dates", "max_template_date"):
+        with pytest.raises(ConfigError, match=rf"data\.{name} says something of templates, which need"):
+            DataConfig(**{name: "2018-04-30"})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"must be a date such as 2018-04-30, not '30\.4\.2018'"):
+        data_config(folder, max_template_date="30.4.2018")
+    with pytest.raises(InputError, match="no such folder"):
+        entry_reader(DataConfig(template_mmcif_dir=str(folder / "none")))
