@@ -45,6 +45,7 @@ class DataConfig:
         distillation: A second folder of the same layout with predicted structures, or null.
         distillation_probability: Share of samples taken from it.
         distillation_min_plddt: Residues of it under this pLDDT are masked.
+        distillation_max_rows: Rows that are drawn evenly of the deeper ones of its alignments, or null for all rows.
         template_mmcif_dir: Folder of the PDB's mmCIF files, which makes hits beside the alignments templates; or null.
         obsolete_pdbs: The PDB's list of obsolete entries, or null for ``obsolete.dat`` in that folder or next to it.
         template_release_dates: Lines ``1abc:2001-02-03`` or OpenFold's ``mmcif_cache.json``, or null: dates are then
@@ -84,6 +85,7 @@ class DataConfig:
     distillation: str | None = None
     distillation_probability: float = share(0.75)
     distillation_min_plddt: float = bounded(50.0, least=0, most=100)
+    distillation_max_rows: int | None = bounded(1000, least=1)
     template_mmcif_dir: str | None = None
     obsolete_pdbs: str | None = None
     template_release_dates: str | None = None

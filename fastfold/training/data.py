@@ -97,24 +97,29 @@ class MakeSample:
         tree: Config tree of the network.
         settings: How samples are made.
         seed: The run's.
+        distillation_rows: ``max_rows`` of the settings for predicted structures.
     """
 
     reader: EntryReader
     tree: Any
     settings: SampleSettings
     seed: int
+    distillation_rows: int | None = None
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
         """The sample of draw ``number``, which is ``entry``."""
         data = self.reader(entry)
         rng = draw_rng(self.seed, number)
         candidates = self.reader.candidates(entry, data)
+        settings = self.settings
+        if entry.has_plddt:
+            settings = replace(settings, max_rows=self.distillation_rows)
         if isinstance(data, ComplexData):
             return complex_sample(
                 data.chains,
                 data.alignments,
                 self.tree,
-                self.settings,
+                settings,
                 rng,
                 resolution=data.resolution,
                 templates=candidates,
@@ -123,7 +128,7 @@ class MakeSample:
             data.chain,
             data.alignments,
             self.tree,
-            self.settings,
+            settings,
             rng,
             resolution=data.resolution,
             analyse=partial(self.reader.coevolution, entry, data),
@@ -314,7 +319,8 @@ def make_loader(
         context: The run's processes.
         replay: Draws of a recorded order, to be repeated first.
     """
-    make = MakeSample(entry_reader(config), tree, sample_settings(config), seed)
+    rows = config.distillation_max_rows
+    make = MakeSample(entry_reader(config), tree, sample_settings(config), seed, rows)
     return SampleLoader(
         make,
         source.order(config, seed),

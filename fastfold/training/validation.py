@@ -185,7 +185,7 @@ def score_complex(
         templates: Of its chains.
     """
     chains, alignments = in_feature_order(data.chains, data.alignments)
-    merged = merged_features(chains, alignments, None, templates=templates)
+    merged = merged_features(chains, alignments, templates=templates)
     folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])

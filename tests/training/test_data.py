@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fastfold.data.training.complex_entry import group_complexes
 from fastfold.data.training.dataset import Dataset, open_dataset
+from fastfold.data.training.entry import DISTILLATION
 from fastfold.data.training.sample import FEATURES
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
 from fastfold.training.compose import compose_config
 from fastfold.training.config import DataConfig
 from fastfold.training.data import (
+    EntryReader,
     MakeSample,
     check_templates,
     describe_templates,
@@ -81,6 +85,25 @@ def test_samples_follow_from_seed_and_number(folder: Path) -> None:
         for number in (6, 0, 5):
             found = make(number, chains[number % 2])
             assert all(np.array_equal(found[key], expected[number][key]) for key in found)
+
+
+def test_alignments_of_predicted_structures_are_subsampled(folder: Path) -> None:
+    """Those of experimental ones are not; a chain and a complex of it alike."""
+    rows = [QUERY[:number] + "W" * (40 - number) for number in range(1, 40)]
+    write(folder / "data" / "msas" / "5new" / "uniref90_hits.a3m", a3m(QUERY, *rows))
+    config = DataConfig(directory=str(folder / "data"), block_deletion=False, distillation_max_rows=7)
+    settings = sample_settings(config)
+    chain = opened(folder)[0]
+    for preset, make_entry in (
+        ("model_3_ptm", lambda entry: entry),
+        ("model_3_multimer_v3", lambda entry: group_complexes([entry])[0]),
+    ):
+        make = MakeSample(
+            EntryReader(None, 0.0), model_config(preset), settings, 0, config.distillation_max_rows
+        )
+        for one, expected in ((chain, 40), (replace(chain, source=DISTILLATION), 7)):
+            sample = make(0, make_entry(one))
+            assert len(np.unique(sample[f"{FEATURES}true_msa"][0], axis=0)) == expected, preset
 
 
 def test_one_line_says_what_the_template_stack_is_trained_on(folder: Path) -> None:

@@ -7,7 +7,7 @@ labels of its copies can be exchanged with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from fastfold.data.features.merging import chain_order, merge_chains
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import row_blocks
-from fastfold.data.training.augmentation import delete_blocks
+from fastfold.data.training.augmentation import delete_blocks, subsample_rows
 from fastfold.data.training.complex_entry import ComplexMsas
 from fastfold.data.training.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
 from fastfold.data.training.labels import structure_labels
@@ -77,7 +77,13 @@ def complex_sample(
     for sequence in dict.fromkeys(chain.sequence for chain in chains):
         if templates is not None and sequence in templates:
             drawn[sequence] = templates[sequence].draw(rng)
-    merged = merged_features(chains, alignments, rng if settings.block_deletion else None, templates=drawn)
+
+    def augmented(msa: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if settings.max_rows is not None:
+            msa = subsample_rows(msa, settings.max_rows, rng)
+        return delete_blocks(msa, rng) if settings.block_deletion else msa
+
+    merged = merged_features(chains, alignments, augmented, templates=drawn)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
     crop = _draw_crop(merged["asym_id"], positions[:, _CA], mask[:, _CA], settings, rng)
@@ -107,7 +113,7 @@ def in_feature_order(
 def merged_features(
     chains: Sequence[ChainStructure],
     alignments: Sequence[ComplexMsas],
-    rng: np.random.Generator | None,
+    augment: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None,
     *,
     templates: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> dict[str, np.ndarray]:
@@ -116,7 +122,7 @@ def merged_features(
     Args:
         chains: Chains in the order of the features.
         alignments: Alignments of each chain; of chains with one sequence those of the first count.
-        rng: Deletes blocks of the alignments that are not paired, once for all copies of a chain; None for not.
+        augment: Takes rows out of an alignment that is not paired, once for all copies of a chain; None for not.
         templates: Raw template features by sequence.
 
     Raises:
@@ -127,8 +133,8 @@ def merged_features(
     for sequence, msas in zip(sequences, alignments, strict=True):
         own.setdefault(sequence, msas)
     unpaired = {sequence: msa_features(msas.unpaired, sequence) for sequence, msas in own.items()}
-    if rng is not None:
-        unpaired = {sequence: delete_blocks(msa, rng) for sequence, msa in unpaired.items()}
+    if augment is not None:
+        unpaired = {sequence: augment(msa) for sequence, msa in unpaired.items()}
     raw = [
         sequence_features(chain.sequence)
         | unpaired[chain.sequence]

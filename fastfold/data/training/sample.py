@@ -13,7 +13,7 @@ from fastfold.data.features import coevolution
 from fastfold.data.features.pipeline import sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.augmentation import delete_blocks, sample_fape_clamp
+from fastfold.data.training.augmentation import delete_blocks, sample_fape_clamp, subsample_rows
 from fastfold.data.training.cropping import contiguous_crop, crop_features
 from fastfold.data.training.labels import structure_labels
 from fastfold.data.training.templates import Candidates
@@ -36,6 +36,7 @@ class SampleSettings:
         cycles: Recycling iterations to make features for.
         single_sequence_probability: Share of samples whose alignment is left out.
         block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
+        max_rows: Rows of an alignment that are drawn evenly of a deeper one, or None for all.
         unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
         unknown_resolution: Resolution in Å to assume where a structure states none, or None: pLDDT and the like
             are not learnt from it then.
@@ -53,6 +54,7 @@ class SampleSettings:
     cycles: int
     single_sequence_probability: float = 0.0
     block_deletion: bool = True
+    max_rows: int | None = None
     unclamped_probability: float = 0.1
     unknown_resolution: float | None = None
     spatial_crop_probability: float = 0.5
@@ -97,6 +99,8 @@ def training_sample(
     clamped = sample_fape_clamp(rng, unclamped=settings.unclamped_probability)
     crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
     msa = msa_features([] if alone else alignments, chain.sequence)
+    if settings.max_rows is not None:
+        msa = subsample_rows(msa, settings.max_rows, rng)
     if settings.block_deletion:
         msa = delete_blocks(msa, rng)
     drawn = {} if templates is None else templates.draw(rng)
