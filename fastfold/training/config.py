@@ -40,9 +40,14 @@ class DataConfig:
         directory: Folder of structures and alignments.
         layout: ``folder`` (structure files, ``msas/``, optional ``index.tsv``) or ``openfold`` (``mmcifs/``,
             ``alignments/``, ``chain_data_cache.json``).
+        alignments: Folder of alignments, or the index (JSON) of an alignment database; null for the folder that belongs
+            to the layout.
+        duplicates: Layout ``openfold``: table of chains that share alignments, or null for
+            ``duplicate_pdb_chains.txt`` of the folder.
         train_split: Split to train on, where the folder has splits.
         valid_split: Split to validate on, or null.
         distillation: A second folder of the same layout with predicted structures, or null.
+        distillation_alignments: As ``alignments``, for that folder.
         distillation_probability: Share of samples taken from it.
         distillation_min_plddt: Residues of it under this pLDDT are masked.
         distillation_max_rows: Rows that are drawn evenly of the deeper ones of its alignments, or null for all rows.
@@ -80,9 +85,12 @@ class DataConfig:
 
     directory: str = "???"
     layout: str = bounded("folder", choices=("folder", "openfold"))
+    alignments: str | None = None
+    duplicates: str | None = None
     train_split: str = "train"
     valid_split: str | None = "valid"
     distillation: str | None = None
+    distillation_alignments: str | None = None
     distillation_probability: float = share(0.75)
     distillation_min_plddt: float = bounded(50.0, least=0, most=100)
     distillation_max_rows: int | None = bounded(1000, least=1)

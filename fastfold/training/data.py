@@ -12,6 +12,7 @@ import numpy as np
 from fastfold.data.features.coevolution import Coevolution, analyse_subset
 from fastfold.data.features.raw import msa_features
 from fastfold.data.loading.loader import SampleLoader, draw_rng
+from fastfold.data.loading.retry import retry_io
 from fastfold.data.msa.find import TEMPLATE_HITS
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
@@ -107,7 +108,11 @@ class MakeSample:
     distillation_rows: int | None = None
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
-        """The sample of draw ``number``, which is ``entry``."""
+        """The sample of draw ``number``, which is ``entry``; files that a disk or a network fails to give are read
+        again."""
+        return retry_io(partial(self._make, number, entry))
+
+    def _make(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
         data = self.reader(entry)
         rng = draw_rng(self.seed, number)
         candidates = self.reader.candidates(entry, data)
@@ -185,7 +190,9 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
     def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         return group_complexes(entries) if complexes else entries
 
-    def found(directory: str, source: str, oversample: dict[str, float] | None) -> tuple[Filtered, Any]:
+    def found(
+        directory: str, source: str, oversample: dict[str, float], alignments: str | None
+    ) -> tuple[Filtered, Any]:
         everything = open_dataset(
             directory,
             layout=config.layout,
@@ -193,20 +200,27 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
             source=source,
             oversample=oversample,
             depth_weights=config.depth_weights,
+            alignments=alignments,
+            duplicates=config.duplicates if source == EXPERIMENTAL else None,
         )
         entries = grouped(everything.entries)
         return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
 
-    train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample)
+    train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample, config.alignments)
     distillation = None
     if config.distillation is not None:
-        distillation, more = found(config.distillation, DISTILLATION, {})
+        distillation, more = found(config.distillation, DISTILLATION, {}, config.distillation_alignments)
         unreadable += more
     valid: tuple[Entry, ...] = ()
     if config.valid_split is not None:
-        chains = grouped(
-            open_dataset(config.directory, layout=config.layout, split=config.valid_split).entries
+        everything = open_dataset(
+            config.directory,
+            layout=config.layout,
+            split=config.valid_split,
+            alignments=config.alignments,
+            duplicates=config.duplicates,
         )
+        chains = grouped(everything.entries)
         longest = config.max_length or max(len(entry) for entry in chains)
         chains = tuple(entry for entry in chains if len(entry) <= longest)
         valid = tuple(
@@ -238,6 +252,7 @@ def entry_reader(config: DataConfig) -> EntryReader:
             config.template_mmcif_dir,
             obsolete=config.obsolete_pdbs,
             release_dates=config.template_release_dates,
+            kept=1,  # large ones take hundreds of megabytes, in every worker
         )
         templates = TrainingTemplates(
             entries,

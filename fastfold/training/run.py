@@ -14,6 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from fastfold._version import __version__
+from fastfold.data.loading.retry import retry_io
+from fastfold.data.training.complex_entry import ComplexData
+from fastfold.data.training.entry import Entry, EntryData
 from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
@@ -48,7 +51,7 @@ from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
 from fastfold.training.trainer import Hooks, Numbers, Trainer, TrainingStopped
-from fastfold.training.validation import ChainScore, mean_figures, score_entry
+from fastfold.training.validation import ChainScore, Templates, mean_figures, score_entry
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
 
@@ -176,6 +179,9 @@ class _Run:
             self._forget_validations(trainer.progress.step)
             if path is not None:
                 self._event(f"continues from {path}, after step {trainer.progress.step}")
+                suspects = sum(context.leaders(context.gather(len(loader.quarantined))))
+                if suspects:
+                    self._event(f"samples of the quarantine are tried again when they are drawn: {suspects}")
                 for change in changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
@@ -251,11 +257,7 @@ class _Run:
         with self.ema.swapped_in():
             for entry in entries[self.context.dp_rank :: self.context.dp_size]:
                 try:
-                    data = self.reader(entry)
-                    templates = {
-                        sequence: chosen.best()
-                        for sequence, chosen in self.reader.candidates(entry, data).items()
-                    }
+                    data, templates = retry_io(partial(self._read, entry))
                 except InputError as error:
                     failed.append(f"{entry.id}: {error}")
                     continue
@@ -267,6 +269,12 @@ class _Run:
             self._say(f"left out of validation: {reason}")
         if self.context.is_rank_zero and scores:
             self._record_validation(step, scores)
+
+    def _read(self, entry: Entry) -> tuple[EntryData | ComplexData, Templates]:
+        """An entry of the validation set with its templates."""
+        data = self.reader(entry)
+        candidates = self.reader.candidates(entry, data)
+        return data, {sequence: chosen.best() for sequence, chosen in candidates.items()}
 
     def _record_validation(self, step: int, scores: list[ChainScore]) -> None:
         means = mean_figures(scores)
@@ -309,11 +317,15 @@ class _Run:
         everything = dict(self.source.unreadable)
         for part in parts:
             everything.update(part)
-        if self.context.is_rank_zero and everything:
-            path = self.out / "quarantine.tsv"
+        if not self.context.is_rank_zero:
+            return
+        path = self.out / "quarantine.tsv"
+        if everything:
             lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]
             write_atomic(path, "".join(lines))
             self._say(f"{len(lines)} samples could not be used; {path} lists them")
+        else:
+            path.unlink(missing_ok=True)
 
     def _export(self, trainer: Trainer) -> None:
         """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""

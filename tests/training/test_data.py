@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +105,34 @@ def test_alignments_of_predicted_structures_are_subsampled(folder: Path) -> None
         for one, expected in ((chain, 40), (replace(chain, source=DISTILLATION), 7)):
             sample = make(0, make_entry(one))
             assert len(np.unique(sample[f"{FEATURES}true_msa"][0], axis=0)) == expected, preset
+
+
+@pytest.mark.parametrize("ending", ["5new.pdb", "uniref90_hits.a3m", "pdb_hits.hhr", "tem.cif"])
+def test_files_that_a_disk_fails_to_give_are_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Structures of templates too: which templates a sample has never depends on a failure that passes."""
+    waited: list[float] = []
+    monkeypatch.setattr("fastfold.data.loading.retry.time.sleep", waited.append)
+    config = data_config(folder, template_release_dates=str(folder / "dates.txt"))
+    chain, tree = opened(folder)[0], model_config("model_1_ptm")
+    expected = MakeSample(entry_reader(config), tree, sample_settings(config), seed=3)(6, chain)
+    assert shown(expected)
+    make, plain, failures = MakeSample(entry_reader(config), tree, sample_settings(config), seed=3), open, [2]
+
+    def fails(path: Any, *arguments: Any, **options: Any) -> Any:
+        if failures[0] and str(path).endswith(ending):
+            failures[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(path, *arguments, **options)
+
+    monkeypatch.setattr("fastfold.utils.text_files.open", fails, raising=False)
+    found = make(6, chain)
+    assert waited == [1.0, 4.0]
+    assert all(np.array_equal(found[key], expected[key]) for key in found)
+    failures[0] = 3
+    with pytest.raises(InputError, match=rf"{ending}: cannot be read: Input/output error"):
+        MakeSample(entry_reader(config), tree, sample_settings(config), seed=3)(6, chain)
 
 
 def test_one_line_says_what_the_template_stack_is_trained_on(folder: Path) -> None:

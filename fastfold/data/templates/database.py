@@ -33,6 +33,7 @@ class MmcifFolder:
             place with several residue types are put one residue too early
             (:class:`fastfold.data.templates.entry.Entry`), and where a hit is aligned anew, what has no counterpart
             gets the atoms of the chain's last residue.
+        kept: Entries that are kept in memory.
 
     Raises:
         InputError: The folder or a list is missing or unreadable.
@@ -45,6 +46,7 @@ class MmcifFolder:
         obsolete: PathLike | None = None,
         release_dates: PathLike | None = None,
         official_errors: bool = False,
+        kept: int = _KEPT,
     ) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
@@ -54,7 +56,7 @@ class MmcifFolder:
             obsolete = next((path for path in beside if path.is_file()), None)
         self.replacements = {} if obsolete is None else read_obsolete(obsolete)
         self.release_dates = {} if release_dates is None else read_release_dates(release_dates)
-        self.official_errors = official_errors
+        self.official_errors, self._kept = official_errors, kept
         self._entries: OrderedDict[str, Entry | TemplateSkipped] = OrderedDict()
         self._file_dates: dict[str, date | None] = {}
 
@@ -76,12 +78,13 @@ class MmcifFolder:
 
         Raises:
             TemplateSkipped: Its file is not there, or cannot be used.
+            InputError: A disk or a network failed; which templates there are must not depend on that.
         """
         found = self._entries.pop(pdb_id, None)
         if found is None:
             found = self._read(pdb_id)
         self._entries[pdb_id] = found
-        while len(self._entries) > _KEPT:
+        while len(self._entries) > self._kept:
             self._entries.popitem(last=False)
         if isinstance(found, TemplateSkipped):
             raise TemplateSkipped(found.reason, str(found))
@@ -118,6 +121,8 @@ class MmcifFolder:
             lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("latin-1"))
             return Entry(lines, path=path, alternatives_count=self.official_errors)
         except InputError as error:
+            if error.temporary:
+                raise
             return TemplateSkipped("unreadable", str(error))
 
 

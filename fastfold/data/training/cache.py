@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastfold.data.features.coevolution import Coevolution
+from fastfold.data.msa.find import AlignmentFile
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import safe_stem
 from fastfold.data.templates.hits import TemplateHit
@@ -140,7 +141,7 @@ class FeatureCache:
             data = replace(data, resolution=entry.resolution)
         return replace(data, release_date=entry.release_date) if entry.release_date else data
 
-    def template_hits(self, path: Path, query: str) -> list[TemplateHit]:
+    def template_hits(self, path: AlignmentFile, query: str) -> list[TemplateHit]:
         """As :func:`fastfold.data.training.templates.read_candidates`, from the cache where they are there.
 
         Raises:
@@ -191,7 +192,7 @@ class FeatureCache:
             unpack=lambda arrays: _structure_of(arrays, path.name),
         )
 
-    def _msa(self, path: Path, sequence: str) -> Msa:
+    def _msa(self, path: AlignmentFile, sequence: str) -> Msa:
         return self._cached(
             path.name,
             (path,),
@@ -204,7 +205,7 @@ class FeatureCache:
     def _cached(
         self,
         name: str,
-        sources: tuple[Path, ...],
+        sources: tuple[AlignmentFile, ...],
         asked: object,
         *,
         make: Callable[[], T],
@@ -298,7 +299,7 @@ def _parser_files() -> list[Path]:
     return paths
 
 
-def _digest(sources: tuple[Path, ...], asked: object) -> str:
+def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
     """Hash of the content and the kinds of files, and of what is read from them."""
     digest = hashlib.sha256(repr((asked, [path.suffixes[-2:] for path in sources])).encode())
     for path in sources:

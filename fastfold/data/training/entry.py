@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastfold.data.msa.find import find_alignments, find_hits, read_msa
+from fastfold.data.msa.find import (
+    AlignmentFile,
+    find_alignments,
+    find_hits,
+    read_msa,
+    sorted_alignments,
+    sorted_hits,
+)
 from fastfold.data.msa.msa import Msa, check_query
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure, Structure
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import FileSlice, PathLike
 
 EXPERIMENTAL, DISTILLATION = "experimental", "distillation"
 
@@ -30,6 +37,8 @@ class Entry:
         sequence: ``N`` letters.
         chain_id: Its name in the file; None for the only chain there.
         alignment_dir: Folder in which its alignment is looked up, or None.
+        alignment_name: Name of the chain whose alignments are its own too, or an empty string if these bear its ``id``.
+        alignment_files: Its alignments and template hits inside a database; they are not looked up then.
         cluster: Name of its sequence cluster, or an empty string.
         cluster_size: Chains in that cluster, 1 where clusters are not known.
         resolution: The structure's, in Å, or None where it is not known.
@@ -45,6 +54,8 @@ class Entry:
     sequence: str
     chain_id: str | None = None
     alignment_dir: Path | None = None
+    alignment_name: str = ""
+    alignment_files: tuple[FileSlice, ...] | None = None
     cluster: str = ""
     cluster_size: int = 1
     resolution: float | None = None
@@ -63,17 +74,19 @@ class Entry:
         """Whether the B-factors of the structure are pLDDT values, by which residues are masked."""
         return self.source == DISTILLATION
 
-    def alignments(self) -> tuple[Path, ...]:
+    def alignments(self) -> tuple[AlignmentFile, ...]:
         """Its alignment files, in the order in which they are read; empty for single-sequence mode.
 
         Raises:
             InputError: There is a folder for it without an alignment in it.
         """
+        if self.alignment_files is not None:
+            return tuple(sorted_alignments(self.alignment_files).unpaired)
         if self.alignment_dir is None:
             return ()
-        return tuple(find_alignments(self.alignment_dir, self.id).unpaired)
+        return tuple(find_alignments(self.alignment_dir, self.alignment_name or self.id).unpaired)
 
-    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, Path]:
+    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
         """By sequence, the file with the hits of a search for templates that lies beside the alignments.
 
         Args:
@@ -82,13 +95,20 @@ class Entry:
         Raises:
             InputError: The folder of alignments cannot be searched.
         """
-        files = [] if self.alignment_dir is None else find_hits(self.alignment_dir, self.id)
+        files = self._hits()
         return {chain.sequence: files[0] for chain in chains if files}
 
     @property
     def has_template_hits(self) -> bool:
         """Whether such a file is there."""
-        return self.alignment_dir is not None and bool(find_hits(self.alignment_dir, self.id))
+        return bool(self._hits())
+
+    def _hits(self) -> Sequence[AlignmentFile]:
+        if self.alignment_files is not None:
+            return sorted_hits(self.alignment_files)
+        if self.alignment_dir is None:
+            return []
+        return find_hits(self.alignment_dir, self.alignment_name or self.id)
 
 
 def alignment_depth(entry: Entry) -> int:

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from pathlib import Path
 
 import numpy as np
 
+from fastfold.data.msa.find import AlignmentFile
 from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.templates.options import MAX_TEMPLATES
@@ -68,7 +68,7 @@ class Candidates:
         return taken.features()
 
 
-def read_candidates(path: Path, query: str) -> list[TemplateHit]:
+def read_candidates(path: AlignmentFile, query: str) -> list[TemplateHit]:
     """Reads the hits of a search, without those that a look at the alignment rules out; the best first.
 
     Args:
@@ -101,7 +101,7 @@ class TrainingTemplates:
 
     entries: MmcifFolder
     max_date: date | None = None
-    read: Callable[[Path, str], list[TemplateHit]] = read_candidates
+    read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
     def candidates(
         self, entry: Entry, chains: Sequence[ChainStructure], release_date: str

@@ -94,3 +94,12 @@ def test_release_date_of_an_entry(tmp_path: Path) -> None:
     for one in (listed, MmcifFolder(folder)):
         with pytest.raises(TemplateSkipped, match=r"there is no 2abc\.cif"):
             one.released("2abc")
+
+
+def test_as_many_entries_are_kept_as_asked_for(tmp_path: Path) -> None:
+    folder = write_entries(tmp_path / "mmcif", {name: entry({"A": "MKV"}) for name in ("1abc", "2abc")})
+    for kept, same in ((1, False), (2, True)):
+        found = MmcifFolder(folder, kept=kept)
+        first = found.entry("1abc")
+        found.entry("2abc")
+        assert (found.entry("1abc") is first) == same
