@@ -56,6 +56,7 @@ class DataConfig:
         template_release_dates: Lines ``1abc:2001-02-03`` or OpenFold's ``mmcif_cache.json``, or null: dates are then
             read from the mmCIF files.
         max_template_date: ``YYYY-MM-DD``; no template is newer, whatever the chain's own date. Null for any.
+        index: Folder that keeps what the scan of the data found, so that large sets are scanned once; or null.
         cache: Folder for parsed structures and alignments, or null.
         crop_size: Residues of a training sample.
         spatial_crop_probability: Multimer networks: share of the complexes that are cropped around a residue at an
@@ -98,6 +99,7 @@ class DataConfig:
     obsolete_pdbs: str | None = None
     template_release_dates: str | None = None
     max_template_date: str | None = None
+    index: str | None = None
     cache: str | None = None
     crop_size: int = bounded(256, least=1)
     spatial_crop_probability: float = share(0.5)

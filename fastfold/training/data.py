@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,17 @@ from fastfold.data.training.entry import (
     resolved_share,
 )
 from fastfold.data.training.filters import Filtered, Filters, apply_filters
+from fastfold.data.training.packed.entries import weights_of
+from fastfold.data.training.packed.index import Scanned, indexed
 from fastfold.data.training.sample import SampleSettings, training_sample
-from fastfold.data.training.sampling import WeightedOrder, sampling_weights
+from fastfold.data.training.sampling import WeightedOrder
 from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
 
+_NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetch", "workers")
+"""Settings that a scan does not depend on; of all others it is taken to."""
 _LOOKED_AT = 100
 """Entries that are looked at for template hits before a run."""
 
@@ -154,20 +159,20 @@ class SampleSource:
 
     train: Filtered
     distillation: Filtered | None
-    valid: tuple[Entry, ...]
+    valid: Sequence[Entry]
     unreadable: tuple[tuple[str, str], ...]
 
     def order(self, config: DataConfig, seed: int) -> WeightedOrder[Entry]:
         """The endless order of draws."""
         share = 0.0 if self.distillation is None else config.distillation_probability
-        sets = [(self.train.entries, sampling_weights(self.train.entries), 1.0 - share)]
+        sets = [(self.train.entries, weights_of(self.train.entries), 1.0 - share)]
         if self.distillation is not None:
-            sets.append((self.distillation.entries, sampling_weights(self.distillation.entries), share))
+            sets.append((self.distillation.entries, weights_of(self.distillation.entries), share))
         return WeightedOrder(sets, seed)
 
 
 def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:
-    """Find the chains of a run.
+    """Find the chains of a run, in an index if there is a folder for it.
 
     Args:
         config: Group ``data``.
@@ -178,6 +183,59 @@ def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = F
         ConfigError: A folder or split does not exist, or no chain is left after the filters.
         InputError: A table cannot be read.
     """
+    if config.index is None:
+        return _scan(config, validate_chains, complexes)
+    settings = {name: value for name, value in vars(config).items() if name not in _NOT_SCANNED}
+    found = indexed(
+        config.index,
+        (settings, validate_chains, complexes),
+        _scanned_sources(config),
+        lambda: _to_scanned(_scan(config, validate_chains, complexes)),
+    )
+    return _of_scanned(found)
+
+
+def _scanned_sources(config: DataConfig) -> list[Path]:
+    """Tables and folders that a scan reads, whether they are there or not."""
+    sources = [Path(path) for path in (config.alignments, config.duplicates) if path is not None]
+    if config.distillation_alignments is not None:
+        sources.append(Path(config.distillation_alignments))
+    names = ("index.tsv", "chain_data_cache.json", "duplicate_pdb_chains.txt", "mmcifs", "msas", "alignments")
+    for root in (config.directory, config.distillation):
+        if root is not None:
+            splits = [Path(root) / split for split in (config.train_split, config.valid_split) if split]
+            for base in (Path(root), *splits):
+                sources += [base, *(base / name for name in names)]
+    return sources
+
+
+def _to_scanned(source: SampleSource) -> Scanned:
+    kept = {"train": source.train, "distillation": source.distillation}
+    filtered = {name: found for name, found in kept.items() if found is not None}
+    meta = {name: {"taken": found.taken, "unreadable": found.unreadable} for name, found in filtered.items()}
+    sets = {name: found.entries for name, found in filtered.items()} | {"valid": source.valid}
+    return Scanned(sets, {"filtered": meta, "unreadable": source.unreadable})
+
+
+def _of_scanned(found: Scanned) -> SampleSource:
+    filtered = {
+        name: Filtered(found.sets[name], meta["taken"], _pairs(meta["unreadable"]))
+        for name, meta in found.meta["filtered"].items()
+    }
+    return SampleSource(
+        filtered["train"],
+        filtered.get("distillation"),
+        found.sets["valid"],
+        _pairs(found.meta["unreadable"]),
+    )
+
+
+def _pairs(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, reason) for name, reason in rows)
+
+
+def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
+    """As :func:`open_source`, by a look at the folders."""
     filters = Filters(
         max_resolution=config.max_resolution,
         max_single_residue=config.max_single_residue,

@@ -25,6 +25,7 @@ from fastfold.training.data import (
     check_templates,
     describe_templates,
     entry_reader,
+    open_source,
     sample_settings,
 )
 from fastfold.training.run import train
@@ -133,6 +134,44 @@ def test_files_that_a_disk_fails_to_give_are_read_again(
     failures[0] = 3
     with pytest.raises(InputError, match=rf"{ending}: cannot be read: Input/output error"):
         MakeSample(entry_reader(config), tree, sample_settings(config), seed=3)(6, chain)
+
+
+@pytest.mark.parametrize("complexes", [False, True])
+def test_an_index_gives_what_a_scan_gives(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, complexes: bool
+) -> None:
+    """Entries, draws and what the filters say; from then on without a look at the structures."""
+    for name, plddt in (("7pre", 90.0), ("8pre", 95.0)):
+        write(
+            folder / "predicted" / f"{name}.pdb", pdb_text({"A": QUERY, "B": HOMOLOGUE}, b_factors={1: plddt})
+        )
+    settings = {
+        "directory": str(folder / "data"),
+        "distillation": str(folder / "predicted"),
+        "valid_split": "train",
+        "max_single_residue": 0.1,
+        "oversample": {"6new": 3.0},
+    }
+    scanned = open_source(DataConfig(**settings), 5, complexes=complexes)
+    index = DataConfig(**settings, index=str(folder / "index"), workers=0)
+    first = open_source(index, 5, complexes=complexes)
+    monkeypatch.setattr("fastfold.training.data.open_dataset", None)
+    for found in (first, open_source(replace(index, crop_size=7), 5, complexes=complexes)):
+        assert tuple(found.valid) == tuple(scanned.valid)
+        assert found.unreadable == scanned.unreadable
+        for one, other in ((found.train, scanned.train), (found.distillation, scanned.distillation)):
+            assert one is not None
+            assert other is not None
+            assert tuple(one.entries) == tuple(other.entries)
+            assert (one.taken, one.unreadable, one.summary()) == (
+                other.taken,
+                other.unreadable,
+                other.summary(),
+            )
+        mine, theirs = (source.order(index, seed=4) for source in (found, scanned))
+        assert [mine(number) for number in range(20)] == [theirs(number) for number in range(20)]
+    with pytest.raises(TypeError):
+        open_source(replace(index, max_single_residue=0.2), 5, complexes=complexes)
 
 
 def test_one_line_says_what_the_template_stack_is_trained_on(folder: Path) -> None:
