@@ -37,7 +37,7 @@ class DataConfig:
     """Group ``data``: what is trained on.
 
     Attributes:
-        directory: Folder of structures and alignments.
+        directory: Folder of structures and alignments, or a packed set (``fastfold data build``).
         layout: ``folder`` (structure files, ``msas/``, optional ``index.tsv``) or ``openfold`` (``mmcifs/``,
             ``alignments/``, ``chain_data_cache.json``).
         alignments: Folder of alignments, or the index (JSON) of an alignment database; null for the folder that belongs

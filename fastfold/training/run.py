@@ -27,12 +27,10 @@ from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
     EntryReader,
-    SampleSource,
     check_templates,
     describe_templates,
     entry_reader,
     make_loader,
-    open_source,
     takes_templates,
 )
 from fastfold.training.lifecycle.ownership import owned
@@ -50,6 +48,7 @@ from fastfold.training.lora import merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
+from fastfold.training.sets.source import SampleSource, open_source
 from fastfold.training.trainer import Hooks, Numbers, Trainer, TrainingStopped
 from fastfold.training.validation import ChainScore, Templates, mean_figures, score_entry
 from fastfold.utils.atomic_files import write_atomic

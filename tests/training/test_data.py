@@ -25,10 +25,10 @@ from fastfold.training.data import (
     check_templates,
     describe_templates,
     entry_reader,
-    open_source,
     sample_settings,
 )
 from fastfold.training.run import train
+from fastfold.training.sets.source import open_source
 from fastfold.training.validation import ChainScore, score_entry
 from tests.helpers.small_sets import a3m, pdb_text, write
 from tests.helpers.template_files import HOMOLOGUE, QUERY, entry, hhr, write_entries
@@ -155,7 +155,7 @@ def test_an_index_gives_what_a_scan_gives(
     scanned = open_source(DataConfig(**settings), 5, complexes=complexes)
     index = DataConfig(**settings, index=str(folder / "index"), workers=0)
     first = open_source(index, 5, complexes=complexes)
-    monkeypatch.setattr("fastfold.training.data.open_dataset", None)
+    monkeypatch.setattr("fastfold.training.sets.source.open_dataset", None)
     for found in (first, open_source(replace(index, crop_size=7), 5, complexes=complexes)):
         assert tuple(found.valid) == tuple(scanned.valid)
         assert found.unreadable == scanned.unreadable

@@ -15,7 +15,7 @@ ENTRIES = 1_000_000
 PROGRAM = """
 import json, resource, sys, time
 from fastfold.training.config import DataConfig
-from fastfold.training.data import open_source
+from fastfold.training.sets.source import open_source
 
 def memory():
     return int(next(line for line in open("/proc/self/status") if line.startswith("RssAnon")).split()[1]) / 1024

@@ -26,8 +26,9 @@ from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import DataConfig
-from fastfold.training.data import MakeSample, entry_reader, open_source, sample_settings
+from fastfold.training.data import MakeSample, entry_reader, sample_settings
 from fastfold.training.run import train
+from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import Trainer
 from fastfold.training.validation import score_entry
 from tests.helpers.networks import oracle_config, random_model

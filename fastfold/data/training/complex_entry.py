@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from fastfold.data.msa.find import (
 )
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
+from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training.entry import Entry, mask_low_plddt, read_chain_msa
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure, Structure
@@ -71,12 +72,14 @@ class ComplexData:
         alignments: Alignments of each chain; chains of one sequence share theirs.
         resolution: The structure's, in Å, or None: what the entry says, else what the file says.
         release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
+        hits: See :class:`fastfold.data.training.entry.EntryData`.
     """
 
     chains: tuple[ChainStructure, ...]
     alignments: tuple[ComplexMsas, ...]
     resolution: float | None
     release_date: str = ""
+    hits: Mapping[str, Sequence[TemplateHit]] | None = None
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fastfold.data.msa.find import (
     sorted_hits,
 )
 from fastfold.data.msa.msa import Msa, check_query
+from fastfold.data.templates.hits import TemplateHit
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
@@ -47,6 +48,7 @@ class Entry:
         msa_rows: Rows of its alignments if a table says, or None.
         weight: Factor of its sampling probability.
         source: ``experimental`` or ``distillation`` (a predicted structure).
+        record: Number of its record in a packed set (:mod:`fastfold.data.training.packed`), or None.
     """
 
     id: str
@@ -64,6 +66,7 @@ class Entry:
     msa_rows: int | None = None
     weight: float = 1.0
     source: str = EXPERIMENTAL
+    record: int | None = None
 
     def __len__(self) -> int:
         """Number of residues."""
@@ -133,12 +136,14 @@ class EntryData:
         alignments: Their first rows are the chain.
         resolution: The structure's, in Å, or None: what the entry says, else what the file says.
         release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
+        hits: Template hits by sequence where they were read together with the rest (a packed set), else None.
     """
 
     chain: ChainStructure
     alignments: tuple[Msa, ...]
     resolution: float | None
     release_date: str = ""
+    hits: Mapping[str, Sequence[TemplateHit]] | None = None
 
     @property
     def chains(self) -> tuple[ChainStructure, ...]:

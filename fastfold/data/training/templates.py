@@ -22,8 +22,8 @@ from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.data.templates.prefilter import check_hit
 from fastfold.data.templates.select import best_first, take_templates
 from fastfold.data.templates.source import read_hits
-from fastfold.data.training.entry import Entry
-from fastfold.protein.structure import ChainStructure
+from fastfold.data.training.complex_entry import ComplexData
+from fastfold.data.training.entry import Entry, EntryData
 
 MAX_CANDIDATES = 20
 """Hits that templates are drawn from."""
@@ -103,38 +103,33 @@ class TrainingTemplates:
     max_date: date | None = None
     read: Callable[[AlignmentFile, str], list[TemplateHit]] = read_candidates
 
-    def candidates(
-        self, entry: Entry, chains: Sequence[ChainStructure], release_date: str
-    ) -> dict[str, Candidates]:
+    def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
         """The candidates of an entry's chains by their sequence; chains without hits are not there.
 
         An experimental structure whose release date nobody knows has none: a template could be the structure itself.
 
         Args:
             entry: The entry.
-            chains: Its chains.
-            release_date: That of its structure, ``YYYY-MM-DD`` or an empty string.
+            data: What its files hold.
 
         Raises:
             InputError: Hits cannot be used.
         """
         limit = self.max_date
         if not entry.has_plddt:
-            released = parse_date(release_date)
+            released = parse_date(data.release_date)
             if released is None:
                 return {}
             before = released - timedelta(days=DAYS_BEFORE)
             limit = before if limit is None else min(limit, before)
         own = _PDB_ID.match(entry.structure.name.lower())
-        files = entry.template_hits(chains)
+        hits = data.hits
+        if hits is None:
+            files = entry.template_hits(data.chains)
+            hits = {sequence: self.read(path, sequence) for sequence, path in files.items()}
         return {
-            sequence: Candidates(
-                self._restrict(self.read(path, sequence), limit, own and own[1]),
-                sequence,
-                self.entries,
-                limit,
-            )
-            for sequence, path in files.items()
+            sequence: Candidates(self._restrict(found, limit, own and own[1]), sequence, self.entries, limit)
+            for sequence, found in hits.items()
         }
 
     def _restrict(

@@ -12,7 +12,7 @@ import pytest
 
 from fastfold.data.templates.database import MmcifFolder
 from fastfold.data.training.cache import FeatureCache
-from fastfold.data.training.complex_entry import ComplexMsas, group_complexes
+from fastfold.data.training.complex_entry import ComplexMsas, group_complexes, read_complex
 from fastfold.data.training.complex_sample import complex_sample
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import DISTILLATION, Entry, read_entry
@@ -63,8 +63,7 @@ def names(found: Candidates) -> list[str]:
 
 
 def candidates_of(one: Entry, templates: TrainingTemplates) -> dict[str, Candidates]:
-    data = read_entry(one)
-    return templates.candidates(one, data.chains, data.release_date)
+    return templates.candidates(one, read_entry(one))
 
 
 def test_only_structures_of_sixty_days_before_are_candidates(chain: Entry, entries: MmcifFolder) -> None:
@@ -181,7 +180,8 @@ def test_copies_of_a_chain_share_the_templates_of_a_complex(tmp_path: Path, entr
     (whole,) = group_complexes(open_dataset(root, layout="openfold").entries)
     assert whole.has_template_hits
     chains = read_structure(whole.structure).chains
-    found = TrainingTemplates(entries).candidates(whole, chains, "2030-01-01")
+    data = replace(read_complex(whole), release_date="2030-01-01")
+    found = TrainingTemplates(entries).candidates(whole, data)
     assert list(found) == [QUERY]
     settings = replace(SETTINGS, crop_size=200)
     tree = oracle_config("synthetic_multimer")

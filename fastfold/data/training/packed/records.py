@@ -94,6 +94,15 @@ class RecordWriter:
         self._file.write(_START.pack(_MAGIC, start, len(header), zlib.crc32(header)))
 
 
+def is_packed(path: PathLike) -> bool:
+    """Whether this is a file of records, by its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
 class RecordFile:
     """Reads what :func:`writing_records` wrote; can be sent to other processes.
 
