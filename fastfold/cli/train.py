@@ -17,7 +17,8 @@ memory, logger and finetune; a preset chooses for all of them at once.
   torchrun --nproc-per-node 8 -m fastfold train ...                          the same on 8 GPUs of one machine
 
 DATA has structure files (PDB, mmCIF, .gz too), msas/<name>.a3m and perhaps an index.tsv; with data.layout=openfold it
-has mmcifs/, alignments/<id>_<chain>/ and chain_data_cache.json. The folder of the run gets checkpoints, metrics,
+has mmcifs/, alignments/<id>_<chain>/ and chain_data_cache.json. It may also be a file that fastfold data build made.
+The folder of the run gets checkpoints, metrics,
 validations, the trained weights and a report. Run the same command again to continue after an interruption.
 """
 

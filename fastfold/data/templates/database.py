@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
+import zlib
 from collections import OrderedDict
 from datetime import date
 from pathlib import Path
@@ -12,11 +14,13 @@ from pathlib import Path
 from fastfold.data.templates.entry import Entry
 from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.errors import InputError
+from fastfold.protein.io.cif_tables import read_cif_tables
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 _LIMIT = 1 << 30
 _KEPT = 16
 """Entries that are kept in memory: several hits are often of one entry, and chains of a complex share templates."""
+_TOP, _REVISIONS = 1 << 16, "_pdbx_audit_revision_history"
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)$", re.ASCII)
 
 
@@ -101,7 +105,9 @@ class MmcifFolder:
                 self.entry(pdb_id)
             return self.release_dates[pdb_id]
         if pdb_id not in self._file_dates:
-            self._file_dates[pdb_id] = parse_date(self.entry(pdb_id).release_date)
+            path = self._path(pdb_id)
+            text = None if path is None else _date_at_the_top(path)
+            self._file_dates[pdb_id] = parse_date(text or self.entry(pdb_id).release_date)
         return self._file_dates[pdb_id]
 
     def _path(self, pdb_id: str) -> Path | None:
@@ -124,6 +130,19 @@ class MmcifFolder:
             if error.temporary:
                 raise
             return TemplateSkipped("unreadable", str(error))
+
+
+def _date_at_the_top(path: Path) -> str | None:
+    """An entry's oldest revision, if a look at the beginning of its file tells it; the PDB's files have it there."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            lines = split_lines(file.read(_TOP).decode("latin-1"))
+        first = next(i for i, line in enumerate(lines) if line.startswith(f"{_REVISIONS}."))
+        end = next(i for i in range(first, len(lines)) if lines[i].startswith("#"))
+        column = read_cif_tables(lines[:end], (_REVISIONS,), path=path)[_REVISIONS].column("revision_date")
+        return min(text for text in column if text)
+    except (OSError, EOFError, zlib.error, StopIteration, ValueError, KeyError, InputError):
+        return None  # reading all of it says what is wrong, or finds it farther down
 
 
 def read_obsolete(path: PathLike) -> dict[str, str | None]:

@@ -103,3 +103,20 @@ def test_as_many_entries_are_kept_as_asked_for(tmp_path: Path) -> None:
         first = found.entry("1abc")
         found.entry("2abc")
         assert (found.entry("1abc") is first) == same
+
+
+def test_a_date_is_read_without_the_rest_of_its_file(tmp_path: Path) -> None:
+    """Where the PDB has it, at the top; elsewhere all of the file is read."""
+    text = entry({"A": QUERY}, dates=["2005-01-01", "2003-02-01"])
+    late = text.replace(
+        "data_TEST\n#\n", f"data_TEST\n#\n{'# remark' * 9}\n" * 1 + f"_late.text\n;{'x' * 70000}\n;\n#\n"
+    )
+    folder = write_entries(tmp_path / "mmcif", {"1abc": text, "2abc": late, "3abc": text[:-2000]})
+    (folder / "4abc.cif.gz").write_bytes(gzip.compress(text.encode())[:-20])
+    found = MmcifFolder(folder)
+    read = []
+    whole, found._read = found._read, lambda pdb_id: read.append(pdb_id) or whole(pdb_id)
+    assert [found.released(name) for name in ("1abc", "2abc", "3abc", "1abc")] == [date(2003, 2, 1)] * 4
+    assert read == ["2abc"]
+    with pytest.raises(TemplateSkipped, match="damaged gzip"):
+        found.released("4abc")

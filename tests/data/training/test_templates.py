@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from fastfold.data.templates.database import MmcifFolder
+from fastfold.data.templates.select import choose_templates
+from fastfold.data.templates.source import read_hits
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.complex_entry import ComplexMsas, group_complexes, read_complex
 from fastfold.data.training.complex_sample import complex_sample
@@ -122,6 +124,17 @@ def test_the_number_of_templates_is_the_papers(chain: Entry, entries: MmcifFolde
     first = {one["template_domain_names"][0] for one in drawn if one}
     assert len(first) == 5
     assert [name.decode() for name in found.best()["template_domain_names"]] == [f"{x}_A" for x in IDS[:4]]
+
+
+def test_the_best_are_those_of_a_prediction_up_to_that_date(chain: Entry, entries: MmcifFolder) -> None:
+    found = candidates_of(chain, TrainingTemplates(entries))[QUERY]
+    path = chain.template_hits(read_entry(chain).chains)[QUERY]
+    expected = choose_templates(
+        read_hits(path, QUERY), QUERY, entries, max_date=date(2005, 12, 17)
+    ).features()
+    best = found.best()
+    assert best.keys() == expected.keys()
+    assert all(np.array_equal(best[key], expected[key]) for key in best)
 
 
 def test_a_hit_that_cannot_be_used_gives_its_place_to_another(tmp_path: Path, chain: Entry) -> None:

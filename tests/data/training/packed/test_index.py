@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -40,6 +43,23 @@ def test_a_set_is_scanned_once(tmp_path: Path, table: Path) -> None:
         assert isinstance(found.sets["train"], EntryList)
         assert list(found.sets["train"]) == [ENTRY]
         assert (len(found.sets["valid"]), found.meta) == (0, {"taken": {"length": 3}})
+    assert scan.calls == 1
+
+
+def test_one_process_scans_and_the_others_wait(tmp_path: Path, table: Path) -> None:
+    """Here threads, whose locks are those of processes."""
+    scan, begun = Scan(), Event()
+
+    def slow() -> Scanned:
+        begun.set()
+        time.sleep(0.2)
+        return scan()
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(indexed, tmp_path / "index", 1, [table], slow)
+        assert begun.wait(10)
+        others = [pool.submit(indexed, tmp_path / "index", 1, [table], scan) for _ in range(2)]
+        assert [list(each.result().sets["train"]) for each in (first, *others)] == [[ENTRY]] * 3
     assert scan.calls == 1
 
 
