@@ -178,9 +178,11 @@ class _Run:
             self._forget_validations(trainer.progress.step)
             if path is not None:
                 self._event(f"continues from {path}, after step {trainer.progress.step}")
-                suspects = sum(context.leaders(context.gather(len(loader.quarantined))))
+                suspects = {name for part in context.gather(loader.quarantined) for name, _ in part}
                 if suspects:
-                    self._event(f"samples of the quarantine are tried again when they are drawn: {suspects}")
+                    self._event(
+                        f"samples of the quarantine are tried again when they are drawn: {len(suspects)}"
+                    )
                 for change in changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
@@ -257,7 +259,7 @@ class _Run:
             for entry in entries[self.context.dp_rank :: self.context.dp_size]:
                 try:
                     data, templates = retry_io(partial(self._read, entry))
-                except InputError as error:
+                except (InputError, OSError) as error:
                     failed.append(f"{entry.id}: {error}")
                     continue
                 recycles = self.config.trainer.validate_recycles

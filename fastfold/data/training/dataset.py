@@ -142,7 +142,11 @@ class _Found:
     alignment_dir: Path | None
     record: ChainRecord
     alignment_name: str = ""
-    alignment_files: tuple[FileSlice, ...] | None = None
+    database: AlignmentDatabase | None = None
+
+    def files(self, name: str) -> tuple[FileSlice, ...] | None:
+        """Files that the database has for a chain in it; None without a database, or if it has none."""
+        return None if self.database is None else self.database.get(self.alignment_name or name)
 
 
 _Alignments = Path | AlignmentDatabase | None
@@ -163,8 +167,7 @@ def _open_alignments(path: PathLike | None) -> _Alignments:
 def _placed(found: _Found, alignments: _Alignments) -> _Found:
     """What was found, with its alignments from where the user says they are."""
     if isinstance(alignments, AlignmentDatabase):
-        name = found.alignment_name or found.id
-        return replace(found, alignment_dir=None, alignment_files=alignments.get(name))
+        return replace(found, alignment_dir=None, database=alignments)
     return found if alignments is None else replace(found, alignment_dir=alignments)
 
 
@@ -307,12 +310,13 @@ def _entry(item: _Found, structure: Path, **changes: Any) -> Entry:
         "release_date": record.release_date,
         "msa_rows": record.msa_rows,
     }
+    values |= changes
     return Entry(
         structure=structure,
         alignment_dir=item.alignment_dir,
         alignment_name=item.alignment_name,
-        alignment_files=item.alignment_files,
-        **(values | changes),
+        alignment_files=item.files(values["id"]),
+        **values,
     )
 
 

@@ -25,18 +25,15 @@ from fastfold.training.config import DataConfig
 
 _log = logging.getLogger(__name__)
 
-_FIXED = (
-    *(
-        "train_split",
-        "valid_split",
-        "oversample",
-        "depth_weights",
-        "min_length",
-        "max_length",
-        "max_resolution",
-    ),
-    *("max_single_residue", "min_resolved", "max_release_date"),
+_FILTERS = (
+    "max_length",
+    "max_release_date",
+    "max_resolution",
+    "max_single_residue",
+    "min_length",
+    "min_resolved",
 )
+_FIXED = ("train_split", "valid_split", "oversample", "depth_weights", *_FILTERS)
 """Settings that choose the entries of a packed set."""
 _USELESS = ("alignments", "cache", "distillation", "distillation_alignments", "duplicates", "index")
 _NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetch", "workers")
@@ -183,14 +180,7 @@ def _pairs(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
 
 def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
     """As :func:`open_source`, by a look at the folders."""
-    filters = Filters(
-        max_resolution=config.max_resolution,
-        max_single_residue=config.max_single_residue,
-        min_length=config.min_length,
-        max_length=config.max_length,
-        min_resolved=config.min_resolved,
-        max_release_date=config.max_release_date,
-    )
+    filters = Filters(**{name: getattr(config, name) for name in _FILTERS})
 
     def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
         return group_complexes(entries) if complexes else entries

@@ -229,6 +229,18 @@ def test_alignments_lie_in_a_database(tmp_path: Path) -> None:
     assert alone.has_template_hits
 
 
+def test_chains_of_one_file_have_their_own_files_in_a_database(tmp_path: Path) -> None:
+    """Of a plain folder, whose chains are only known once the file has been read; of complexes as well."""
+    write(tmp_path / "data" / "two.pdb", pdb_text({"A": CHAINS["A"], "B": CHAINS["B"]}))
+    files = {f"two_{name}": {"uniref90_hits.a3m": a3m(CHAINS[name], CHAINS[name])} for name in "AB"}
+    found = open_dataset(tmp_path / "data", alignments=alignment_database(tmp_path / "databases", files))
+    assert [entry.id for entry in found] == ["two_A", "two_B"]
+    for entry in found:
+        assert [len(msa.sequences) for msa in read_entry(entry).alignments] == [2]
+    (whole,) = group_complexes(found.entries)
+    assert [len(msas.unpaired) for msas in read_complex(whole).alignments] == [1, 1]
+
+
 def test_the_cache_reads_a_database(tmp_path: Path) -> None:
     """As it reads files; what changes there is read again."""
     first = open_dataset(tmp_path, layout="openfold", alignments=database_set(tmp_path))[0]
