@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from fastfold.data.training.complex_entry import group_complexes
 from fastfold.data.training.dataset import Dataset, open_dataset
@@ -28,6 +30,7 @@ from fastfold.training.data import (
     sample_settings,
 )
 from fastfold.training.run import train
+from fastfold.training.sets.packed import build_packed
 from fastfold.training.sets.source import open_source
 from fastfold.training.validation import ChainScore, score_entry
 from tests.helpers.small_sets import a3m, pdb_text, write
@@ -206,6 +209,33 @@ def test_a_run_trains_and_validates_with_templates(
     assert "1 of 2 entries looked at have hits" in said.out + said.err
     assert [sorted(templates) for templates in folded] == [[QUERY], []]
     assert len(folded[0][QUERY]["template_aatype"]) == 3
+
+
+@pytest.mark.slow
+def test_neither_workers_nor_a_resume_nor_packing_change_a_run_with_templates(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The weights at the end are equal bit for bit."""
+    stack = "model.overrides.model.embeddings_and_evoformer.template.template_pair_stack.num_block=1"
+    tiny = ["model=model_1_ptm" if setting == "model=model_3_ptm" else setting for setting in TINY]
+    common = [*tiny, stack, f"data.template_mmcif_dir={folder / 'mmcif'}", "data.crop_size=20"]
+    plain, packed = f"data.directory={folder / 'data'}", f"data.directory={tmp_path / 'set.packed'}"
+    config = compose_config([*common, plain, "trainer.out=."])
+    build_packed(config.data, tmp_path / "set.packed", validate_chains=100, complexes=False, say=print)
+
+    def weights(name: str, *starts: list[str]) -> dict[str, torch.Tensor]:
+        for settings in starts:
+            train(compose_config([*common, *settings, f"trainer.out={tmp_path / name}"]))
+        return load_file(tmp_path / name / "mini.safetensors")
+
+    expected = weights("plain", [plain, "trainer.steps=4"])
+    for name, starts in {
+        "resumed": ([plain, "trainer.steps=2"], [plain, "trainer.steps=4", "data.workers=1"]),
+        "index": ([plain, "trainer.steps=4", f"data.index={tmp_path / 'index'}"],),
+        "packed": ([packed, "trainer.steps=2", "data.workers=2"], [packed, "trainer.steps=4"]),
+    }.items():
+        found = weights(name, *starts)
+        assert all(torch.equal(found[key], expected[key]) for key in expected), name
 
 
 def test_settings_that_say_nothing_are_refused(folder: Path) -> None:

@@ -213,6 +213,9 @@ def test_complexes_are_learnt_from_and_the_weights_fold_them(
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 4
     assert np.isfinite(losses).all()
+    apart = [line["chain_center_of_mass"] for line in lines if "loss" in line]
+    assert np.isfinite(apart).all()
+    assert max(apart) > 0
     assert lines[-1].get("skipped", 0) == 0
     drawn = [json.loads(line) for line in (out / "order_rank_0.jsonl").read_text().splitlines()]
     assert {"1het", "2hom", "3one"} == {line["id"] for line in drawn}
