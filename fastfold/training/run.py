@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -54,6 +55,9 @@ from fastfold.training.validation import ChainScore, Templates, mean_figures, sc
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
 
+_LONG_SCAN_S = 20.0
+"""Seconds of a scan from which a run tells how to spare the next one."""
+
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
     """Train as configured; the folder of the run gets everything that is written.
@@ -89,11 +93,18 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
             print(f"parallel=auto: {chosen}", flush=True)
         with owned(Path(config.trainer.out), context):
             check_templates(config.data, tree)
+            started = time.perf_counter()
             source = open_source(
                 config.data,
                 config.trainer.validate_chains,
                 complexes=bool(tree.model.global_config.multimer_mode),
             )
+            seconds = time.perf_counter() - started
+            if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
+                print(
+                    f"finding the training set took {seconds:.0f} s; data.index=FOLDER keeps what was found",
+                    flush=True,
+                )
             return _Run(config, tree, source, context, loggers).train()
 
 
