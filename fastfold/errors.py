@@ -21,6 +21,7 @@ class InputError(FastFoldError):
         path: The file it was found in.
         line: Line number in that file, counted from 1.
         record: Name of the record in that file.
+        temporary: Whether the same file may be readable later: a disk or a network failed, not its content.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class InputError(FastFoldError):
         path: str | os.PathLike[str] | None = None,
         line: int | None = None,
         record: str | None = None,
+        temporary: bool = False,
     ) -> None:
-        self.path, self.line, self.record = path, line, record
+        self.path, self.line, self.record, self.temporary = path, line, record, temporary
         place = "" if path is None else os.fspath(path)
         if line is not None:
             place += f":{line}" if place else f"line {line}"

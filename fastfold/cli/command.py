@@ -16,7 +16,7 @@ from fastfold.cli.relax import add_relax_command
 from fastfold.cli.report import add_report_command
 from fastfold.cli.screen import add_screen_command
 from fastfold.cli.search import add_search_command
-from fastfold.cli.train import add_train_command
+from fastfold.cli.train import add_data_command, add_train_command
 from fastfold.cli.verify import add_verify_command
 from fastfold.cli.weights import add_weights_command
 from fastfold.errors import FastFoldError
@@ -85,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add_screen_command(commands)
     add_search_command(commands)
     add_train_command(commands)
+    add_data_command(commands)
     add_relax_command(commands)
     add_plan_command(commands)
     add_report_command(commands)

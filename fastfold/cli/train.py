@@ -1,8 +1,9 @@
-"""``fastfold train``: train or fine-tune a network on known structures."""
+"""``fastfold train`` and ``fastfold data``: networks are trained, and training sets are packed."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 _TRAIN = """\
@@ -16,8 +17,20 @@ memory, logger and finetune; a preset chooses for all of them at once.
   torchrun --nproc-per-node 8 -m fastfold train ...                          the same on 8 GPUs of one machine
 
 DATA has structure files (PDB, mmCIF, .gz too), msas/<name>.a3m and perhaps an index.tsv; with data.layout=openfold it
-has mmcifs/, alignments/<id>_<chain>/ and chain_data_cache.json. The folder of the run gets checkpoints, metrics,
+has mmcifs/, alignments/<id>_<chain>/ and chain_data_cache.json. It may also be a file that fastfold data build made.
+The folder of the run gets checkpoints, metrics,
 validations, the trained weights and a report. Run the same command again to continue after an interruption.
+"""
+
+
+_BUILD = """\
+Pack a training set into one file: its entries after the filters, and of each the structure, the alignments and the
+template hits as they are read, with checksums. Training on data.directory=FILE then reads nothing else but template
+structures. Settings are those of fastfold train; filters, splits and weights are fixed by the file. data.workers
+processes work on it.
+
+  fastfold data build --out set.packed data.directory=DATA data.layout=openfold data.workers=16
+  fastfold train +preset=initial data.directory=set.packed trainer.out=run
 """
 
 
@@ -33,6 +46,47 @@ def add_train_command(commands: Any) -> None:
     train.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them")
     train.add_argument("--cfg", choices=("job",), help="print the whole configuration and stop")
     train.set_defaults(run=run_train)
+
+
+def add_data_command(commands: Any) -> None:
+    """Add the subcommand ``data`` to the ``fastfold`` parser's subparsers."""
+    data = commands.add_parser("data", help="prepare what networks are trained on")
+    build = data.add_subparsers(metavar="COMMAND", required=True).add_parser(
+        "build",
+        help="pack a training set into one file",
+        usage="fastfold data build --out FILE [+preset=NAME] [data.key=VALUE ...] [model=NAME]",
+        description=_BUILD,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.add_argument("--out", required=True, metavar="FILE", help="the packed set")
+    build.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="settings, as fastfold train takes them"
+    )
+    build.set_defaults(run=run_build)
+
+
+def run_build(options: argparse.Namespace) -> int:
+    """Carry the subcommand ``data build`` out; returns the exit code.
+
+    Raises:
+        FastFoldError: There is nothing to pack, a setting cannot be, or the file cannot be written.
+    """
+    from fastfold.training.compose import compose_config, network_config
+
+    config = compose_config(["trainer.out=.", *options.overrides])  # of a run, which writes nothing here
+    complexes = bool(network_config(config.model).model.global_config.multimer_mode)
+
+    from fastfold.training.sets.packed import build_packed
+
+    build_packed(
+        config.data,
+        options.out,
+        validate_chains=config.trainer.validate_chains,
+        complexes=complexes,
+        say=partial(print, flush=True),
+    )
+    print(f"wrote {options.out}; train on it with data.directory={options.out}")
+    return 0
 
 
 def run_train(options: argparse.Namespace) -> int:

@@ -266,6 +266,8 @@ def _multimer(number: int, *, version: int) -> ConfigDict:
         },
     }
     structure = {
+        # Not in the official tree, which has no training; the paper gives no weight.
+        "chain_center_of_mass": {"length_scale": 20.0, "tolerance": 4.0, "weight": 1.0},
         "interface_fape": {"atom_clamp_distance": 1000.0, "loss_unit_distance": 20.0},
         "intra_chain_fape": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0},
         "sidechain": {

@@ -36,6 +36,8 @@ _SIZE = re.compile(
 """Keys of the network's configuration whose values are sizes; numbers of blocks and of templates may be none."""
 _OTHER_NAMES = {
     "accumulate_grad_batches": "optim.batch_size",
+    "alignment_dir": "data.alignments",
+    "alignment_index_path": "data.alignments",
     "amp": "trainer.precision",
     "checkpoint": "model.weights",
     "checkpoint_path": "trainer.resume",
@@ -56,6 +58,7 @@ _OTHER_NAMES = {
     "max_steps": "trainer.steps",
     "num_steps": "trainer.steps",
     "num_workers": "data.workers",
+    "obsolete_pdbs_path": "data.obsolete_pdbs",
     "optimizer": "optim.name",
     "out_dir": "trainer.out",
     "output": "trainer.out",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fastfold.data.templates.database import parse_date
+from fastfold.errors import ConfigError
 from fastfold.training.bounds import bounded, check_bounds, share
 from fastfold.training.parallel_config import ParallelConfig
 
@@ -35,14 +37,26 @@ class DataConfig:
     """Group ``data``: what is trained on.
 
     Attributes:
-        directory: Folder of structures and alignments.
+        directory: Folder of structures and alignments, or a packed set (``fastfold data build``).
         layout: ``folder`` (structure files, ``msas/``, optional ``index.tsv``) or ``openfold`` (``mmcifs/``,
             ``alignments/``, ``chain_data_cache.json``).
+        alignments: Folder of alignments, or the index (JSON) of an alignment database; null for the folder that belongs
+            to the layout.
+        duplicates: Layout ``openfold``: table of chains that share alignments, or null for
+            ``duplicate_pdb_chains.txt`` of the folder.
         train_split: Split to train on, where the folder has splits.
         valid_split: Split to validate on, or null.
         distillation: A second folder of the same layout with predicted structures, or null.
+        distillation_alignments: As ``alignments``, for that folder.
         distillation_probability: Share of samples taken from it.
         distillation_min_plddt: Residues of it under this pLDDT are masked.
+        distillation_max_rows: Rows that are drawn evenly of the deeper ones of its alignments, or null for all rows.
+        template_mmcif_dir: Folder of the PDB's mmCIF files, which makes hits beside the alignments templates; or null.
+        obsolete_pdbs: The PDB's list of obsolete entries, or null for ``obsolete.dat`` in that folder or next to it.
+        template_release_dates: Lines ``1abc:2001-02-03`` or OpenFold's ``mmcif_cache.json``, or null: dates are then
+            read from the mmCIF files.
+        max_template_date: ``YYYY-MM-DD``; no template is newer, whatever the chain's own date. Null for any.
+        index: Folder that keeps what the scan of the data found, so that large sets are scanned once; or null.
         cache: Folder for parsed structures and alignments, or null.
         crop_size: Residues of a training sample.
         spatial_crop_probability: Multimer networks: share of the complexes that are cropped around a residue at an
@@ -72,11 +86,20 @@ class DataConfig:
 
     directory: str = "???"
     layout: str = bounded("folder", choices=("folder", "openfold"))
+    alignments: str | None = None
+    duplicates: str | None = None
     train_split: str = "train"
     valid_split: str | None = "valid"
     distillation: str | None = None
+    distillation_alignments: str | None = None
     distillation_probability: float = share(0.75)
     distillation_min_plddt: float = bounded(50.0, least=0, most=100)
+    distillation_max_rows: int | None = bounded(1000, least=1)
+    template_mmcif_dir: str | None = None
+    obsolete_pdbs: str | None = None
+    template_release_dates: str | None = None
+    max_template_date: str | None = None
+    index: str | None = None
     cache: str | None = None
     crop_size: int = bounded(256, least=1)
     spatial_crop_probability: float = share(0.5)
@@ -102,6 +125,15 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_bounds("data", type(self), vars(self))
+        for name in ("obsolete_pdbs", "template_release_dates", "max_template_date"):
+            if getattr(self, name) is not None and self.template_mmcif_dir is None:
+                raise ConfigError(
+                    f"data.{name} says something of templates, which need data.template_mmcif_dir as well"
+                )
+        if self.max_template_date is not None and parse_date(self.max_template_date) is None:
+            raise ConfigError(
+                f"data.max_template_date must be a date such as 2018-04-30, not {self.max_template_date!r}"
+            )
 
 
 @dataclass

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,30 +12,34 @@ import numpy as np
 from fastfold.data.features.coevolution import Coevolution, analyse_subset
 from fastfold.data.features.raw import msa_features
 from fastfold.data.loading.loader import SampleLoader, draw_rng
+from fastfold.data.loading.retry import retry_io
+from fastfold.data.msa.find import TEMPLATE_HITS
+from fastfold.data.templates.database import MmcifFolder, parse_date
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.complex_entry import (
     ComplexData,
     ComplexEntry,
-    group_complexes,
     mask_complex_plddt,
     read_complex,
 )
 from fastfold.data.training.complex_sample import complex_sample
-from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import (
-    DISTILLATION,
-    EXPERIMENTAL,
     Entry,
     EntryData,
     mask_low_plddt,
     read_entry,
-    resolved_share,
 )
-from fastfold.data.training.filters import Filtered, Filters, apply_filters
+from fastfold.data.training.packed.records import RecordFile, is_packed
+from fastfold.data.training.packed.samples import SAMPLES, of_record
 from fastfold.data.training.sample import SampleSettings, training_sample
-from fastfold.data.training.sampling import WeightedOrder, sampling_weights
+from fastfold.data.training.templates import Candidates, TrainingTemplates, read_candidates
+from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.config import DataConfig
+from fastfold.training.sets.source import SampleSource
+
+_LOOKED_AT = 100
+"""Entries that are looked at for template hits before a run."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +49,49 @@ class EntryReader:
     Attributes:
         cache: Remembers what was read, or None.
         min_plddt: Residues of predicted structures under this pLDDT are masked.
+        templates: Finds what templates are drawn from, or None for no templates.
+        packed: The packed set whose records entries have, or None.
     """
 
     cache: FeatureCache | None
     min_plddt: float
+    templates: TrainingTemplates | None = None
+    packed: RecordFile | None = None
 
     def __call__(self, entry: Entry) -> EntryData | ComplexData:
         """What the entry's files hold: those of a complex if it is one."""
-        if isinstance(entry, ComplexEntry):
-            whole = read_complex(entry) if self.cache is None else self.cache.read_complex(entry)
-            return mask_complex_plddt(whole, self.min_plddt) if entry.has_plddt else whole
-        data = read_entry(entry) if self.cache is None else self.cache.read(entry)
+        data = self._read(entry) if entry.record is None else self._packed(entry.record)
         if not entry.has_plddt:
             return data
-        return EntryData(mask_low_plddt(data.chain, self.min_plddt), data.alignments, data.resolution)
+        if isinstance(data, ComplexData):
+            return mask_complex_plddt(data, self.min_plddt)
+        return replace(data, chain=mask_low_plddt(data.chain, self.min_plddt))
+
+    def _read(self, entry: Entry) -> EntryData | ComplexData:
+        """The entry's data from its files or the cache."""
+        if isinstance(entry, ComplexEntry):
+            return read_complex(entry) if self.cache is None else self.cache.read_complex(entry)
+        return read_entry(entry) if self.cache is None else self.cache.read(entry)
+
+    def candidates(self, entry: Entry, data: EntryData | ComplexData) -> dict[str, Candidates]:
+        """By sequence what the templates of the entry's chains are drawn from.
+
+        Raises:
+            InputError: Hits cannot be used.
+        """
+        if self.templates is None:
+            return {}
+        return self.templates.candidates(entry, data)
+
+    def has_template_hits(self, entry: Entry) -> bool:
+        """Whether a chain of an entry has template hits."""
+        if entry.record is None:
+            return entry.has_template_hits
+        return bool(self._packed(entry.record).hits)
+
+    def _packed(self, number: int) -> EntryData | ComplexData:
+        assert self.packed is not None, "an entry of a packed set without the set"
+        return of_record(self.packed.record(SAMPLES, number))
 
     def coevolution(self, entry: Entry, data: EntryData, subset: int) -> Coevolution:
         """See :func:`fastfold.data.features.coevolution.analyse_subset`."""
@@ -78,118 +111,47 @@ class MakeSample:
         tree: Config tree of the network.
         settings: How samples are made.
         seed: The run's.
+        distillation_rows: ``max_rows`` of the settings for predicted structures.
     """
 
     reader: EntryReader
     tree: Any
     settings: SampleSettings
     seed: int
+    distillation_rows: int | None = None
 
     def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
-        """The sample of draw ``number``, which is ``entry``."""
+        """The sample of draw ``number``, which is ``entry``; files that a disk or a network fails to give are read
+        again."""
+        return retry_io(partial(self._make, number, entry))
+
+    def _make(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
         data = self.reader(entry)
         rng = draw_rng(self.seed, number)
+        candidates = self.reader.candidates(entry, data)
+        settings = self.settings
+        if entry.has_plddt:
+            settings = replace(settings, max_rows=self.distillation_rows)
         if isinstance(data, ComplexData):
             return complex_sample(
-                data.chains, data.alignments, self.tree, self.settings, rng, resolution=data.resolution
+                data.chains,
+                data.alignments,
+                self.tree,
+                settings,
+                rng,
+                resolution=data.resolution,
+                templates=candidates,
             )
         return training_sample(
             data.chain,
             data.alignments,
             self.tree,
-            self.settings,
+            settings,
             rng,
             resolution=data.resolution,
             analyse=partial(self.reader.coevolution, entry, data),
+            templates=candidates.get(data.chain.sequence),
         )
-
-
-@dataclass(frozen=True)
-class SampleSource:
-    """The chains of a run, or complexes for a multimer network.
-
-    Attributes:
-        train: What is trained on, after filters.
-        distillation: Predicted structures that are mixed in, or None.
-        valid: What to validate on; may be empty.
-        unreadable: Names and reasons of structures that were found but cannot be used.
-    """
-
-    train: Filtered
-    distillation: Filtered | None
-    valid: tuple[Entry, ...]
-    unreadable: tuple[tuple[str, str], ...]
-
-    def order(self, config: DataConfig, seed: int) -> WeightedOrder[Entry]:
-        """The endless order of draws."""
-        share = 0.0 if self.distillation is None else config.distillation_probability
-        sets = [(self.train.entries, sampling_weights(self.train.entries), 1.0 - share)]
-        if self.distillation is not None:
-            sets.append((self.distillation.entries, sampling_weights(self.distillation.entries), share))
-        return WeightedOrder(sets, seed)
-
-
-def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:
-    """Find the chains of a run.
-
-    Args:
-        config: Group ``data``.
-        validate_chains: Maximum number of chains to validate on; spread evenly over the split.
-        complexes: Whether an entry is a whole structure file, as multimer networks train on them.
-
-    Raises:
-        ConfigError: A folder or split does not exist, or no chain is left after the filters.
-        InputError: A table cannot be read.
-    """
-    filters = Filters(
-        max_resolution=config.max_resolution,
-        max_single_residue=config.max_single_residue,
-        min_length=config.min_length,
-        max_length=config.max_length,
-        min_resolved=config.min_resolved,
-        max_release_date=config.max_release_date,
-    )
-
-    def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        return group_complexes(entries) if complexes else entries
-
-    def found(directory: str, source: str, oversample: dict[str, float] | None) -> tuple[Filtered, Any]:
-        everything = open_dataset(
-            directory,
-            layout=config.layout,
-            split=config.train_split,
-            source=source,
-            oversample=oversample,
-            depth_weights=config.depth_weights,
-        )
-        entries = grouped(everything.entries)
-        return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
-
-    train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample)
-    distillation = None
-    if config.distillation is not None:
-        distillation, more = found(config.distillation, DISTILLATION, {})
-        unreadable += more
-    valid: tuple[Entry, ...] = ()
-    if config.valid_split is not None:
-        chains = grouped(
-            open_dataset(config.directory, layout=config.layout, split=config.valid_split).entries
-        )
-        longest = config.max_length or max(len(entry) for entry in chains)
-        chains = tuple(entry for entry in chains if len(entry) <= longest)
-        valid = tuple(
-            chains[i * len(chains) // validate_chains] for i in range(min(validate_chains, len(chains)))
-        )
-        if len(chains) <= validate_chains:
-            valid = chains
-    return SampleSource(train, distillation, valid, unreadable)
-
-
-def _resolved(entry: Entry) -> float:
-    """Share of an entry's residues whose CA has a position; reads its files."""
-    chains = read_complex(entry).chains if isinstance(entry, ComplexEntry) else (read_entry(entry).chain,)
-    shares = [resolved_share(chain) for chain in chains]
-    return float(np.average(shares, weights=[len(chain) for chain in chains]))
 
 
 def entry_reader(config: DataConfig) -> EntryReader:
@@ -197,9 +159,63 @@ def entry_reader(config: DataConfig) -> EntryReader:
 
     Raises:
         OutputError: The cache's folder cannot be made.
+        InputError: The folder of template structures, or a list of them, is missing or cannot be used; or the packed
+            set cannot.
     """
+    packed = RecordFile(config.directory) if is_packed(config.directory) else None
     cache = None if config.cache is None else FeatureCache(config.cache)
-    return EntryReader(cache, config.distillation_min_plddt)
+    templates = None
+    if config.template_mmcif_dir is not None:
+        entries = MmcifFolder(
+            config.template_mmcif_dir,
+            obsolete=config.obsolete_pdbs,
+            release_dates=config.template_release_dates,
+            kept=1,  # large ones take hundreds of megabytes, in every worker
+        )
+        templates = TrainingTemplates(
+            entries,
+            None if config.max_template_date is None else parse_date(config.max_template_date),
+            read_candidates if cache is None else cache.template_hits,
+        )
+    return EntryReader(cache, config.distillation_min_plddt, templates, packed)
+
+
+def check_templates(config: DataConfig, tree: Any) -> None:
+    """Refuse templates for a network that takes none.
+
+    Raises:
+        ConfigError: Templates are given, and the network has no use for them.
+    """
+    if config.template_mmcif_dir is not None and not takes_templates(tree):
+        raise ConfigError(
+            "data.template_mmcif_dir is given, but the network takes no templates; of AlphaFold's networks model_1 and "
+            "model_2 (with or without _ptm) and all multimer networks do. Choose one of them with model=, or leave "
+            "the templates out"
+        )
+
+
+def takes_templates(tree: Any) -> bool:
+    """Whether the network of a configuration tree takes templates."""
+    return bool(tree.model.embeddings_and_evoformer.template.enabled)
+
+
+def describe_templates(reader: EntryReader, entries: Sequence[Entry]) -> str:
+    """One line on where templates come from, by a look beside the alignments of some entries.
+
+    Args:
+        reader: Reads the entries.
+        entries: All that are trained on, at least one.
+    """
+    masks = "the template stack trains on masks"
+    if reader.templates is None:
+        return f"without templates: {masks}; data.template_mmcif_dir=DIR, a folder of mmCIF files, makes hits templates"
+    looked = [entries[i * len(entries) // _LOOKED_AT] for i in range(_LOOKED_AT)]
+    looked = list(dict.fromkeys(looked))
+    number = sum(reader.has_template_hits(entry) for entry in looked)
+    if not number:
+        names = ", ".join(f"{stem}{end}" for stem, end in TEMPLATE_HITS)
+        return f"without templates: {masks}; none of {len(looked)} entries looked at has hits ({names}) of its own"
+    return f"templates from {reader.templates.entries.folder}: {number} of {len(looked)} entries looked at have hits"
 
 
 def sample_settings(config: DataConfig) -> SampleSettings:
@@ -236,7 +252,8 @@ def make_loader(
         context: The run's processes.
         replay: Draws of a recorded order, to be repeated first.
     """
-    make = MakeSample(entry_reader(config), tree, sample_settings(config), seed)
+    rows = config.distillation_max_rows
+    make = MakeSample(entry_reader(config), tree, sample_settings(config), seed, rows)
     return SampleLoader(
         make,
         source.order(config, seed),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -14,6 +15,9 @@ from typing import Any, cast
 import numpy as np
 
 from fastfold._version import __version__
+from fastfold.data.loading.retry import retry_io
+from fastfold.data.training.complex_entry import ComplexData
+from fastfold.data.training.entry import Entry, EntryData
 from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
@@ -22,7 +26,14 @@ from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
-from fastfold.training.data import EntryReader, SampleSource, entry_reader, make_loader, open_source
+from fastfold.training.data import (
+    EntryReader,
+    check_templates,
+    describe_templates,
+    entry_reader,
+    make_loader,
+    takes_templates,
+)
 from fastfold.training.lifecycle.ownership import owned
 from fastfold.training.lifecycle.settings_history import Change, changes_since, record_start, refuse_decisive
 from fastfold.training.logging.draw_log import DrawLog, consumed_chains
@@ -38,10 +49,14 @@ from fastfold.training.lora import merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
 from fastfold.training.report.report import write_report
+from fastfold.training.sets.source import SampleSource, open_source
 from fastfold.training.trainer import Hooks, Numbers, Trainer, TrainingStopped
-from fastfold.training.validation import ChainScore, mean_figures, score_entry
+from fastfold.training.validation import ChainScore, Templates, mean_figures, score_entry
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.device import choose_device
+
+_LONG_SCAN_S = 20.0
+"""Seconds of a scan from which a run tells how to spare the next one."""
 
 
 def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
@@ -77,11 +92,19 @@ def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) 
         if chosen is not None and context.is_rank_zero:
             print(f"parallel=auto: {chosen}", flush=True)
         with owned(Path(config.trainer.out), context):
+            check_templates(config.data, tree)
+            started = time.perf_counter()
             source = open_source(
                 config.data,
                 config.trainer.validate_chains,
                 complexes=bool(tree.model.global_config.multimer_mode),
             )
+            seconds = time.perf_counter() - started
+            if seconds > _LONG_SCAN_S and config.data.index is None and context.is_rank_zero:
+                print(
+                    f"finding the training set took {seconds:.0f} s; data.index=FOLDER keeps what was found",
+                    flush=True,
+                )
             return _Run(config, tree, source, context, loggers).train()
 
 
@@ -166,9 +189,16 @@ class _Run:
             self._forget_validations(trainer.progress.step)
             if path is not None:
                 self._event(f"continues from {path}, after step {trainer.progress.step}")
+                suspects = {name for part in context.gather(loader.quarantined) for name, _ in part}
+                if suspects:
+                    self._event(
+                        f"samples of the quarantine are tried again when they are drawn: {len(suspects)}"
+                    )
                 for change in changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
+            if takes_templates(self.tree):
+                self._say(describe_templates(self.reader, self.source.train.entries))
             try:
                 trainer.run()
             except BaseException as error:
@@ -239,19 +269,24 @@ class _Run:
         with self.ema.swapped_in():
             for entry in entries[self.context.dp_rank :: self.context.dp_size]:
                 try:
-                    data = self.reader(entry)
-                except InputError as error:
+                    data, templates = retry_io(partial(self._read, entry))
+                except (InputError, OSError) as error:
                     failed.append(f"{entry.id}: {error}")
                     continue
-                own.append(
-                    score_entry(self.model, entry.id, data, self.tree, self.config.trainer.validate_recycles)
-                )
+                recycles = self.config.trainer.validate_recycles
+                own.append(score_entry(self.model, entry.id, data, self.tree, recycles, templates=templates))
         gathered = self.context.leaders(self.context.gather((own, failed)))
         scores = sorted((score for part, _ in gathered for score in part), key=lambda score: score.id)
         for reason in (reason for _, part in gathered for reason in part):
             self._say(f"left out of validation: {reason}")
         if self.context.is_rank_zero and scores:
             self._record_validation(step, scores)
+
+    def _read(self, entry: Entry) -> tuple[EntryData | ComplexData, Templates]:
+        """An entry of the validation set with its templates."""
+        data = self.reader(entry)
+        candidates = self.reader.candidates(entry, data)
+        return data, {sequence: chosen.best() for sequence, chosen in candidates.items()}
 
     def _record_validation(self, step: int, scores: list[ChainScore]) -> None:
         means = mean_figures(scores)
@@ -294,11 +329,15 @@ class _Run:
         everything = dict(self.source.unreadable)
         for part in parts:
             everything.update(part)
-        if self.context.is_rank_zero and everything:
-            path = self.out / "quarantine.tsv"
+        if not self.context.is_rank_zero:
+            return
+        path = self.out / "quarantine.tsv"
+        if everything:
             lines = [f"{name}\t{' '.join(reason.split())}\n" for name, reason in sorted(everything.items())]
             write_atomic(path, "".join(lines))
             self._say(f"{len(lines)} samples could not be used; {path} lists them")
+        else:
+            path.unlink(missing_ok=True)
 
     def _export(self, trainer: Trainer) -> None:
         """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""

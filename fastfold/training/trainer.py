@@ -246,7 +246,8 @@ class Trainer:
         (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
         structure = parts["structure_module"]
         numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
-        numbers |= {key: structure[key] for key in ("fape", "sidechain_fape")}
+        named = ("fape", "sidechain_fape", "chain_center_of_mass")
+        numbers |= {key: structure[key] for key in named if key in structure}
         return {name: float(x.detach()) for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
 
     def _skip(self, names: list[str]) -> None:

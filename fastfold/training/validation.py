@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -96,8 +96,18 @@ def mean_figures(scores: Sequence[ChainScore]) -> dict[str, float]:
     return means
 
 
+Templates = Mapping[str, Mapping[str, np.ndarray]]
+"""Raw template features by sequence."""
+
+
 def score_entry(
-    model: AlphaFold, name: str, data: EntryData | ComplexData, tree: Any, recycles: int
+    model: AlphaFold,
+    name: str,
+    data: EntryData | ComplexData,
+    tree: Any,
+    recycles: int,
+    *,
+    templates: Templates | None = None,
 ) -> ChainScore:
     """Fold a chain or a complex and compare it with its structure.
 
@@ -107,14 +117,22 @@ def score_entry(
         data: Structure and alignments; a complex for a multimer network.
         tree: Config tree of the network.
         recycles: Recycling iterations.
+        templates: Of its chains.
     """
     if isinstance(data, ComplexData):
-        return score_complex(model, name, data, tree, recycles)
-    return score_chain(model, name, data.chain, data.alignments, tree, recycles)
+        return score_complex(model, name, data, tree, recycles, templates=templates)
+    return score_chain(model, name, data.chain, data.alignments, tree, recycles, templates=templates)
 
 
 def score_chain(
-    model: AlphaFold, name: str, chain: ChainStructure, alignments: Sequence[Msa], tree: Any, recycles: int
+    model: AlphaFold,
+    name: str,
+    chain: ChainStructure,
+    alignments: Sequence[Msa],
+    tree: Any,
+    recycles: int,
+    *,
+    templates: Templates | None = None,
 ) -> ChainScore:
     """Fold a chain with a monomer network and compare it with its structure.
 
@@ -125,9 +143,11 @@ def score_chain(
         alignments: Its alignments; may be empty.
         tree: Config tree of the network.
         recycles: Recycling iterations.
+        templates: Its templates.
     """
     raw = sequence_features(chain.sequence) | msa_features(alignments, chain.sequence)
-    raw |= template_features({}, len(chain)) | {"residue_index": chain.residue_index}
+    raw |= template_features((templates or {}).get(chain.sequence, {}), len(chain))
+    raw["residue_index"] = chain.residue_index
     folded = _fold(model, sampler_from_raw(raw, tree, seed=0), recycles)
     score = _score(name, folded, chain.positions[:, _CA], chain.mask[:, _CA])
     depth = int(raw["num_alignments"][0]) - 1
@@ -143,7 +163,15 @@ def resolved_beta(chain: ChainStructure) -> tuple[np.ndarray, np.ndarray]:
     return pseudo_beta(rc.sequence_to_aatype(chain.sequence), chain.positions, chain.mask)
 
 
-def score_complex(model: AlphaFold, name: str, data: ComplexData, tree: Any, recycles: int) -> ChainScore:
+def score_complex(
+    model: AlphaFold,
+    name: str,
+    data: ComplexData,
+    tree: Any,
+    recycles: int,
+    *,
+    templates: Templates | None = None,
+) -> ChainScore:
     """Fold a complex with a multimer network and compare the whole of it with its structure.
 
     Equal chains of the structure are taken in the order that fits the prediction best.
@@ -154,9 +182,10 @@ def score_complex(model: AlphaFold, name: str, data: ComplexData, tree: Any, rec
         data: Its chains and alignments.
         tree: Config tree of the network.
         recycles: Recycling iterations.
+        templates: Of its chains.
     """
     chains, alignments = in_feature_order(data.chains, data.alignments)
-    merged = merged_features(chains, alignments, None)
+    merged = merged_features(chains, alignments, templates=templates)
     folded = _fold(model, sampler_from_merged(merged, tree, seed=0), recycles)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])

@@ -7,6 +7,8 @@ import io
 import os
 import sys
 import zlib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, Final
 
 from fastfold.errors import InputError
@@ -19,6 +21,49 @@ STDIN_NAME: Final = "stdin"
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice(os.PathLike[str]):
+    """A file that lies inside a larger one; functions here read it as any other.
+
+    Attributes:
+        container: The larger file.
+        name: What the file in it is called, with its ending.
+        start: Its first byte.
+        size: Number of its bytes.
+    """
+
+    container: Path
+    name: str
+    start: int
+    size: int
+
+    def __fspath__(self) -> str:
+        """What it is called in messages: no file has this path."""
+        return os.path.join(self.container, self.name)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Endings of its name, as :attr:`pathlib.Path.suffixes`."""
+        return Path(self.name).suffixes
+
+    def read_bytes(self) -> bytes:
+        """Its content.
+
+        Raises:
+            OSError: The larger file cannot be read.
+            InputError: It ends before.
+        """
+        with open(self.container, "rb") as file:
+            file.seek(self.start)
+            content = file.read(self.size)
+        if len(content) < self.size:
+            raise InputError(
+                f"{self.container.name} is cut off at byte {self.start + len(content):,}; copy it again",
+                path=self,
+            )
+        return content
 
 
 def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
@@ -78,6 +123,8 @@ def split_lines(text: str) -> list[str]:
 def _read(path: PathLike, limit: int) -> bytes:
     """At most ``limit + 1`` raw bytes of the file."""
     try:
+        if isinstance(path, FileSlice):
+            return path.read_bytes() if path.size <= limit else bytes(limit + 1)
         if os.path.isdir(path):
             raise InputError("is a folder; name a file in it", path=path)
         with open(path, "rb") as file:
@@ -89,7 +136,7 @@ def _read(path: PathLike, limit: int) -> bytes:
     except ValueError as error:  # a NUL inside the name
         raise InputError(f"is not a valid file name: {error}", path=repr(path)) from None
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", path=path) from None
+        raise InputError(f"cannot be read: {error.strerror or error}", path=path, temporary=True) from None
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:

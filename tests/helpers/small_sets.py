@@ -45,6 +45,21 @@ def a3m(sequence: str, *others: str) -> str:
     return "".join(f">row{i}\n{row}\n" for i, row in enumerate((sequence, *others)))
 
 
+def alignment_database(folder: Path, chains: Mapping[str, Mapping[str, str]]) -> Path:
+    """An alignment database of the files of chains; returns its index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {}
+    with (folder / "alignments.db").open("wb") as file:
+        for chain, files in chains.items():
+            rows = []
+            for name, text in files.items():
+                rows.append([name, file.tell(), len(text.encode())])
+                file.write(text.encode())
+            index[chain] = {"db": "alignments.db", "files": rows}
+    (folder / "alignments.index").write_text(json.dumps(index))
+    return folder / "alignments.index"
+
+
 def indexed_folder(root: Path) -> Path:
     """Layout ``folder`` with an index of two splits; one training chain has no structure file."""
     rows = [

@@ -242,6 +242,13 @@ def test_bad_samples_are_listed_and_the_run_goes_on(data_folder: Path, tmp_path:
     listed = (out / "quarantine.tsv").read_text()
     assert listed.splitlines()[0].startswith("broken\t")
     assert "helix1\t" in listed
+    # Repaired files are found when the run is continued.
+    (data_folder / "train" / "broken.pdb").unlink()
+    (msas / "helix1.a3m").unlink()
+    assert here(data_folder, out, "data.single_sequence_probability=0", "trainer.steps=9")
+    events = [entry["event"] for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
+    assert "samples of the quarantine are tried again when they are drawn: 1" in events
+    assert not (out / "quarantine.tsv").exists()
 
 
 @pytest.mark.slow

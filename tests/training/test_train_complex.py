@@ -26,8 +26,9 @@ from fastfold.protein.structure import ChainStructure
 from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import DataConfig
-from fastfold.training.data import MakeSample, entry_reader, open_source, sample_settings
+from fastfold.training.data import MakeSample, entry_reader, sample_settings
 from fastfold.training.run import train
+from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import Trainer
 from fastfold.training.validation import score_entry
 from tests.helpers.networks import oracle_config, random_model
@@ -212,6 +213,9 @@ def test_complexes_are_learnt_from_and_the_weights_fold_them(
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == 4
     assert np.isfinite(losses).all()
+    apart = [line["chain_center_of_mass"] for line in lines if "loss" in line]
+    assert np.isfinite(apart).all()
+    assert max(apart) > 0
     assert lines[-1].get("skipped", 0) == 0
     drawn = [json.loads(line) for line in (out / "order_rank_0.jsonl").read_text().splitlines()]
     assert {"1het", "2hom", "3one"} == {line["id"] for line in drawn}

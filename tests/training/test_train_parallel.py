@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from fastfold.cli import main
 from fastfold.data.loading.loader import SampleLoader
 from fastfold.training.compose import compose_config, network_config
-from fastfold.training.data import make_loader, open_source
+from fastfold.training.data import make_loader
+from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import Trainer
 from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.training.conftest import TINY

@@ -148,6 +148,7 @@ class SampleLoader(Iterator[Draw]):
         self.waited_s = 0.0
         self._deaths: list[WorkerDeath] = []
         self._bad: dict[str, str] = {}
+        self._suspect: dict[str, str] = {}
         self._failures_in_a_row = 0
         self._pool: WorkerPool | InlinePool | None = None
         self._plan_anew()
@@ -226,9 +227,11 @@ class SampleLoader(Iterator[Draw]):
                 name, outcome = self._take()
                 self._done.add(outcome.key)
                 if outcome.failure is None and name not in self._bad:
+                    self._suspect.pop(name, None)
                     break
                 # Decided here and not when the failure came in: here the order is the same in every run.
                 self._bad.setdefault(name, outcome.failure or _PASSED_OVER)
+                self._suspect.pop(name, None)
                 self._count_failure()
         finally:
             self.waited_s += time.perf_counter() - start
@@ -252,8 +255,9 @@ class SampleLoader(Iterator[Draw]):
 
     @property
     def quarantined(self) -> list[tuple[str, str]]:
-        """Entries that cannot be used, with the reasons."""
-        return list(self._bad.items())
+        """Entries that cannot be used, with the reasons; after a resume also those that could not be used before and
+        have not been drawn again."""
+        return [*self._suspect.items(), *self._bad.items()]
 
     @property
     def worker_deaths(self) -> list[WorkerDeath]:
@@ -276,11 +280,14 @@ class SampleLoader(Iterator[Draw]):
         return {
             "version": _STATE_VERSION,
             **self._done.state(),
-            "quarantined": [list(pair) for pair in self._bad.items()],
+            "quarantined": [list(pair) for pair in self.quarantined],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues where the state was taken; what was prepared in the meantime is dropped.
+
+        Quarantined entries are tried again when they are drawn, since somebody may have repaired their files. Those
+        that still fail are quarantined again, so that a resumed run otherwise equals the uninterrupted one.
 
         Args:
             state: State of the same rank and number of ranks, or of :func:`merge_states` for any number of them.
@@ -290,7 +297,7 @@ class SampleLoader(Iterator[Draw]):
         """
         _check_version(state)
         self._done.load(state)
-        self._bad = dict(state["quarantined"])
+        self._bad, self._suspect = {}, dict(state["quarantined"])
         self.close()
         self._plan_anew()
 

@@ -8,6 +8,7 @@ For a target ``ID`` the first of these places that exists counts (chains of a co
 - a complex as a whole: the places of one chain, which then hold an alignment for its only sequence, or
   ColabFold's alignment of all chains.
 
+Alignments may also lie in a folder ``a3m`` of such a folder, and template hits in ``hhr`` (OpenProteinSet).
 Every file may end in ``.gz``. Chains with the same sequence share what is found for the first of them. The searches
 that AlphaFold makes are called as there (``uniref90_hits.sto``, ``bfd_uniref_hits.a3m``, ``mgnify_hits.sto``,
 ``uniprot_hits.sto``): they count in its order, and of each as many rows as there (:data:`MAX_ROWS`).
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header,
 from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
-from fastfold.utils.text_files import PathLike, read_text_bytes
+from fastfold.utils.text_files import FileSlice, PathLike, read_text_bytes
 
 MAX_ALIGNMENT_BYTES = 1 << 32
 
@@ -34,16 +35,21 @@ _EXTENSIONS = (".a3m", ".a3m.gz", ".sto", ".sto.gz")
 # UniRef90, BFD (searched together with UniClust30 or UniRef30, or in its small form), MGnify.
 _ORDER = ("uniref90",), ("bfd", "small_bfd", "uniclust30", "uniref30"), ("mgnify",)
 _PAIRING = "uniprot_hits"
+_RAW_ALIGNMENTS, _RAW_HITS = "a3m", "hhr"
 TEMPLATE_HITS = (
     ("pdb_hits", ".sto"),
     ("pdb_hits", ".hhr"),
     ("hmm_output", ".sto"),
+    ("hmmsearch_output", ".sto"),
     ("pdb70_hits", ".hhr"),
 )
 """Names of the searches for templates of AlphaFold-Multimer, AlphaFold and OpenFold."""
 
 MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
 """Rows that AlphaFold reads of a search at most, the query's included, by the name of its file."""
+
+AlignmentFile = Path | FileSlice
+"""A file of its own, or one inside an alignment database (:mod:`fastfold.data.msa.database`)."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +63,8 @@ class ChainAlignments:
         paired: The UniProt search, used only to pair the chains of a complex by species.
     """
 
-    unpaired: list[Path] = field(default_factory=list)
-    paired: list[Path] = field(default_factory=list)
+    unpaired: list[AlignmentFile] = field(default_factory=list)
+    paired: list[AlignmentFile] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.unpaired or self.paired)
@@ -177,19 +183,46 @@ def find_template_hits(msa_dir: PathLike, target: Target) -> dict[str, list[Path
         for chain in target.chains:
             places = list(_places(Path(msa_dir), names, chain)) if target.is_complex else []
             places += _places(Path(msa_dir), names, None) if alike else ()
-            for place in places:
-                files = [
-                    place / f"{stem}{end}{packed}"
-                    for stem, end in TEMPLATE_HITS
-                    for packed in ("", ".gz")
-                    if (place / f"{stem}{end}{packed}").is_file()
-                ]
-                if files:
-                    found.setdefault(chain.sequence, files)
-                    break
+            if files := _first_hits(places):
+                found.setdefault(chain.sequence, files)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be searched for template hits: {error}", path=msa_dir) from None
+        raise _no_hits(msa_dir, error) from None
     return found
+
+
+def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> list[Path]:
+    """As :func:`find_template_hits`, by a name alone or for one chain of a complex of that name.
+
+    Args:
+        msa_dir: Folder of alignments.
+        name: Identifier, as for :func:`find_alignments`.
+        chain: The chain of a complex; None for a target of one chain.
+
+    Returns:
+        The files in the order in which they are preferred; empty if there are none.
+
+    Raises:
+        InputError: ``msa_dir`` cannot be searched.
+    """
+    try:
+        return _first_hits(list(_places(Path(msa_dir), [name], chain)))
+    except (OSError, ValueError) as error:
+        raise _no_hits(msa_dir, error) from None
+
+
+def _first_hits(places: Iterable[Path]) -> list[Path]:
+    """Files of template hits at the first place that has any."""
+    names = [f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz")]
+    for place in places:
+        for folder in (place, place / _RAW_HITS):
+            if files := [folder / name for name in names if (folder / name).is_file()]:
+                return files
+    return []
+
+
+def _no_hits(msa_dir: PathLike, error: Exception) -> InputError:
+    passing = isinstance(error, OSError)
+    return InputError(f"cannot be searched for template hits: {error}", path=msa_dir, temporary=passing)
 
 
 def _read(sequence: str, files: ChainAlignments) -> ChainMsas:
@@ -259,7 +292,9 @@ def _find(msa_dir: PathLike, names: list[str], chain: Chain | None) -> tuple[Cha
                 return found, None
             empty = empty or (place if place.is_dir() else None)
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be searched for alignments: {error}", path=msa_dir) from None
+        passing = isinstance(error, OSError)
+        message = f"cannot be searched for alignments: {error}"
+        raise InputError(message, path=msa_dir, temporary=passing) from None
     return ChainAlignments(), empty
 
 
@@ -307,18 +342,36 @@ def _files_at(place: Path) -> ChainAlignments:
             return ChainAlignments([file], [])
     if not place.is_dir():
         return ChainAlignments()
-    files: dict[str, Path] = {}
-    for file in sorted(place.iterdir()):
-        if file.name.endswith(_EXTENSIONS) and not file.name.startswith("."):
-            files.setdefault(file.name.removesuffix(".gz"), file)
+    files: dict[str, AlignmentFile] = {}
+    for folder in (place, place / _RAW_ALIGNMENTS):
+        for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if file.name.endswith(_EXTENSIONS) and not file.name.startswith("."):
+                files.setdefault(file.name.removesuffix(".gz"), file)
+    return sorted_alignments(files.values())
+
+
+def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
+    """A chain's alignments by their names; template hits and other files are left out.
+
+    Args:
+        files: Of one chain.
+    """
+    named = {file.name.removesuffix(".gz"): file for file in files if file.name.endswith(_EXTENSIONS)}
     found = ChainAlignments()
-    for name in sorted(files, key=_order):
+    for name in sorted(named, key=_order):
         stem = name.rsplit(".", 1)[0]
         if stem == _PAIRING:
-            found.paired.append(files[name])
+            found.paired.append(named[name])
         elif stem not in {name for name, _ in TEMPLATE_HITS}:
-            found.unpaired.append(files[name])
+            found.unpaired.append(named[name])
     return found
+
+
+def sorted_hits(files: Iterable[AlignmentFile]) -> list[AlignmentFile]:
+    """The files of template hits among a chain's, in the order in which they are preferred."""
+    named = {file.name: file for file in files}
+    names = [f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz")]
+    return [named[name] for name in names if name in named]
 
 
 def _order(name: str) -> tuple[int, str]:

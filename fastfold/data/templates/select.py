@@ -120,11 +120,37 @@ def choose_templates(
         source: Where the hits come from.
         taken: Templates that the chain has before; a hit with the same letters repeats them.
     """
+    return take_templates(
+        best_first(hits),
+        query,
+        database,
+        max_templates=max_templates,
+        max_date=max_date,
+        source=source,
+        taken=taken,
+    )
+
+
+def best_first(hits: Sequence[TemplateHit]) -> list[TemplateHit]:
+    """HHsearch's hits by their ``sum_probs``, hmmsearch's as they are."""
+    return sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if is_ranked(hits) else list(hits)
+
+
+def take_templates(
+    hits: Sequence[TemplateHit],
+    query: str,
+    database: MmcifFolder,
+    *,
+    max_templates: int = MAX_TEMPLATES,
+    max_date: date | None = None,
+    source: str = "",
+    taken: Sequence[Template] = (),
+) -> ChainTemplates:
+    """As :func:`choose_templates`, but in the order in which the hits are given."""
     ranked = is_ranked(hits)
-    order = sorted(hits, key=lambda hit: -(hit.sum_probs or 0.0)) if ranked else list(hits)
     chosen: list[Template] = []
     outcomes: list[Outcome] = []
-    for hit in order:
+    for hit in hits:
         if len(chosen) >= max_templates:
             break
         name = hit.name.split()[0] if hit.name.split() else f"hit {hit.index}"

@@ -1,4 +1,4 @@
-"""What training draws per sample in addition to the crop: deleted blocks of alignment rows, and the FAPE's clamping."""
+"""What training draws per sample in addition to the crop: rows of the alignment to leave out, the FAPE's clamping."""
 
 from __future__ import annotations
 
@@ -81,6 +81,35 @@ def delete_blocks(
     kept = rows_left(
         rows, rng, fraction=fraction, num_blocks=num_blocks, randomize_num_blocks=randomize_num_blocks
     )
+    return _take_rows(raw, kept)
+
+
+def subsample_rows(
+    raw: Mapping[str, np.ndarray], most: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """A chain's raw features with a random part of its alignment, drawn evenly without replacement.
+
+    The paper takes 1,000 rows so of the alignments of predicted structures (supplement, section 1.3).
+
+    Args:
+        raw: See :func:`delete_blocks`.
+        most: Rows to keep, the query, which always stays, included; a shallower alignment is kept whole.
+        rng: Source of randomness.
+
+    Returns:
+        All raw features; the rows that stay keep their order.
+
+    Raises:
+        InputError: There is no alignment, or it is malformed.
+    """
+    rows = check_layout(raw, MSA_LAYOUT)["S"]
+    if rows <= most:
+        return dict(raw)
+    others = rng.choice(rows - 1, size=most - 1, replace=False)
+    return _take_rows(raw, np.concatenate([[0], 1 + np.sort(others)]))
+
+
+def _take_rows(raw: Mapping[str, np.ndarray], kept: np.ndarray) -> dict[str, np.ndarray]:
     result = {name: np.asarray(value) for name, value in raw.items()}
     result |= {name: result[name][kept] for name in _BY_ROW if name in result}
     if "num_alignments" in result:

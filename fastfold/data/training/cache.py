@@ -27,12 +27,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastfold.data.features.coevolution import Coevolution
+from fastfold.data.msa.find import AlignmentFile
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import safe_stem
+from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training import cache_format
 from fastfold.data.training.cache_format import Arrays
 from fastfold.data.training.complex_entry import ComplexData, ComplexEntry, read_complex
 from fastfold.data.training.entry import Entry, EntryData, read_chain_msa, read_entry
+from fastfold.data.training.templates import read_candidates
 from fastfold.errors import OutputError
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import Structure
@@ -56,6 +59,12 @@ _PARSERS = (
     "fastfold.data.features.transforms",
     "fastfold.data.msa.msa",
     "fastfold.data.msa.stockholm",
+    "fastfold.data.templates.hhr",
+    "fastfold.data.templates.hits",
+    "fastfold.data.templates.hmmsearch_hits",
+    "fastfold.data.templates.prefilter",
+    "fastfold.data.templates.select",
+    "fastfold.data.templates.source",
     "fastfold.data.fasta",
     "fastfold.data.targets",
     "fastfold.data.msa.find",
@@ -63,6 +72,7 @@ _PARSERS = (
     "fastfold.data.training.entry",
     "fastfold.data.training.cache",
     "fastfold.data.training.cache_format",
+    "fastfold.data.training.templates",
 )
 """Modules that decide what a parsed file looks like."""
 _TABLES = ("residue_constants.json",)
@@ -123,11 +133,28 @@ class FeatureCache:
             entry.id,
             (entry.structure, *entry.alignments()),
             entry.chain_id,
-            make=lambda: read_entry(replace(entry, resolution=None)),
+            make=lambda: read_entry(replace(entry, resolution=None, release_date="")),
             pack=_entry_arrays,
             unpack=_entry_of,
         )
-        return data if entry.resolution is None else replace(data, resolution=entry.resolution)
+        if entry.resolution is not None:
+            data = replace(data, resolution=entry.resolution)
+        return replace(data, release_date=entry.release_date) if entry.release_date else data
+
+    def template_hits(self, path: AlignmentFile, query: str) -> list[TemplateHit]:
+        """As :func:`fastfold.data.training.templates.read_candidates`, from the cache where they are there.
+
+        Raises:
+            InputError: The hits have to be read and cannot be.
+        """
+        return self._cached(
+            path.name,
+            (path,),
+            ("template hits of", query),
+            make=lambda: read_candidates(path, query),
+            pack=cache_format.hits_arrays,
+            unpack=cache_format.hits_of,
+        )
 
     def coevolution(self, entry: Entry, subset: int, analyse: Callable[[], Coevolution]) -> Coevolution:
         """The coevolution of a subset of an entry's alignment, from the cache where it is there.
@@ -155,7 +182,7 @@ class FeatureCache:
         return read_complex(entry, structure_reader=self._structure, msa_reader=self._msa)
 
     def _structure(self, path: Path) -> Structure:
-        """All chains of a file and its resolution; nothing else of it is remembered."""
+        """All chains of a file, its resolution and its date; nothing else of it is remembered."""
         return self._cached(
             path.name,
             (path,),
@@ -165,7 +192,7 @@ class FeatureCache:
             unpack=lambda arrays: _structure_of(arrays, path.name),
         )
 
-    def _msa(self, path: Path, sequence: str) -> Msa:
+    def _msa(self, path: AlignmentFile, sequence: str) -> Msa:
         return self._cached(
             path.name,
             (path,),
@@ -178,7 +205,7 @@ class FeatureCache:
     def _cached(
         self,
         name: str,
-        sources: tuple[Path, ...],
+        sources: tuple[AlignmentFile, ...],
         asked: object,
         *,
         make: Callable[[], T],
@@ -272,7 +299,7 @@ def _parser_files() -> list[Path]:
     return paths
 
 
-def _digest(sources: tuple[Path, ...], asked: object) -> str:
+def _digest(sources: tuple[AlignmentFile, ...], asked: object) -> str:
     """Hash of the content and the kinds of files, and of what is read from them."""
     digest = hashlib.sha256(repr((asked, [path.suffixes[-2:] for path in sources])).encode())
     for path in sources:
@@ -289,6 +316,7 @@ def _entry_arrays(data: EntryData) -> Arrays:
     return {
         **cache_format.chain_arrays(data.chain),
         "resolution": cache_format.optional(data.resolution),
+        "release_date": cache_format.text_array(data.release_date),
         **cache_format.many("alignments", [cache_format.msa_arrays(msa) for msa in data.alignments]),
     }
 
@@ -298,12 +326,14 @@ def _entry_of(arrays: Arrays) -> EntryData:
         chain=cache_format.chain_of(arrays),
         alignments=tuple(cache_format.msa_of(part) for part in cache_format.parts_of("alignments", arrays)),
         resolution=cache_format.number_or_none(arrays["resolution"]),
+        release_date=cache_format.string_of(arrays["release_date"]),
     )
 
 
 def _structure_arrays(structure: Structure) -> Arrays:
     return {
         "resolution": cache_format.optional(structure.resolution),
+        "release_date": cache_format.text_array(structure.release_date),
         **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in structure.chains]),
     }
 
@@ -313,4 +343,5 @@ def _structure_of(arrays: Arrays, name: str) -> Structure:
         name=name,
         chains=tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays)),
         resolution=cache_format.number_or_none(arrays["resolution"]),
+        release_date=cache_format.string_of(arrays["release_date"]),
     )

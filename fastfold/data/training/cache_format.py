@@ -6,12 +6,13 @@ The zip's checksums tell damage. Atoms that are not there and columns without de
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fastfold.data.features.coevolution import Coevolution
 from fastfold.data.msa.msa import Msa
+from fastfold.data.templates.hits import TemplateHit
 from fastfold.protein.structure import ChainStructure
 
 LAYOUT_VERSION = 1  # of the arrays below
@@ -65,8 +66,8 @@ def chain_arrays(chain: ChainStructure) -> Arrays:
     """Arrays of a chain."""
     observed = chain.mask > 0
     return {
-        "chain_id": _text(chain.chain_id),
-        "sequence": _text(chain.sequence),
+        "chain_id": text_array(chain.chain_id),
+        "sequence": text_array(chain.sequence),
         "residue_index": chain.residue_index,
         "observed": np.packbits(observed),
         "positions": chain.positions[observed],
@@ -76,7 +77,7 @@ def chain_arrays(chain: ChainStructure) -> Arrays:
 
 def chain_of(arrays: Mapping[str, np.ndarray]) -> ChainStructure:
     """The inverse of :func:`chain_arrays`."""
-    sequence = _string(arrays["sequence"])
+    sequence = string_of(arrays["sequence"])
     length = len(sequence)
     observed = np.unpackbits(arrays["observed"], count=length * 37).reshape(length, 37).astype(bool)
     positions = np.zeros((length, 37, 3), np.float32)
@@ -84,7 +85,7 @@ def chain_of(arrays: Mapping[str, np.ndarray]) -> ChainStructure:
     b_factors = np.zeros((length, 37), np.float32)
     b_factors[observed] = arrays["b_factors"]
     return ChainStructure(
-        chain_id=_string(arrays["chain_id"]),
+        chain_id=string_of(arrays["chain_id"]),
         sequence=sequence,
         positions=positions,
         mask=observed.astype(np.float32),
@@ -98,20 +99,20 @@ def msa_arrays(msa: Msa) -> Arrays:
     where = np.flatnonzero(msa.deletions)
     return {
         "columns": np.array(msa.deletions.shape[1]),
-        "rows": _text("".join(msa.sequences)),
+        "rows": text_array("".join(msa.sequences)),
         "deleted": np.stack([where, msa.deletions.reshape(-1)[where].astype(np.int64)]),
-        "descriptions": _text("\n".join(msa.descriptions)),
+        "descriptions": text_array("\n".join(msa.descriptions)),
     }
 
 
 def msa_of(arrays: Mapping[str, np.ndarray]) -> Msa:
     """The inverse of :func:`msa_arrays`."""
-    rows, length = _string(arrays["rows"]), int(arrays["columns"])
+    rows, length = string_of(arrays["rows"]), int(arrays["columns"])
     sequences = tuple(rows[start : start + length] for start in range(0, len(rows), length))
     deletions = np.zeros(len(rows), np.int32)
     where, number = arrays["deleted"]
     deletions[where] = number
-    descriptions = tuple(_string(arrays["descriptions"]).split("\n"))
+    descriptions = tuple(string_of(arrays["descriptions"]).split("\n"))
     return Msa(sequences, deletions.reshape(-1, length), descriptions)
 
 
@@ -135,6 +136,44 @@ def coevolution_of(arrays: Mapping[str, np.ndarray]) -> Coevolution:
         arrays["conservation"],
         float(arrays["log_effective_rows"]),
     )
+
+
+def hits_arrays(hits: Sequence[TemplateHit]) -> Arrays:
+    """Arrays of the hits of a search for templates."""
+    places = [place for hit in hits for place in (*hit.indices_query, *hit.indices_hit)]
+    return {
+        "names": text_array("\n".join(hit.name for hit in hits)),
+        "letters": text_array("\n".join(f"{hit.query}\n{hit.hit_sequence}" for hit in hits)),
+        "numbers": np.array(
+            [(hit.index, hit.aligned_cols, len(hit.indices_query)) for hit in hits], np.int64
+        ).reshape(-1, 3),
+        "sum_probs": np.array([np.nan if hit.sum_probs is None else hit.sum_probs for hit in hits]),
+        "places": np.array(places, np.int32),
+    }
+
+
+def hits_of(arrays: Mapping[str, np.ndarray]) -> list[TemplateHit]:
+    """The inverse of :func:`hits_arrays`."""
+    names, letters = (string_of(arrays[key]).split("\n") for key in ("names", "letters"))
+    places, start = arrays["places"].tolist(), 0
+    hits = []
+    for i, (index, aligned, columns) in enumerate(arrays["numbers"].tolist()):
+        total = float(arrays["sum_probs"][i])
+        middle, end = start + columns, start + 2 * columns
+        hits.append(
+            TemplateHit(
+                index=index,
+                name=names[i],
+                aligned_cols=aligned,
+                sum_probs=None if np.isnan(total) else total,
+                query=letters[2 * i],
+                hit_sequence=letters[2 * i + 1],
+                indices_query=tuple(places[start:middle]),
+                indices_hit=tuple(places[middle:end]),
+            )
+        )
+        start = end
+    return hits
 
 
 def optional(value: float | None) -> np.ndarray:
@@ -161,9 +200,11 @@ def parts_of(name: str, arrays: Mapping[str, np.ndarray]) -> list[Arrays]:
     ]
 
 
-def _text(value: str) -> np.ndarray:
+def text_array(value: str) -> np.ndarray:
+    """``[L]`` uint8 of a text."""
     return np.frombuffer(value.encode("utf-8"), np.uint8)
 
 
-def _string(value: np.ndarray) -> str:
+def string_of(value: np.ndarray) -> str:
+    """The inverse of :func:`text_array`."""
     return value.tobytes().decode("utf-8")

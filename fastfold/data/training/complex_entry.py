@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fastfold.data.msa.find import ChainAlignments, find_alignments
+from fastfold.data.msa.find import (
+    AlignmentFile,
+    ChainAlignments,
+    find_alignments,
+    find_hits,
+    sorted_alignments,
+    sorted_hits,
+)
 from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Chain
+from fastfold.data.templates.hits import TemplateHit
 from fastfold.data.training.entry import Entry, mask_low_plddt, read_chain_msa
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure, Structure
@@ -39,6 +47,21 @@ class ComplexEntry(Entry):
 
     members: tuple[Entry, ...] = ()
 
+    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
+        """As :meth:`fastfold.data.training.entry.Entry.template_hits`; of chains with one sequence the first that has
+        hits shares them."""
+        found: dict[str, AlignmentFile] = {}
+        for chain, member in zip(chains, _members_of(self, chains), strict=True):
+            if chain.sequence not in found:
+                files = _hits(self, chain.chain_id, chain.sequence, member)
+                found |= dict(zip([chain.sequence], files, strict=False))
+        return found
+
+    @property
+    def has_template_hits(self) -> bool:
+        """Whether such a file is there for a member."""
+        return any(_hits(self, member.chain_id or "", member.sequence, member) for member in self.members)
+
 
 @dataclass(frozen=True, eq=False)
 class ComplexData:
@@ -48,11 +71,15 @@ class ComplexData:
         chains: Chains in the order of the file.
         alignments: Alignments of each chain; chains of one sequence share theirs.
         resolution: The structure's, in Å, or None: what the entry says, else what the file says.
+        release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
+        hits: See :class:`fastfold.data.training.entry.EntryData`.
     """
 
     chains: tuple[ChainStructure, ...]
     alignments: tuple[ComplexMsas, ...]
     resolution: float | None
+    release_date: str = ""
+    hits: Mapping[str, Sequence[TemplateHit]] | None = None
 
 
 def group_complexes(entries: Sequence[Entry]) -> tuple[ComplexEntry, ...]:
@@ -87,6 +114,8 @@ def _complex(members: list[Entry]) -> ComplexEntry:
         "id": first.id if len(members) == 1 else _stem(first.structure),
         "sequence": "".join(member.sequence for member in members),
         "chain_id": None,
+        "alignment_name": "",
+        "alignment_files": None,
         "cluster": "",
         "cluster_size": 1,
         "resolved": sum(known) / total if len(known) == len(members) else None,
@@ -99,7 +128,7 @@ def read_complex(
     entry: ComplexEntry,
     *,
     structure_reader: Callable[[Path], Structure] = read_structure,
-    msa_reader: Callable[[Path, str], Msa] = read_chain_msa,
+    msa_reader: Callable[[AlignmentFile, str], Msa] = read_chain_msa,
 ) -> ComplexData:
     """Reads the structure of a complex and the alignments of its chains.
 
@@ -116,14 +145,10 @@ def read_complex(
         InputError: A file cannot be used, or an alignment is of another chain.
     """
     structure = structure_reader(entry.structure)
-    names = {member.chain_id: member.id for member in entry.members}
-    if len(structure.chains) == 1:
-        names.setdefault(structure.chains[0].chain_id, entry.members[0].id)
     files: dict[str, ChainAlignments] = {}
-    for chain in structure.chains:
-        if entry.alignment_dir is not None and not files.get(chain.sequence):
-            asked = Chain(chain.chain_id, chain.sequence, record=names.get(chain.chain_id, ""))
-            files[chain.sequence] = find_alignments(entry.alignment_dir, _stem(entry.structure), chain=asked)
+    for chain, member in zip(structure.chains, _members_of(entry, structure.chains), strict=True):
+        if not files.get(chain.sequence):
+            files[chain.sequence] = _alignments(entry, chain, member)
     msas = {
         sequence: ComplexMsas(
             tuple(msa_reader(path, sequence) for path in found.unpaired),
@@ -135,7 +160,38 @@ def read_complex(
         chains=structure.chains,
         alignments=tuple(msas.get(chain.sequence, ComplexMsas()) for chain in structure.chains),
         resolution=structure.resolution if entry.resolution is None else entry.resolution,
+        release_date=entry.release_date or structure.release_date,
     )
+
+
+def _members_of(entry: ComplexEntry, chains: Sequence[ChainStructure]) -> list[Entry | None]:
+    """What the training set lists for each chain of the file."""
+    listed: dict[str | None, Entry] = {member.chain_id: member for member in entry.members}
+    if len(chains) == 1:
+        listed.setdefault(chains[0].chain_id, entry.members[0])
+    return [listed.get(chain.chain_id) for chain in chains]
+
+
+def _asked(chain_id: str, sequence: str, member: Entry | None) -> Chain:
+    """A chain by the names under which its alignments are looked up."""
+    return Chain(chain_id, sequence, record=(member.alignment_name or member.id) if member else "")
+
+
+def _alignments(entry: ComplexEntry, chain: ChainStructure, member: Entry | None) -> ChainAlignments:
+    if member is not None and member.alignment_files is not None:
+        return sorted_alignments(member.alignment_files)
+    if entry.alignment_dir is None:
+        return ChainAlignments()
+    asked = _asked(chain.chain_id, chain.sequence, member)
+    return find_alignments(entry.alignment_dir, _stem(entry.structure), chain=asked)
+
+
+def _hits(entry: ComplexEntry, chain_id: str, sequence: str, member: Entry | None) -> Sequence[AlignmentFile]:
+    if member is not None and member.alignment_files is not None:
+        return sorted_hits(member.alignment_files)
+    if entry.alignment_dir is None:
+        return []
+    return find_hits(entry.alignment_dir, _stem(entry.structure), chain=_asked(chain_id, sequence, member))
 
 
 def mask_complex_plddt(data: ComplexData, minimum: float) -> ComplexData:

@@ -7,7 +7,7 @@ labels of its copies can be exchanged with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from fastfold.data.features.merging import chain_order, merge_chains
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.features.transforms import row_blocks
-from fastfold.data.training.augmentation import delete_blocks
+from fastfold.data.training.augmentation import delete_blocks, subsample_rows
 from fastfold.data.training.complex_entry import ComplexMsas
 from fastfold.data.training.cropping import contiguous_crop_of_chains, crop_features, spatial_crop
 from fastfold.data.training.labels import structure_labels
 from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings, require_backbone
+from fastfold.data.training.templates import Candidates
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
 
@@ -39,6 +40,7 @@ def complex_sample(
     rng: np.random.Generator,
     *,
     resolution: float | None = None,
+    templates: Mapping[str, Candidates] | None = None,
 ) -> dict[str, np.ndarray]:
     """Features and labels of a complex for a multimer network (Evans et al. 2021, doi:10.1101/2021.10.04.463034).
 
@@ -52,6 +54,7 @@ def complex_sample(
         settings: See there.
         rng: All that is random comes from here.
         resolution: The structure's, in Å, if known.
+        templates: By sequence what templates are drawn from, once for all copies of a chain.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to the same
@@ -70,7 +73,17 @@ def complex_sample(
         require_backbone(chain)
     if rng.random() < settings.single_sequence_probability:
         alignments = [ComplexMsas()] * len(chains)
-    merged = merged_features(chains, alignments, rng if settings.block_deletion else None)
+    drawn = {}
+    for sequence in dict.fromkeys(chain.sequence for chain in chains):
+        if templates is not None and sequence in templates:
+            drawn[sequence] = templates[sequence].draw(rng)
+
+    def augmented(msa: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if settings.max_rows is not None:
+            msa = subsample_rows(msa, settings.max_rows, rng)
+        return delete_blocks(msa, rng) if settings.block_deletion else msa
+
+    merged = merged_features(chains, alignments, augmented, templates=drawn)
     positions = np.concatenate([chain.positions for chain in chains])
     mask = np.concatenate([chain.mask for chain in chains])
     crop = _draw_crop(merged["asym_id"], positions[:, _CA], mask[:, _CA], settings, rng)
@@ -98,14 +111,19 @@ def in_feature_order(
 
 
 def merged_features(
-    chains: Sequence[ChainStructure], alignments: Sequence[ComplexMsas], rng: np.random.Generator | None
+    chains: Sequence[ChainStructure],
+    alignments: Sequence[ComplexMsas],
+    augment: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] | None = None,
+    *,
+    templates: Mapping[str, Mapping[str, np.ndarray]] | None = None,
 ) -> dict[str, np.ndarray]:
     """Merged features of a complex (:func:`fastfold.data.features.merging.merge_chains`), numbered as its structure is.
 
     Args:
         chains: Chains in the order of the features.
         alignments: Alignments of each chain; of chains with one sequence those of the first count.
-        rng: Deletes blocks of the alignments that are not paired, once for all copies of a chain; None for not.
+        augment: Takes rows out of an alignment that is not paired, once for all copies of a chain; None for not.
+        templates: Raw template features by sequence.
 
     Raises:
         InputError: An alignment belongs to another chain.
@@ -115,12 +133,12 @@ def merged_features(
     for sequence, msas in zip(sequences, alignments, strict=True):
         own.setdefault(sequence, msas)
     unpaired = {sequence: msa_features(msas.unpaired, sequence) for sequence, msas in own.items()}
-    if rng is not None:
-        unpaired = {sequence: delete_blocks(msa, rng) for sequence, msa in unpaired.items()}
+    if augment is not None:
+        unpaired = {sequence: augment(msa) for sequence, msa in unpaired.items()}
     raw = [
         sequence_features(chain.sequence)
         | unpaired[chain.sequence]
-        | template_features({}, len(chain))
+        | template_features((templates or {}).get(chain.sequence, {}), len(chain))
         | {"residue_index": chain.residue_index}
         for chain in chains
     ]

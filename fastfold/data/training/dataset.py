@@ -19,12 +19,18 @@ from typing import Any, overload
 
 import numpy as np
 
+from fastfold.data.msa.database import AlignmentDatabase
 from fastfold.data.training.entry import EXPERIMENTAL, Entry, alignment_depth, resolved_share, select_chain
-from fastfold.data.training.index_tables import ChainRecord, read_chain_data_cache, read_index
+from fastfold.data.training.index_tables import (
+    ChainRecord,
+    read_chain_data_cache,
+    read_duplicates,
+    read_index,
+)
 from fastfold.errors import ConfigError, InputError
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import FileSlice, PathLike
 
 WHOLE_SPLIT = "train"
 """A folder without splits is all of this one."""
@@ -65,6 +71,8 @@ def open_dataset(
     source: str = EXPERIMENTAL,
     oversample: Mapping[str, float] | None = None,
     depth_weights: Mapping[int, float] | None = None,
+    alignments: PathLike | None = None,
+    duplicates: PathLike | None = None,
 ) -> Dataset:
     """Finds the chains in a folder.
 
@@ -78,10 +86,15 @@ def open_dataset(
             ``_`` (``1ten`` for ``1ten_A``).
         depth_weights: Factors of the sampling weight by alignment depth: number of rows to the factor of chains that
             have as many or more (up to the next number).
+        alignments: Folder of alignments, or the index of an alignment database
+            (:class:`fastfold.data.msa.database.AlignmentDatabase`); by default the folder that belongs to the layout.
+        duplicates: Layout ``openfold``: table of chains that share the alignments of one
+            (:func:`fastfold.data.training.index_tables.read_duplicates`); by default ``duplicate_pdb_chains.txt`` of
+            the folder, if there is one.
 
     Raises:
-        ConfigError: The folder does not exist or holds nothing to train on, the split does not exist, or a
-            name to oversample is not there.
+        ConfigError: The folder, or one of the others, does not exist or holds nothing to train on, the split does not
+            exist, or a name to oversample is not there.
         InputError: A table cannot be read.
     """
     root = Path(directory)
@@ -89,9 +102,17 @@ def open_dataset(
         raise ConfigError(f"the data folder {str(root)!r} does not exist; set data.directory")
     if layout not in _EXPECTED:
         raise ConfigError(f"layout {layout!r} is not known; it is one of {', '.join(_EXPECTED)}")
-    find = _from_folder if layout == "folder" else _from_openfold
+    if duplicates is not None and layout != "openfold":
+        raise ConfigError("data.duplicates belongs to data.layout=openfold; leave it out, or set the layout")
+    given = _open_alignments(alignments)
     try:
-        entries, unreadable = _complete(find(root, split) if root.is_dir() else _from_file(root))
+        if not root.is_dir():
+            found = _from_file(root, given)
+        elif layout == "folder":
+            found = _from_folder(root, split, given)
+        else:
+            found = _from_openfold(root, split, given, duplicates)
+        entries, unreadable = _complete(found)
     except OSError as error:
         raise ConfigError(f"the data folder {str(root)!r} cannot be searched: {error}") from None
     if not entries:
@@ -120,6 +141,34 @@ class _Found:
     structure: Path | None
     alignment_dir: Path | None
     record: ChainRecord
+    alignment_name: str = ""
+    database: AlignmentDatabase | None = None
+
+    def files(self, name: str) -> tuple[FileSlice, ...] | None:
+        """Files that the database has for a chain in it; None without a database, or if it has none."""
+        return None if self.database is None else self.database.get(self.alignment_name or name)
+
+
+_Alignments = Path | AlignmentDatabase | None
+"""Where alignments lie, if the user says it."""
+
+
+def _open_alignments(path: PathLike | None) -> _Alignments:
+    if path is None:
+        return None
+    path = Path(path)
+    if not path.exists():
+        raise ConfigError(
+            f"the alignments {str(path)!r} do not exist; data.alignments names a folder, or the index of a database"
+        )
+    return path if path.is_dir() else AlignmentDatabase(path)
+
+
+def _placed(found: _Found, alignments: _Alignments) -> _Found:
+    """What was found, with its alignments from where the user says they are."""
+    if isinstance(alignments, AlignmentDatabase):
+        return replace(found, alignment_dir=None, database=alignments)
+    return found if alignments is None else replace(found, alignment_dir=alignments)
 
 
 _EXPECTED = {
@@ -128,13 +177,13 @@ _EXPECTED = {
 }
 
 
-def _from_file(path: Path) -> Iterator[_Found]:
+def _from_file(path: Path, alignments: _Alignments) -> Iterator[_Found]:
     """The chains of one file, with alignments in a folder ``msas`` next to it."""
     name = os.path.splitext(path.name.removesuffix(".gz"))[0]
-    yield _Found(name, path, _folder_or_none(path.parent / "msas"), ChainRecord())
+    yield _placed(_Found(name, path, _folder_or_none(path.parent / "msas"), ChainRecord()), alignments)
 
 
-def _from_folder(root: Path, split: str | None) -> Iterator[_Found]:
+def _from_folder(root: Path, split: str | None, alignments: _Alignments) -> Iterator[_Found]:
     """Chains of a plain folder, by its index or else by its files."""
     msas = _folder_or_none(root / "msas")
     index = root / "index.tsv"
@@ -147,15 +196,17 @@ def _from_folder(root: Path, split: str | None) -> Iterator[_Found]:
             if wanted is None or record.split == wanted:
                 if record.split not in files:
                     files[record.split] = _structure_files(root) | _structure_files(root / record.split)
-                yield _Found(name, files[record.split].get(name), msas, record)
+                yield _placed(_Found(name, files[record.split].get(name), msas, record), alignments)
         return
     wanted = _check_split(root, split, [name for name in (split,) if name and (root / name).is_dir()])
     for name, path in sorted(_structure_files(root / wanted if wanted else root).items()):
-        yield _Found(name, path, msas, ChainRecord())
+        yield _placed(_Found(name, path, msas, ChainRecord()), alignments)
 
 
-def _from_openfold(root: Path, split: str | None) -> Iterator[_Found]:
-    """Chains that have a folder of alignments, or all of ``chain_data_cache.json`` where there are none."""
+def _from_openfold(
+    root: Path, split: str | None, given: _Alignments, duplicates: PathLike | None
+) -> Iterator[_Found]:
+    """Chains that have alignments and their duplicates, or all of ``chain_data_cache.json`` where there are none."""
     wanted = _check_split(
         root, split, [name for name in (split,) if name and (root / name / "mmcifs").is_dir()]
     )
@@ -165,13 +216,34 @@ def _from_openfold(root: Path, split: str | None) -> Iterator[_Found]:
     files = _structure_files(base / "mmcifs")
     cache = base / "chain_data_cache.json"
     records = read_chain_data_cache(cache) if cache.is_file() else {}
-    alignments = _folder_or_none(base / "alignments")
-    names = [path.name for path in alignments.iterdir() if path.is_dir()] if alignments else list(records)
-    for name in sorted(names):
+    alignments = _folder_or_none(base / "alignments") if given is None else given
+    if isinstance(alignments, AlignmentDatabase):
+        names = dict.fromkeys(alignments, "")
+    elif alignments is not None:
+        names = {path.name: "" for path in alignments.iterdir() if path.is_dir()}
+    else:
+        names = dict.fromkeys(records, "")
+    table = base / "duplicate_pdb_chains.txt" if duplicates is None else Path(duplicates)
+    if duplicates is not None and not table.is_file():
+        raise ConfigError(f"the table of duplicates {str(table)!r} does not exist; correct data.duplicates")
+    if table.is_file():
+        names |= _duplicates(read_duplicates(table), names)
+    for name, shared in sorted(names.items()):
         # A predicted structure is one chain, named as its file.
         stem, _, chain_id = (name, "", "") if name in files else name.rpartition("_")
         record = replace(records.get(name, ChainRecord()), chain_id=chain_id)
-        yield _Found(name, files.get(stem), alignments, record)
+        folder = alignments if isinstance(alignments, Path) else None
+        yield _placed(_Found(name, files.get(stem), folder, record, alignment_name=shared), alignments)
+
+
+def _duplicates(groups: Sequence[Sequence[str]], names: Mapping[str, str]) -> dict[str, str]:
+    """For each chain without alignments the first of its group that has some; groups without any have no chains."""
+    found: dict[str, str] = {}
+    for group in groups:
+        first = next((name for name in group if name in names), None)
+        if first is not None:
+            found |= {name: first for name in group if name not in names}
+    return found
 
 
 def _check_split(root: Path, split: str | None, there: Sequence[str]) -> str | None:
@@ -238,7 +310,14 @@ def _entry(item: _Found, structure: Path, **changes: Any) -> Entry:
         "release_date": record.release_date,
         "msa_rows": record.msa_rows,
     }
-    return Entry(structure=structure, alignment_dir=item.alignment_dir, **(values | changes))
+    values |= changes
+    return Entry(
+        structure=structure,
+        alignment_dir=item.alignment_dir,
+        alignment_name=item.alignment_name,
+        alignment_files=item.files(values["id"]),
+        **values,
+    )
 
 
 def _entries_from_file(item: _Found, path: Path) -> list[Entry]:

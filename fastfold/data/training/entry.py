@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastfold.data.msa.find import find_alignments, read_msa
+from fastfold.data.msa.find import (
+    AlignmentFile,
+    find_alignments,
+    find_hits,
+    read_msa,
+    sorted_alignments,
+    sorted_hits,
+)
 from fastfold.data.msa.msa import Msa, check_query
+from fastfold.data.templates.hits import TemplateHit
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.structure import ChainStructure, Structure
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import FileSlice, PathLike
 
 EXPERIMENTAL, DISTILLATION = "experimental", "distillation"
 
@@ -29,6 +38,8 @@ class Entry:
         sequence: ``N`` letters.
         chain_id: Its name in the file; None for the only chain there.
         alignment_dir: Folder in which its alignment is looked up, or None.
+        alignment_name: Name of the chain whose alignments are its own too, or an empty string if these bear its ``id``.
+        alignment_files: Its alignments and template hits inside a database; they are not looked up then.
         cluster: Name of its sequence cluster, or an empty string.
         cluster_size: Chains in that cluster, 1 where clusters are not known.
         resolution: The structure's, in Å, or None where it is not known.
@@ -37,6 +48,7 @@ class Entry:
         msa_rows: Rows of its alignments if a table says, or None.
         weight: Factor of its sampling probability.
         source: ``experimental`` or ``distillation`` (a predicted structure).
+        record: Number of its record in a packed set (:mod:`fastfold.data.training.packed`), or None.
     """
 
     id: str
@@ -44,6 +56,8 @@ class Entry:
     sequence: str
     chain_id: str | None = None
     alignment_dir: Path | None = None
+    alignment_name: str = ""
+    alignment_files: tuple[FileSlice, ...] | None = None
     cluster: str = ""
     cluster_size: int = 1
     resolution: float | None = None
@@ -52,6 +66,7 @@ class Entry:
     msa_rows: int | None = None
     weight: float = 1.0
     source: str = EXPERIMENTAL
+    record: int | None = None
 
     def __len__(self) -> int:
         """Number of residues."""
@@ -62,15 +77,41 @@ class Entry:
         """Whether the B-factors of the structure are pLDDT values, by which residues are masked."""
         return self.source == DISTILLATION
 
-    def alignments(self) -> tuple[Path, ...]:
+    def alignments(self) -> tuple[AlignmentFile, ...]:
         """Its alignment files, in the order in which they are read; empty for single-sequence mode.
 
         Raises:
             InputError: There is a folder for it without an alignment in it.
         """
+        if self.alignment_files is not None:
+            return tuple(sorted_alignments(self.alignment_files).unpaired)
         if self.alignment_dir is None:
             return ()
-        return tuple(find_alignments(self.alignment_dir, self.id).unpaired)
+        return tuple(find_alignments(self.alignment_dir, self.alignment_name or self.id).unpaired)
+
+    def template_hits(self, chains: Sequence[ChainStructure]) -> dict[str, AlignmentFile]:
+        """By sequence, the file with the hits of a search for templates that lies beside the alignments.
+
+        Args:
+            chains: The chains of the entry.
+
+        Raises:
+            InputError: The folder of alignments cannot be searched.
+        """
+        files = self._hits()
+        return {chain.sequence: files[0] for chain in chains if files}
+
+    @property
+    def has_template_hits(self) -> bool:
+        """Whether such a file is there."""
+        return bool(self._hits())
+
+    def _hits(self) -> Sequence[AlignmentFile]:
+        if self.alignment_files is not None:
+            return sorted_hits(self.alignment_files)
+        if self.alignment_dir is None:
+            return []
+        return find_hits(self.alignment_dir, self.alignment_name or self.id)
 
 
 def alignment_depth(entry: Entry) -> int:
@@ -94,11 +135,20 @@ class EntryData:
         chain: Its structure.
         alignments: Their first rows are the chain.
         resolution: The structure's, in Å, or None: what the entry says, else what the file says.
+        release_date: The structure's, ``YYYY-MM-DD`` or an empty string, in the same way.
+        hits: Template hits by sequence where they were read together with the rest (a packed set), else None.
     """
 
     chain: ChainStructure
     alignments: tuple[Msa, ...]
     resolution: float | None
+    release_date: str = ""
+    hits: Mapping[str, Sequence[TemplateHit]] | None = None
+
+    @property
+    def chains(self) -> tuple[ChainStructure, ...]:
+        """The chain, as the only one."""
+        return (self.chain,)
 
 
 def read_entry(entry: Entry) -> EntryData:
@@ -111,7 +161,7 @@ def read_entry(entry: Entry) -> EntryData:
     chain = select_chain(structure, entry)
     alignments = tuple(read_chain_msa(path, chain.sequence) for path in entry.alignments())
     resolution = structure.resolution if entry.resolution is None else entry.resolution
-    return EntryData(chain, alignments, resolution)
+    return EntryData(chain, alignments, resolution, entry.release_date or structure.release_date)
 
 
 def read_chain_msa(path: PathLike, sequence: str) -> Msa:

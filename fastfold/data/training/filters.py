@@ -42,7 +42,7 @@ class Filtered:
         unreadable: Names and reasons of those whose structure could not be read.
     """
 
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
     taken: dict[str, int]
     unreadable: tuple[tuple[str, str], ...]
 

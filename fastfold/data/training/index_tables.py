@@ -1,4 +1,4 @@
-"""Tables that describe the chains of a training set: ``index.tsv`` and OpenFold's ``chain_data_cache.json``."""
+"""Tables that describe the chains of a training set: ``index.tsv``, and OpenFold's of chains and of duplicates."""
 
 from __future__ import annotations
 
@@ -113,6 +113,27 @@ def read_chain_data_cache(path: PathLike) -> dict[str, ChainRecord]:
     if not isinstance(table, dict):
         raise InputError("must map names of chains to their data; make it again", path=path)
     return {name: _cached_record(name, data, path) for name, data in table.items()}
+
+
+def read_duplicates(path: PathLike) -> list[list[str]]:
+    """Reads OpenFold's ``duplicate_pdb_chains.txt``: on each line the names of chains with one sequence.
+
+    Raises:
+        InputError: The file cannot be read, or a name is in two lines or could lead out of the folder.
+    """
+    lines = split_lines(read_text_bytes(path, limit=_LIMIT).decode("utf-8", "replace"))
+    groups, seen = [], set()
+    for number, line in enumerate(lines, 1):
+        names = line.split()
+        for name in names:
+            if name in seen or any(character in name for character in "/\\\0"):
+                raise InputError(
+                    "a name comes twice, or is not the name of a file", path=path, line=number, record=name
+                )
+            seen.add(name)
+        if names:
+            groups.append(names)
+    return groups
 
 
 def _cached_record(name: str, data: Any, path: PathLike) -> ChainRecord:

@@ -13,9 +13,10 @@ from fastfold.data.features import coevolution
 from fastfold.data.features.pipeline import sampler_from_raw
 from fastfold.data.features.raw import msa_features, sequence_features, template_features
 from fastfold.data.msa.msa import Msa
-from fastfold.data.training.augmentation import delete_blocks, sample_fape_clamp
+from fastfold.data.training.augmentation import delete_blocks, sample_fape_clamp, subsample_rows
 from fastfold.data.training.cropping import contiguous_crop, crop_features
 from fastfold.data.training.labels import structure_labels
+from fastfold.data.training.templates import Candidates
 from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.structure import ChainStructure
@@ -35,6 +36,7 @@ class SampleSettings:
         cycles: Recycling iterations to make features for.
         single_sequence_probability: Share of samples whose alignment is left out.
         block_deletion: Delete blocks of alignment rows (supplement, section 1.2.6).
+        max_rows: Rows of an alignment that are drawn evenly of a deeper one, or None for all.
         unclamped_probability: Share of samples whose backbone FAPE is not clamped (section 1.11.5).
         unknown_resolution: Resolution in Å to assume where a structure states none, or None: pLDDT and the like
             are not learnt from it then.
@@ -52,6 +54,7 @@ class SampleSettings:
     cycles: int
     single_sequence_probability: float = 0.0
     block_deletion: bool = True
+    max_rows: int | None = None
     unclamped_probability: float = 0.1
     unknown_resolution: float | None = None
     spatial_crop_probability: float = 0.5
@@ -69,6 +72,7 @@ def training_sample(
     *,
     resolution: float | None = None,
     analyse: Callable[[int], coevolution.Coevolution] | None = None,
+    templates: Candidates | None = None,
 ) -> dict[str, np.ndarray]:
     """Features and labels of one chain for a monomer network.
 
@@ -81,6 +85,7 @@ def training_sample(
         resolution: The structure's, in Å, if known.
         analyse: Gives the coevolution of a numbered subset of the first alignment's rows, as
             :func:`fastfold.data.features.coevolution.analyse_subset` does (which is the default).
+        templates: What templates are drawn from; None for none.
 
     Returns:
         ``features/*`` with a leading axis of ``settings.cycles``, and ``labels/*`` without, both cropped to
@@ -94,9 +99,12 @@ def training_sample(
     clamped = sample_fape_clamp(rng, unclamped=settings.unclamped_probability)
     crop = contiguous_crop(len(chain), settings.crop_size, rng, clamped=bool(clamped))
     msa = msa_features([] if alone else alignments, chain.sequence)
+    if settings.max_rows is not None:
+        msa = subsample_rows(msa, settings.max_rows, rng)
     if settings.block_deletion:
         msa = delete_blocks(msa, rng)
-    raw = sequence_features(chain.sequence) | msa | template_features({}, len(chain))
+    drawn = {} if templates is None else templates.draw(rng)
+    raw = sequence_features(chain.sequence) | msa | template_features(drawn, len(chain))
     raw["residue_index"] = chain.residue_index
     if coevolution.is_input(config):
         found = None

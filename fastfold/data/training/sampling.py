@@ -99,6 +99,7 @@ class WeightedOrder(Generic[T]):
         """``[E]`` float64 over all sets in their order, with sum 1."""
         self.probabilities /= self.probabilities.sum()
         self._cumulative = np.cumsum(self.probabilities)
+        self._last = int(np.flatnonzero(self.probabilities)[-1])
         self._seed, self._evenly = seed, evenly
         self._round: tuple[int, np.ndarray] = (-1, np.zeros(0))
 
@@ -113,7 +114,7 @@ class WeightedOrder(Generic[T]):
             point = draw_rng(self._seed, number, stream=_STREAM).random()
         # Rounding may leave the sum below the largest point; entries of weight zero are never met.
         index = int(np.searchsorted(self._cumulative, point * self._cumulative[-1], side="right"))
-        return min(index, int(np.flatnonzero(self.probabilities)[-1]))
+        return min(index, self._last)
 
     def _points(self, turn: int) -> np.ndarray:
         """``[E]`` points in [0, 1), one in each of ``E`` equal parts, in random order."""

@@ -21,7 +21,7 @@ CURRENT, FOLDER = "config.yaml", "configs"
 
 _DECISIVE = ("trainer.seed", "data.", "model.")
 """What another run is made of."""
-_HARMLESS = ("data.workers", "data.prefetch", "data.cache", "data.order", "model.name")
+_HARMLESS = ("data.workers", "data.prefetch", "data.cache", "data.index", "data.order", "model.name")
 """Of these, what samples and network do not depend on."""
 _NOT_COMPARED = ("trainer.accept_changes", "trainer.resume")
 

@@ -16,6 +16,7 @@ from fastfold.utils.units import clock
 _PARTS = {
     "fape": "FAPE",
     "sidechain_fape": "side chains",
+    "chain_center_of_mass": "centers of mass",
     "distogram": "distogram",
     "masked_msa": "MSA",
     "predicted_lddt": "pLDDT",

@@ -25,6 +25,7 @@ _PARTS = (
     "structure_module",
     "fape",
     "sidechain_fape",
+    "chain_center_of_mass",
     "distogram",
     "masked_msa",
     "predicted_lddt",

@@ -231,9 +231,32 @@ def test_entry_that_failed_once_is_passed_over_however_far_samples_are_prepared(
         assert numbers(loader, 10) == list(range(0, 20, 2))
         assert [name for name, _ in loader.quarantined] == ["moody"]
         state = loader.state_dict()
-    resumed = SampleLoader(numbered, cycle("a", "moody"))
+    resumed = SampleLoader(fails_for, cycle("a", "moody"))
     resumed.load_state_dict(state)
-    assert numbers(resumed, 2) == [20, 22]
+    assert numbers(resumed, 2) == [19, 20]
+
+
+def test_quarantined_entries_are_tried_again_after_a_resume() -> None:
+    """A repaired one comes back; one that is still broken is quarantined anew, and one not drawn yet stays listed."""
+    before = SampleLoader(fails_for, cycle("a", "bad1", "bad2", "bad3"))
+    assert numbers(before, 2) == [0, 4]
+    names = [name for name, _ in before.quarantined]
+    assert names == ["bad1", "bad2", "bad3"]
+
+    def repaired(number: int, entry: str) -> dict[str, np.ndarray]:
+        return numbered(number, entry) if entry == "bad1" else fails_for(number, entry)
+
+    after = SampleLoader(repaired, cycle("a", "bad1", "bad2", "bad3"))
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert [name for name, _ in after.quarantined] == names
+    assert numbers(after, 1) == [5]
+    assert [name for name, _ in after.quarantined] == ["bad2", "bad3"]
+    assert numbers(after, 3) == [8, 9, 12]
+    assert sorted(after.quarantined) == sorted(before.quarantined[1:])
+    unchanged = SampleLoader(fails_for, cycle("a", "bad1", "bad2", "bad3"))
+    unchanged.load_state_dict(before.state_dict())
+    assert numbers(unchanged, 3) == numbers(before, 3) == [8, 12, 16]
+    assert sorted(unchanged.quarantined) == sorted(before.quarantined)
 
 
 def test_quarantined_entry_is_not_prepared_again() -> None:

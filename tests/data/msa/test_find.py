@@ -13,6 +13,7 @@ from fastfold.data.fasta import read_fasta
 from fastfold.data.msa.find import (
     MAX_ROWS,
     find_alignments,
+    find_hits,
     find_template_hits,
     load_alignments,
     read_msa,
@@ -346,3 +347,16 @@ def test_template_hits_are_found_where_alignments_are(tmp_path: Path) -> None:
     (tmp_path / "t" / "msas" / "A" / "pdb_hits.hhr").unlink()
     assert find_template_hits(tmp_path, copies) == {"MKV": common}
     assert find_template_hits(tmp_path, target_from_sequence("MKV", "other")) == {}
+
+
+def test_raw_openproteinset_folders(tmp_path: Path) -> None:
+    """Alignments in ``a3m``, template hits in ``hhr``; what lies beside them counts too."""
+    for name in ("a3m/mgnify_hits.a3m", "a3m/uniref90_hits.a3m", "hhr/pdb70_hits.hhr", "bfd_hits.a3m"):
+        path = tmp_path / "1abc_A" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(">q\nMKV\n")
+    found = find_alignments(tmp_path, "1abc_A").unpaired
+    assert [path.name for path in found] == ["uniref90_hits.a3m", "bfd_hits.a3m", "mgnify_hits.a3m"]
+    assert find_hits(tmp_path, "1abc_A") == [tmp_path / "1abc_A" / "hhr" / "pdb70_hits.hhr"]
+    assert find_hits(tmp_path, "1abc", chain=Chain("A", "MKV")) == find_hits(tmp_path, "1abc_A")
+    assert find_hits(tmp_path, "2abc_A") == []

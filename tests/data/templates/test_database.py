@@ -66,3 +66,57 @@ def test_dates_are_whole() -> None:
     assert parse_date(" 2021-11-01") == date(2021, 11, 1)
     for text in ("2021-11-1", "2021-02-30", "", "2021-11-01T00", "٢٠٢١-11-01"):
         assert parse_date(text) is None
+
+
+def test_release_dates_of_openfolds_table(tmp_path: Path) -> None:
+    """``mmcif_cache.json`` has them too; what is no such table is refused."""
+    path = tmp_path / "mmcif_cache.json"
+    path.write_text('{"1ABC": {"release_date": "2001-02-03", "seqs": ["MKV"]}}')
+    assert read_release_dates(path) == {"1abc": date(2001, 2, 3)}
+    for text, message in (
+        ("[1]", "must map PDB ids to objects"),
+        ("{", "not valid JSON"),
+        ('{"1abc": {"release_date": null}}', "record '1abc'.*has no release_date"),
+        ('{"1abc": "2001-02-03"}', "has no release_date"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_release_dates(path)
+
+
+def test_release_date_of_an_entry(tmp_path: Path) -> None:
+    """The listed date counts, else the file's; an entry without a file has none even if it is listed."""
+    folder = write_entries(tmp_path / "mmcif", {"1abc": entry({"A": "MKV"}, dates=["2002-03-04"])})
+    (tmp_path / "dates.txt").write_text("1abc:2001-01-01\n2abc:2001-01-01\n")
+    listed = MmcifFolder(folder, release_dates=tmp_path / "dates.txt")
+    assert listed.released("1abc") == date(2001, 1, 1)
+    assert MmcifFolder(folder).released("1abc") == date(2002, 3, 4)
+    for one in (listed, MmcifFolder(folder)):
+        with pytest.raises(TemplateSkipped, match=r"there is no 2abc\.cif"):
+            one.released("2abc")
+
+
+def test_as_many_entries_are_kept_as_asked_for(tmp_path: Path) -> None:
+    folder = write_entries(tmp_path / "mmcif", {name: entry({"A": "MKV"}) for name in ("1abc", "2abc")})
+    for kept, same in ((1, False), (2, True)):
+        found = MmcifFolder(folder, kept=kept)
+        first = found.entry("1abc")
+        found.entry("2abc")
+        assert (found.entry("1abc") is first) == same
+
+
+def test_a_date_is_read_without_the_rest_of_its_file(tmp_path: Path) -> None:
+    """Where the PDB has it, at the top; elsewhere all of the file is read."""
+    text = entry({"A": QUERY}, dates=["2005-01-01", "2003-02-01"])
+    late = text.replace(
+        "data_TEST\n#\n", f"data_TEST\n#\n{'# remark' * 9}\n" * 1 + f"_late.text\n;{'x' * 70000}\n;\n#\n"
+    )
+    folder = write_entries(tmp_path / "mmcif", {"1abc": text, "2abc": late, "3abc": text[:-2000]})
+    (folder / "4abc.cif.gz").write_bytes(gzip.compress(text.encode())[:-20])
+    found = MmcifFolder(folder)
+    read = []
+    whole, found._read = found._read, lambda pdb_id: read.append(pdb_id) or whole(pdb_id)
+    assert [found.released(name) for name in ("1abc", "2abc", "3abc", "1abc")] == [date(2003, 2, 1)] * 4
+    assert read == ["2abc"]
+    with pytest.raises(TemplateSkipped, match="damaged gzip"):
+        found.released("4abc")

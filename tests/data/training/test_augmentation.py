@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from fastfold.data.features import monomer
 from fastfold.data.features.pipeline import sampler_from_raw
-from fastfold.data.training.augmentation import delete_blocks, rows_left, sample_fape_clamp
+from fastfold.data.training.augmentation import (
+    delete_blocks,
+    rows_left,
+    sample_fape_clamp,
+    subsample_rows,
+)
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.losses.fape import backbone_fape
 from fastfold.protein import residue_constants as rc
@@ -52,6 +57,27 @@ def test_a_random_number_of_blocks_goes_from_one_to_all() -> None:
     gone = [1000 - len(rows_left(1000, rng, fraction=0.01, randomize_num_blocks=True)) for _ in range(200)]
     assert {10, 20, 30, 40, 50} <= set(gone)
     assert min(gone) > 0
+
+
+def test_rows_are_drawn_evenly_without_replacement() -> None:
+    """The query stays first, the others keep their order, and each comes as often as any other."""
+    raw = load("synthetic_monomer", "raw_features.npz")
+    rows = len(raw["msa"])
+    raw = raw | {"deletion_matrix_int": np.repeat(np.arange(rows)[:, None], raw["msa"].shape[1], axis=1)}
+    rng, seen = np.random.default_rng(0), np.zeros(rows, int)
+    for _ in range(400):
+        found = subsample_rows(raw, 5, rng)
+        kept = found["deletion_matrix_int"][:, 0]
+        assert kept[0] == 0
+        assert len(kept) == found["num_alignments"][0] == 5
+        assert (np.diff(kept) > 0).all()
+        np.testing.assert_array_equal(found["msa"], raw["msa"][kept])
+        seen[kept] += 1
+    expected = 400 * 4 / (rows - 1)
+    assert (abs(seen[1:] - expected) < 5 * np.sqrt(expected)).all()
+    for most in (rows, rows + 1):
+        assert subsample_rows(raw, most, rng)["msa"] is raw["msa"]
+    np.testing.assert_array_equal(subsample_rows(raw, 1, rng)["msa"], raw["msa"][:1])
 
 
 def test_all_features_by_row_follow() -> None:

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def assert_equal(found: EntryData, expected: EntryData) -> None:
-    assert found.resolution == expected.resolution
+    assert (found.resolution, found.release_date) == (expected.resolution, expected.release_date)
     assert (found.chain.chain_id, found.chain.sequence) == (expected.chain.chain_id, expected.chain.sequence)
     for name in ("positions", "mask", "residue_index", "b_factors"):
         value, wanted = getattr(found.chain, name), getattr(expected.chain, name)
@@ -277,11 +277,12 @@ def test_cache_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fingerprint covers the readers of structures and alignments and the tables that they use."""
+    """The fingerprint covers the readers of structures, alignments and template hits, and the tables that they use."""
     files = feature_cache._parser_files()
-    assert len(set(files)) == 23
+    assert len(set(files)) == 30
     assert all(file.read_bytes() for file in files)
-    assert {"read.py", "pdb_reader.py", "msa.py", "residue_constants.json"} <= {file.name for file in files}
+    wanted = {"read.py", "pdb_reader.py", "msa.py", "hhr.py", "templates.py", "residue_constants.json"}
+    assert wanted <= {file.name for file in files}
     version = feature_cache.parser_version.__wrapped__
     before = version()
     assert before == version()

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastfold.data.training.cache import FeatureCache
+from fastfold.data.training.complex_entry import group_complexes, read_complex
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import DISTILLATION, mask_low_plddt, read_chain_msa, read_entry
-from fastfold.data.training.index_tables import read_chain_data_cache, read_index
+from fastfold.data.training.index_tables import read_chain_data_cache, read_duplicates, read_index
 from fastfold.errors import ConfigError, InputError
 from tests.conftest import require_shared
-from tests.helpers.small_sets import a3m, indexed_folder, openfold_folder, pdb_text, write
+from tests.helpers.small_sets import a3m, alignment_database, indexed_folder, openfold_folder, pdb_text, write
 
 
 def test_index_says_what_belongs_to_a_split(tmp_path: Path) -> None:
@@ -187,3 +189,105 @@ def test_residues_of_low_plddt_are_masked(tmp_path: Path) -> None:
     np.testing.assert_array_equal(masked.positions[2:], chain.positions[2:])
     with pytest.raises(InputError, match="95"):
         mask_low_plddt(chain, 95.0)
+
+
+CHAINS = {"A": "MKVLAAGIT", "B": "WWHHKKPPMM", "C": "MKVLAAGIT"}
+
+
+def database_set(root: Path) -> Path:
+    """Two chains with alignments in a database, and copies of the first without; returns the index."""
+    write(root / "mmcifs" / "1abc.pdb", pdb_text(CHAINS))
+    write(root / "mmcifs" / "2abc.pdb", pdb_text({"A": CHAINS["A"]}))
+    files = {
+        f"1abc_{chain}": {
+            "uniref90_hits.a3m": a3m(CHAINS[chain], CHAINS[chain][::-1]),
+            "uniprot_hits.a3m": a3m(CHAINS[chain]),
+            "pdb70_hits.hhr": "hits",
+        }
+        for chain in "AB"
+    }
+    write(root / "duplicate_pdb_chains.txt", "1abc_C 1abc_A 2abc_A\n3abc_A 3abc_B\n")
+    return alignment_database(root / "databases", files)
+
+
+def test_alignments_lie_in_a_database(tmp_path: Path) -> None:
+    """Of chains, of their duplicates, and of complexes, with their template hits."""
+    index = database_set(tmp_path)
+    found = open_dataset(tmp_path, layout="openfold", alignments=index)
+    assert [entry.id for entry in found] == ["1abc_A", "1abc_B", "1abc_C", "2abc_A"]
+    assert found.unreadable == ()
+    rows = [read_entry(entry).alignments[0].sequences for entry in found]
+    assert [len(row) for row in rows] == [2, 2, 2, 2]
+    assert rows[0] == rows[2] == rows[3]
+    assert all(entry.has_template_hits for entry in found)
+    trimer, alone = group_complexes(found.entries)
+    data = read_complex(trimer)
+    assert [len(msas.unpaired) for msas in data.alignments] == [1, 1, 1]
+    assert data.alignments[1].paired[0].sequences == (CHAINS["B"],)
+    assert {path.name for path in trimer.template_hits(data.chains).values()} == {"pdb70_hits.hhr"}
+    assert len(trimer.template_hits(data.chains)) == 2
+    assert alone.has_template_hits
+
+
+def test_chains_of_one_file_have_their_own_files_in_a_database(tmp_path: Path) -> None:
+    """Of a plain folder, whose chains are only known once the file has been read; of complexes as well."""
+    write(tmp_path / "data" / "two.pdb", pdb_text({"A": CHAINS["A"], "B": CHAINS["B"]}))
+    files = {f"two_{name}": {"uniref90_hits.a3m": a3m(CHAINS[name], CHAINS[name])} for name in "AB"}
+    found = open_dataset(tmp_path / "data", alignments=alignment_database(tmp_path / "databases", files))
+    assert [entry.id for entry in found] == ["two_A", "two_B"]
+    for entry in found:
+        assert [len(msa.sequences) for msa in read_entry(entry).alignments] == [2]
+    (whole,) = group_complexes(found.entries)
+    assert [len(msas.unpaired) for msas in read_complex(whole).alignments] == [1, 1]
+
+
+def test_the_cache_reads_a_database(tmp_path: Path) -> None:
+    """As it reads files; what changes there is read again."""
+    first = open_dataset(tmp_path, layout="openfold", alignments=database_set(tmp_path))[0]
+    cache = FeatureCache(tmp_path / "cache")
+    for _ in range(2):
+        assert cache.read(first).alignments[0].sequences[1] == CHAINS["A"][::-1]
+    assert (cache.hits, cache.misses) == (1, 1)
+    database = tmp_path / "databases" / "alignments.db"
+    database.write_bytes(database.read_bytes().replace(b"TIGAALVKM", b"TIGAALVKW"))
+    assert cache.read(first).alignments[0].sequences[1] == "TIGAALVKW"
+    assert cache.misses == 2
+
+
+def test_duplicates_share_the_folder_of_one(tmp_path: Path) -> None:
+    """Also as chains of a complex; a group without alignments has no chains, and an own folder counts first."""
+    write(tmp_path / "mmcifs" / "1abc.pdb", pdb_text(CHAINS))
+    write(tmp_path / "mmcifs" / "2abc.pdb", pdb_text({"A": CHAINS["A"]}))
+    write(tmp_path / "raw" / "2abc_A" / "a3m" / "uniref90_hits.a3m", a3m(CHAINS["A"], CHAINS["A"][::-1]))
+    write(tmp_path / "raw" / "2abc_A" / "hhr" / "pdb70_hits.hhr", "hits")
+    write(tmp_path / "duplicates.txt", "1abc_A 1abc_C 2abc_A\n1abc_B 9abc_A\n")
+    options = {"alignments": tmp_path / "raw", "duplicates": tmp_path / "duplicates.txt"}
+    found = open_dataset(tmp_path, layout="openfold", **options)
+    assert [entry.id for entry in found] == ["1abc_A", "1abc_C", "2abc_A"]
+    assert [entry.alignment_name for entry in found] == ["2abc_A", "2abc_A", ""]
+    assert all(len(read_entry(entry).alignments[0].sequences) == 2 for entry in found)
+    assert all(entry.has_template_hits for entry in found)
+    whole = group_complexes(found.entries)[0]
+    data = read_complex(whole)
+    assert [len(msas.unpaired) for msas in data.alignments] == [1, 0, 1]
+    assert list(whole.template_hits(data.chains)) == [CHAINS["A"]]
+
+
+def test_where_alignments_are_is_said_or_refused(tmp_path: Path) -> None:
+    indexed_folder(tmp_path / "data")
+    write(tmp_path / "others" / "1aaa_A.a3m", a3m("MKVLAAGIT", "MKVLAAGIT", "MKVLAAGI-"))
+    found = open_dataset(tmp_path / "data", split="train", alignments=tmp_path / "others")
+    assert len(read_entry(found[0]).alignments[0].sequences) == 3
+    with pytest.raises(
+        ConfigError, match=r"the alignments '.*none' do not exist; data\.alignments names a folder"
+    ):
+        open_dataset(tmp_path / "data", alignments=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"data\.duplicates belongs to data\.layout=openfold"):
+        open_dataset(tmp_path / "data", duplicates=tmp_path / "others")
+    openfold_folder(tmp_path / "openfold")
+    with pytest.raises(ConfigError, match=r"the table of duplicates .* does not exist"):
+        open_dataset(tmp_path / "openfold", layout="openfold", duplicates=tmp_path / "none")
+    for text in ("1abc_A 1abc_B\n1abc_B 2abc_A\n", "1abc_A ../x\n"):
+        write(tmp_path / "bad.txt", text)
+        with pytest.raises(InputError, match="a name comes twice, or is not the name of a file"):
+            read_duplicates(tmp_path / "bad.txt")

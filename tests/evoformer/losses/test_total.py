@@ -9,9 +9,11 @@ import torch
 
 from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.data.training.labels import structure_labels
+from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains
+from fastfold.evoformer.losses.total import structure_loss
 from fastfold.evoformer.losses.violation import find_violations, violation_loss
 from fastfold.evoformer.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
@@ -336,3 +338,20 @@ def test_a_multimer_network_learns_from_its_loss() -> None:
         learns = parameter.grad is not None and bool(parameter.grad.any())
         assert learns != name.startswith(f"extra_msa_stack.blocks.{last}.msa_"), name
         assert parameter.grad is None or torch.isfinite(parameter.grad).all()
+
+
+def test_the_chain_center_of_mass_loss_is_part_of_a_complexs_loss() -> None:
+    """With its weight; of networks whose configuration has it, which the official ones lack."""
+    config, batch = _case(True)
+    node = model_config("model_1_multimer_v3").model.heads.structure_module.chain_center_of_mass
+    far = batch | {"all_atom_positions": batch["all_atom_positions"].clone()}
+    far["all_atom_positions"][batch["asym_id"] == 2] += 50.0
+    result = _result(config, far)
+    before = structure_loss(result["structure_module"], far, config.model.heads.structure_module)
+    with_it = config.copy_and_resolve_references().model.heads.structure_module
+    with_it.chain_center_of_mass = node
+    after = structure_loss(result["structure_module"], far, with_it)
+    assert "chain_center_of_mass" not in before
+    assert after["chain_center_of_mass"] > 1
+    torch.testing.assert_close(after["loss"], before["loss"] + after["chain_center_of_mass"])
+    assert "chain_center_of_mass" not in model_config("model_1_ptm").model.heads.structure_module

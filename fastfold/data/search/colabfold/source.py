@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fastfold.data.msa.find import find_alignments
+from fastfold.data.msa.find import AlignmentFile, find_alignments
 from fastfold.data.search.colabfold.join import join_complex
 from fastfold.data.search.folder import check_place, publish
 from fastfold.data.search.run import SearchSummary
@@ -108,9 +108,9 @@ def has_alignment(target: Target, out: Path) -> bool:
     return any(path != ours for chain in (None, *target.chains) for path in _found(target, chain, out))
 
 
-def _found(target: Target, chain: Chain | None, out: Path) -> list[Path]:
+def _found(target: Target, chain: Chain | None, out: Path) -> list[AlignmentFile]:
     """The files of alignments of a target as a whole, or of one of its chains."""
-    paths: list[Path] = []
+    paths: list[AlignmentFile] = []
     for name in dict.fromkeys((target.record, target.name)):
         with contextlib.suppress(InputError):  # a place without an alignment
             found = find_alignments(out, name, chain=chain)

@@ -1,0 +1,118 @@
+"""Builds packed sets: the entries of a training set and all that their samples are made of, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.loading.loader import SampleLoader
+from fastfold.data.loading.retry import retry_io
+from fastfold.data.training.cache import parser_version
+from fastfold.data.training.entry import Entry, EntryData
+from fastfold.data.training.packed.entries import add_entries
+from fastfold.data.training.packed.records import RecordWriter, writing_records
+from fastfold.data.training.packed.samples import SAMPLES, to_record
+from fastfold.data.training.templates import read_candidates
+from fastfold.errors import ConfigError
+from fastfold.utils.text_files import PathLike
+
+_SAID_EVERY = 1000
+
+
+@dataclass(frozen=True)
+class MakeRecord:
+    """Makes the record of an entry; sent to the loader's workers.
+
+    Attributes:
+        read: Reads an entry, with all its residues.
+    """
+
+    read: Callable[[Entry], Any]
+
+    def __call__(self, number: int, entry: Entry) -> dict[str, np.ndarray]:
+        """The record of ``entry``, ``record`` ``[bytes]`` uint8."""
+        return retry_io(partial(self._make, entry))
+
+    def _make(self, entry: Entry) -> dict[str, np.ndarray]:
+        data: EntryData = self.read(entry)
+        hits = {
+            sequence: read_candidates(path, sequence)
+            for sequence, path in entry.template_hits(data.chains).items()
+        }
+        return {"record": np.frombuffer(to_record(data, hits), np.uint8)}
+
+
+def build(
+    path: PathLike,
+    sets: Mapping[str, Sequence[Entry]],
+    make: MakeRecord,
+    *,
+    meta: Mapping[str, Any],
+    workers: int = 0,
+    say: Callable[[str], None] = print,
+) -> list[tuple[str, str]]:
+    """Build a packed set.
+
+    Args:
+        path: The file; appears when all of it is there.
+        sets: Entries by the name of their set.
+        make: Makes records.
+        meta: What :attr:`fastfold.data.training.packed.records.RecordFile.meta` shall have.
+        workers: Processes that make records; 0 makes them in this one.
+        say: Told how far it is.
+
+    Returns:
+        Names and reasons of the entries that could not be used; they are left out.
+
+    Raises:
+        ConfigError: No entry of a set could be used.
+        WriteError: The file cannot be written.
+    """
+    failed: list[tuple[str, str]] = []
+    number = 0
+    with writing_records(path) as writer:
+        for name, entries in sets.items():
+
+            def of_set(line: str, name: str = name) -> None:
+                say(f"{name}: {line}")
+
+            kept, bad = _add_samples(writer, entries, make, number, workers, of_set)
+            if entries and not kept:
+                first, reason = bad[0]
+                raise ConfigError(
+                    f"none of {len(entries)} entries of {name} can be used; the first is {first}: {reason}"
+                )
+            add_entries(writer, name, kept)
+            failed += bad
+            number += len(kept)
+        writer.set_meta({**meta, "sets": list(sets), "version": parser_version(), "failed": failed})
+    return failed
+
+
+def _add_samples(
+    writer: RecordWriter,
+    entries: Sequence[Entry],
+    make: MakeRecord,
+    first: int,
+    workers: int,
+    say: Callable[[str], None],
+) -> tuple[list[Entry], list[tuple[str, str]]]:
+    """Writes the records of a set; returns its entries with their records' numbers, and those that failed."""
+    kept: list[Entry] = []
+    if not entries:
+        return kept, []
+    # One failure more than there are entries: here none of them is a reason to stop.
+    with SampleLoader(
+        make, entries, workers=workers, prefetch=2 * workers, max_failures=len(entries) + 1
+    ) as loader:
+        for draw in loader:
+            writer.add(SAMPLES, draw.sample["record"].tobytes())
+            kept.append(replace(entries[draw.number], record=first + len(kept)))
+            if len(kept) % _SAID_EVERY == 0:
+                say(f"{len(kept):,} of {len(entries):,} entries")
+        say(f"{len(kept):,} of {len(entries):,} entries are packed")
+        return kept, loader.quarantined

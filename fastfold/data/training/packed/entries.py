@@ -1,0 +1,102 @@
+"""Entries of a training set in a file of records: a sequence that takes no memory, however many there are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from fastfold.data.training.complex_entry import ComplexEntry
+from fastfold.data.training.entry import Entry
+from fastfold.data.training.packed.records import RecordFile, RecordWriter
+from fastfold.data.training.sampling import sampling_weights
+from fastfold.utils.text_files import FileSlice
+
+_PATHS = ("structure", "alignment_dir")
+
+
+class EntryList(Sequence[Entry]):
+    """The entries of a table, each decoded when it is asked for.
+
+    Args:
+        file: The file.
+        table: Name of the table.
+    """
+
+    def __init__(self, file: RecordFile, table: str) -> None:
+        self._file, self._table = file, table
+        self._count = file.count(table)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
+    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(self._count)))
+        if not -self._count <= index < self._count:
+            raise IndexError(index)
+        return entry_of(json.loads(self._file.record(self._table, index % self._count)))
+
+    @property
+    def weights(self) -> np.ndarray:
+        """``[E]`` float64: :func:`fastfold.data.training.sampling.sampling_weights` of the entries."""
+        return self._file.array(f"{self._table}/weights")
+
+
+def add_entries(writer: RecordWriter, table: str, entries: Sequence[Entry]) -> None:
+    """Writes the entries of a table, with their weights.
+
+    Args:
+        writer: Of the file.
+        table: Name of the table.
+        entries: The entries.
+    """
+    for entry in entries:
+        writer.add(table, json.dumps(entry_fields(entry), separators=(",", ":")).encode())
+    writer.add_array(f"{table}/weights", sampling_weights(entries))
+
+
+def weights_of(entries: Sequence[Entry]) -> np.ndarray:
+    """``[E]`` sampling weights of entries, without a look at each where they stand in the file."""
+    return entries.weights if isinstance(entries, EntryList) else sampling_weights(entries)
+
+
+def entry_fields(entry: Entry) -> dict[str, Any]:
+    """What JSON can hold of an entry: its attributes that are not the default."""
+    found: dict[str, Any] = {}
+    for field in fields(entry):
+        value = getattr(entry, field.name)
+        if field.default is not MISSING and value == field.default:
+            continue
+        if field.name in _PATHS:
+            value = str(value)
+        elif field.name == "alignment_files":
+            value = [[str(file.container), file.name, file.start, file.size] for file in value]
+        elif field.name == "members":
+            value = [entry_fields(member) for member in value]
+        found[field.name] = value
+    return found
+
+
+def entry_of(found: dict[str, Any]) -> Entry:
+    """The inverse of :func:`entry_fields`."""
+    for name in _PATHS:
+        if name in found:
+            found[name] = Path(found[name])
+    if "alignment_files" in found:
+        found["alignment_files"] = tuple(
+            FileSlice(Path(container), name, start, size)
+            for container, name, start, size in found["alignment_files"]
+        )
+    if "members" in found:
+        found["members"] = tuple(entry_of(member) for member in found["members"])
+        return ComplexEntry(**found)
+    return Entry(**found)

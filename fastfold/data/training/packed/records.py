@@ -1,0 +1,165 @@
+"""One file of many records, each with a checksum, that any number of processes read through one memory map.
+
+Layout: 64 bytes (magic, offset, length and CRC-32 of the header), then records and arrays, then the header in JSON.
+Records stand in named tables; where each begins, its size and its CRC-32 are arrays of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fastfold.errors import InputError
+from fastfold.utils.atomic_files import replacing
+from fastfold.utils.text_files import PathLike
+
+_MAGIC = b"FastFoldRecords1"
+_START = struct.Struct("<16sQQI28x")
+_ALIGNMENT = 64
+
+
+@contextmanager
+def writing_records(path: PathLike) -> Iterator[RecordWriter]:
+    """Writes a file of records, which appears whole when the block ends, or not at all.
+
+    Args:
+        path: The file.
+
+    Raises:
+        WriteError: It cannot be written.
+    """
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        writer = RecordWriter(file)
+        yield writer
+        writer.finish()
+
+
+class RecordWriter:
+    """What a file of records is filled by; see :func:`writing_records`.
+
+    Args:
+        file: The file, which is empty.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._tables: dict[str, list[tuple[int, int, int]]] = {}
+        self._arrays: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        self._meta: dict[str, Any] = {}
+        self._write(bytes(_START.size))
+
+    def add(self, table: str, record: bytes) -> None:
+        """Appends a record to a table."""
+        start = self._write(record)
+        self._tables.setdefault(table, []).append((start, len(record), zlib.crc32(record)))
+
+    def add_array(self, name: str, array: np.ndarray) -> None:
+        """Adds an array under a name."""
+        self._pad()
+        self._arrays[name] = (
+            array.dtype.str,
+            array.shape,
+            self._write(np.ascontiguousarray(array).tobytes()),
+        )
+
+    def set_meta(self, meta: Mapping[str, Any]) -> None:
+        """What JSON can hold, to be found as :attr:`RecordFile.meta`."""
+        self._meta = dict(meta)
+
+    def _write(self, data: bytes) -> int:
+        start = self._file.tell()
+        self._file.write(data)
+        return start
+
+    def _pad(self) -> None:
+        self._write(bytes(-self._file.tell() % _ALIGNMENT))
+
+    def finish(self) -> None:
+        """Writes what is needed to find everything; nothing can be added after it."""
+        for table, rows in self._tables.items():
+            columns = np.array(rows, np.int64).reshape(-1, 3).T
+            self.add_array(f"{table}/start", columns[0])
+            self.add_array(f"{table}/size", columns[1])
+            self.add_array(f"{table}/crc32", columns[2].astype(np.uint32))
+        header = json.dumps({"meta": self._meta, "arrays": self._arrays}).encode()
+        start = self._write(header)
+        self._file.seek(0)
+        self._file.write(_START.pack(_MAGIC, start, len(header), zlib.crc32(header)))
+
+
+def is_packed(path: PathLike) -> bool:
+    """Whether this is a file of records, by its first bytes."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
+
+
+class RecordFile:
+    """Reads what :func:`writing_records` wrote; can be sent to other processes.
+
+    Args:
+        path: The file.
+
+    Attributes:
+        path: The file.
+        meta: What the writer was given.
+
+    Raises:
+        InputError: It cannot be read, is not such a file, or is cut off or damaged.
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        try:
+            self._map: np.ndarray = np.memmap(self.path, np.uint8, "r")
+        except FileNotFoundError:
+            raise InputError("no such file; check the name", path=path) from None
+        except (OSError, ValueError) as error:
+            raise InputError(f"cannot be read: {error}", path=path) from None
+        head = self._map[: _START.size].tobytes()
+        if len(head) < _START.size or not head.startswith(_MAGIC):
+            raise InputError("is not a packed training set of this version; build it again", path=path)
+        _, start, size, checksum = _START.unpack(head)
+        header = self._map[start : start + size].tobytes()
+        if len(header) != size or zlib.crc32(header) != checksum:
+            raise InputError("is cut off or damaged; copy it or build it again", path=path)
+        content = json.loads(header)
+        self.meta: dict[str, Any] = content["meta"]
+        self._arrays: dict[str, Any] = content["arrays"]
+
+    def __reduce__(self) -> tuple[type[RecordFile], tuple[Path]]:
+        return RecordFile, (self.path,)
+
+    def count(self, table: str) -> int:
+        """Number of records in a table, 0 where there is none of that name."""
+        return int(self._arrays[f"{table}/start"][1][0]) if f"{table}/start" in self._arrays else 0
+
+    def array(self, name: str) -> np.ndarray:
+        """An array, which lies in the memory map and takes no memory of the process."""
+        dtype, shape, start = self._arrays[name]
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return self._map[start : start + size].view(dtype).reshape(shape)
+
+    def record(self, table: str, index: int) -> bytes:
+        """A record.
+
+        Raises:
+            InputError: Its checksum is not that of its bytes.
+        """
+        start, size = (int(self.array(f"{table}/{name}")[index]) for name in ("start", "size"))
+        content = self._map[start : start + size].tobytes()
+        if zlib.crc32(content) != int(self.array(f"{table}/crc32")[index]):
+            raise InputError(
+                f"record {index} of {table!r} is damaged (its checksum differs); copy the file or build it again",
+                path=self.path,
+            )
+        return content

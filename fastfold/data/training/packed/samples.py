@@ -1,0 +1,88 @@
+"""Everything that samples of an entry are made of as one record: structure, alignments and template hits."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+from fastfold.data.templates.hits import TemplateHit
+from fastfold.data.training import cache_format
+from fastfold.data.training.complex_entry import ComplexData, ComplexMsas
+from fastfold.data.training.entry import EntryData
+from fastfold.errors import InputError
+
+SAMPLES = "samples"
+"""Name of the table of these records."""
+_VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
+_LEVEL = 1
+"""Of zlib: alignments become a quarter of their size, and are unpacked faster than most disks read."""
+
+
+def to_record(data: EntryData | ComplexData, hits: Mapping[str, Sequence[TemplateHit]]) -> bytes:
+    """The record of an entry; alignments that chains share are there once.
+
+    Args:
+        data: What its files hold, of a predicted structure with all its residues.
+        hits: Template hits by sequence, those that a look at the alignment leaves
+            (:func:`fastfold.data.training.templates.read_candidates`).
+    """
+    if isinstance(data, ComplexData):
+        msas = dict(zip((chain.sequence for chain in data.chains), data.alignments, strict=True))
+    else:
+        msas = {data.chain.sequence: ComplexMsas(data.alignments)}
+    arrays = {
+        "kind": cache_format.text_array("complex" if isinstance(data, ComplexData) else "chain"),
+        "resolution": cache_format.optional(data.resolution),
+        "release_date": cache_format.text_array(data.release_date),
+        **cache_format.many("chains", [cache_format.chain_arrays(chain) for chain in data.chains]),
+        "sequences": cache_format.text_array("\n".join(msas)),
+        **cache_format.many(
+            "hits",
+            [
+                cache_format.hits_arrays(found) | {"sequence": cache_format.text_array(sequence)}
+                for sequence, found in hits.items()
+            ],
+        ),
+    }
+    for number, of_chain in enumerate(msas.values()):
+        for kind, several in of_chain._asdict().items():
+            arrays |= cache_format.many(f"{kind}{number}_", [cache_format.msa_arrays(msa) for msa in several])
+    return zlib.compress(cache_format.to_bytes(arrays, _VERSION, ""), _LEVEL)
+
+
+def of_record(record: bytes) -> EntryData | ComplexData:
+    """What an entry's files held, with its template hits.
+
+    Args:
+        record: What :func:`to_record` returned.
+
+    Raises:
+        InputError: It is a record of another version.
+    """
+    try:
+        arrays = cache_format.from_bytes(zlib.decompress(record), _VERSION, "")
+    except cache_format.OtherVersion:
+        raise InputError("the packed set was built by another version of FastFold; build it again") from None
+    except (cache_format.Unusable, zlib.error) as error:
+        raise InputError(f"a record of the packed set cannot be read ({error}); build it again") from None
+    chains = tuple(cache_format.chain_of(part) for part in cache_format.parts_of("chains", arrays))
+    msas = {
+        sequence: ComplexMsas(
+            *(
+                tuple(cache_format.msa_of(part) for part in cache_format.parts_of(f"{kind}{number}_", arrays))
+                for kind in ComplexMsas._fields
+            )
+        )
+        for number, sequence in enumerate(cache_format.string_of(arrays["sequences"]).split("\n"))
+    }
+    resolution = cache_format.number_or_none(arrays["resolution"])
+    date = cache_format.string_of(arrays["release_date"])
+    hits = {
+        cache_format.string_of(part["sequence"]): cache_format.hits_of(part)
+        for part in cache_format.parts_of("hits", arrays)
+    }
+    if cache_format.string_of(arrays["kind"]) == "chain":
+        alignments = msas[chains[0].sequence].unpaired
+        return EntryData(chains[0], alignments, resolution, date, hits)
+    of_chains = tuple(msas[chain.sequence] for chain in chains)
+    return ComplexData(chains, of_chains, resolution, date, hits)

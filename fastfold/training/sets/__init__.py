@@ -1,0 +1,1 @@
+"""What a run trains and validates on: found in folders, kept in an index, or packed into one file."""

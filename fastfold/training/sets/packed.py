@@ -1,0 +1,62 @@
+"""Packed sets of a run: built once with the settings that choose entries, then trained on with the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from fastfold.data.training.cache import FeatureCache
+from fastfold.data.training.packed.build import MakeRecord, build
+from fastfold.data.training.packed.records import is_packed
+from fastfold.errors import ConfigError
+from fastfold.training.config import DataConfig
+from fastfold.training.data import EntryReader
+from fastfold.training.sets.source import fixed_settings, open_source, to_scanned
+from fastfold.utils.atomic_files import prepare_output_directory
+from fastfold.utils.text_files import PathLike
+
+
+def build_packed(
+    config: DataConfig,
+    out: PathLike,
+    *,
+    validate_chains: int,
+    complexes: bool,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Pack the chains or complexes of a run with all that their samples are made of into one file.
+
+    Args:
+        config: Group ``data``; its filters, splits and weights are those of the file.
+        out: The file.
+        validate_chains: Maximum number of chains to validate on.
+        complexes: Whether an entry is a whole structure file, as multimer networks train on them.
+        say: Told how far it is, and what was left out.
+
+    Raises:
+        ConfigError: A folder or split does not exist, no chain is left, or none can be used.
+        InputError: A table cannot be read.
+        WriteError: The file cannot be written.
+    """
+    if is_packed(config.directory):
+        raise ConfigError(f"{config.directory!r} is a packed set already; data.directory is what to pack")
+    prepare_output_directory(Path(out).parent)
+    source = open_source(config, validate_chains, complexes=complexes)
+    cache = None if config.cache is None else FeatureCache(config.cache)
+    # Residues are masked when they are read, so that their limit can still be chosen.
+    reader = EntryReader(cache, min_plddt=-math.inf)
+    say(source.train.summary())
+    scanned = to_scanned(source)
+    failed = build(
+        out,
+        scanned.sets,
+        MakeRecord(reader),
+        meta={"more": scanned.meta, "settings": fixed_settings(config, validate_chains, complexes)},
+        workers=config.workers,
+        say=say,
+    )
+    for name, reason in failed[:3]:
+        say(f"left out: {name}: {reason}")
+    if len(failed) > 3:
+        say(f"left out: {len(failed) - 3:,} more, which the runs that use the set list in quarantine.tsv")

@@ -1,0 +1,233 @@
+"""The chains of a run, or its complexes: found by a look at the folders, or in the index that keeps what it found."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastfold.data.training.cache import parser_version
+from fastfold.data.training.complex_entry import ComplexEntry, group_complexes, read_complex
+from fastfold.data.training.dataset import open_dataset
+from fastfold.data.training.entry import DISTILLATION, EXPERIMENTAL, Entry, read_entry, resolved_share
+from fastfold.data.training.filters import Filtered, Filters, apply_filters
+from fastfold.data.training.packed.entries import EntryList, weights_of
+from fastfold.data.training.packed.index import Scanned, indexed
+from fastfold.data.training.packed.records import RecordFile, is_packed
+from fastfold.data.training.sampling import WeightedOrder
+from fastfold.errors import ConfigError
+from fastfold.training.config import DataConfig
+
+_log = logging.getLogger(__name__)
+
+_FILTERS = (
+    "max_length",
+    "max_release_date",
+    "max_resolution",
+    "max_single_residue",
+    "min_length",
+    "min_resolved",
+)
+_FIXED = ("train_split", "valid_split", "oversample", "depth_weights", *_FILTERS)
+"""Settings that choose the entries of a packed set."""
+_USELESS = ("alignments", "cache", "distillation", "distillation_alignments", "duplicates", "index")
+_NOT_SCANNED = ("cache", "crop_size", "index", "max_recycles", "order", "prefetch", "workers")
+"""Settings that a scan does not depend on; of all others it is taken to."""
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """The chains of a run, or complexes for a multimer network.
+
+    Attributes:
+        train: What is trained on, after filters.
+        distillation: Predicted structures that are mixed in, or None.
+        valid: What to validate on; may be empty.
+        unreadable: Names and reasons of structures that were found but cannot be used.
+    """
+
+    train: Filtered
+    distillation: Filtered | None
+    valid: Sequence[Entry]
+    unreadable: tuple[tuple[str, str], ...]
+
+    def order(self, config: DataConfig, seed: int) -> WeightedOrder[Entry]:
+        """The endless order of draws."""
+        share = 0.0 if self.distillation is None else config.distillation_probability
+        sets = [(self.train.entries, weights_of(self.train.entries), 1.0 - share)]
+        if self.distillation is not None:
+            sets.append((self.distillation.entries, weights_of(self.distillation.entries), share))
+        return WeightedOrder(sets, seed)
+
+
+def open_source(config: DataConfig, validate_chains: int, *, complexes: bool = False) -> SampleSource:
+    """Find the chains of a run: in a packed set, in an index if there is a folder for it, or by a scan.
+
+    Args:
+        config: Group ``data``.
+        validate_chains: Maximum number of chains to validate on; spread evenly over the split.
+        complexes: Whether an entry is a whole structure file, as multimer networks train on them.
+
+    Raises:
+        ConfigError: A folder or split does not exist, or no chain is left after the filters.
+        InputError: A table cannot be read.
+    """
+    if is_packed(config.directory):
+        return _open_packed(config, validate_chains, complexes)
+    if config.index is None:
+        return _scan(config, validate_chains, complexes)
+    settings = {name: value for name, value in vars(config).items() if name not in _NOT_SCANNED}
+    found = indexed(
+        config.index,
+        (settings, validate_chains, complexes),
+        _scanned_sources(config),
+        lambda: to_scanned(_scan(config, validate_chains, complexes)),
+    )
+    return _of_scanned(found)
+
+
+def fixed_settings(config: DataConfig, validate_chains: int, complexes: bool) -> dict[str, Any]:
+    """Settings that are those of a packed set, by the names that users know, in JSON's types."""
+    settings = {f"data.{name}": getattr(config, name) for name in _FIXED}
+    settings |= {
+        "trainer.validate_chains": validate_chains,
+        "model": "a multimer network" if complexes else "a monomer network",
+    }
+    return dict(json.loads(json.dumps(settings)))
+
+
+def _open_packed(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
+    """The entries of a packed set, if it was built with the settings of this run."""
+    for name in _USELESS:
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"data.{name} says nothing where data.directory is a packed set: the set was built with what it has; "
+                "leave it out"
+            )
+    file = RecordFile(config.directory)
+    wanted = fixed_settings(config, validate_chains, complexes)
+    if config.valid_split is None:  # a run may do without validation
+        wanted |= {
+            name: file.meta["settings"].get(name) for name in ("data.valid_split", "trainer.validate_chains")
+        }
+    differing = [
+        f"{name}: {built}, now {wanted.get(name)}"
+        for name, built in file.meta["settings"].items()
+        if wanted.get(name) != built
+    ]
+    if differing:
+        raise ConfigError(
+            f"the packed set {config.directory!r} was built with other settings ({'; '.join(differing)}); build it "
+            "again, or train with these"
+        )
+    if file.meta["version"] != parser_version():
+        _log.warning(
+            "the packed set %s was built by other readers of structures and alignments", config.directory
+        )
+    sets = {name: EntryList(file, name) for name in file.meta["sets"]}
+    source = _of_scanned(Scanned(sets, file.meta["more"]))
+    return replace(
+        source,
+        valid=() if config.valid_split is None else source.valid,
+        unreadable=(*source.unreadable, *_pairs(file.meta["failed"])),
+    )
+
+
+def _scanned_sources(config: DataConfig) -> list[Path]:
+    """Tables and folders that a scan reads, whether they are there or not."""
+    sources = [Path(path) for path in (config.alignments, config.duplicates) if path is not None]
+    if config.distillation_alignments is not None:
+        sources.append(Path(config.distillation_alignments))
+    names = ("index.tsv", "chain_data_cache.json", "duplicate_pdb_chains.txt", "mmcifs", "msas", "alignments")
+    for root in (config.directory, config.distillation):
+        if root is not None:
+            splits = [Path(root) / split for split in (config.train_split, config.valid_split) if split]
+            for base in (Path(root), *splits):
+                sources += [base, *(base / name for name in names)]
+    return sources
+
+
+def to_scanned(source: SampleSource) -> Scanned:
+    """A source as sets of entries, and the rest in JSON's types."""
+    kept = {"train": source.train, "distillation": source.distillation}
+    filtered = {name: found for name, found in kept.items() if found is not None}
+    meta = {name: {"taken": found.taken, "unreadable": found.unreadable} for name, found in filtered.items()}
+    sets = {name: found.entries for name, found in filtered.items()} | {"valid": source.valid}
+    return Scanned(sets, {"filtered": meta, "unreadable": source.unreadable})
+
+
+def _of_scanned(found: Scanned) -> SampleSource:
+    filtered = {
+        name: Filtered(found.sets[name], meta["taken"], _pairs(meta["unreadable"]))
+        for name, meta in found.meta["filtered"].items()
+    }
+    return SampleSource(
+        filtered["train"],
+        filtered.get("distillation"),
+        found.sets["valid"],
+        _pairs(found.meta["unreadable"]),
+    )
+
+
+def _pairs(rows: Iterable[Sequence[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, reason) for name, reason in rows)
+
+
+def _scan(config: DataConfig, validate_chains: int, complexes: bool) -> SampleSource:
+    """As :func:`open_source`, by a look at the folders."""
+    filters = Filters(**{name: getattr(config, name) for name in _FILTERS})
+
+    def grouped(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        return group_complexes(entries) if complexes else entries
+
+    def found(
+        directory: str, source: str, oversample: dict[str, float], alignments: str | None
+    ) -> tuple[Filtered, Any]:
+        everything = open_dataset(
+            directory,
+            layout=config.layout,
+            split=config.train_split,
+            source=source,
+            oversample=oversample,
+            depth_weights=config.depth_weights,
+            alignments=alignments,
+            duplicates=config.duplicates if source == EXPERIMENTAL else None,
+        )
+        entries = grouped(everything.entries)
+        return apply_filters(entries, filters, resolved=_resolved), everything.unreadable
+
+    train, unreadable = found(config.directory, EXPERIMENTAL, config.oversample, config.alignments)
+    distillation = None
+    if config.distillation is not None:
+        distillation, more = found(config.distillation, DISTILLATION, {}, config.distillation_alignments)
+        unreadable += more
+    valid: tuple[Entry, ...] = ()
+    if config.valid_split is not None:
+        everything = open_dataset(
+            config.directory,
+            layout=config.layout,
+            split=config.valid_split,
+            alignments=config.alignments,
+            duplicates=config.duplicates,
+        )
+        chains = grouped(everything.entries)
+        longest = config.max_length or max(len(entry) for entry in chains)
+        chains = tuple(entry for entry in chains if len(entry) <= longest)
+        valid = tuple(
+            chains[i * len(chains) // validate_chains] for i in range(min(validate_chains, len(chains)))
+        )
+        if len(chains) <= validate_chains:
+            valid = chains
+    return SampleSource(train, distillation, valid, unreadable)
+
+
+def _resolved(entry: Entry) -> float:
+    """Share of an entry's residues whose CA has a position; reads its files."""
+    chains = read_complex(entry).chains if isinstance(entry, ComplexEntry) else (read_entry(entry).chain,)
+    shares = [resolved_share(chain) for chain in chains]
+    return float(np.average(shares, weights=[len(chain) for chain in chains]))
