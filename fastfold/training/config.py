@@ -259,11 +259,17 @@ class LoggerConfig:
         jsonl: ``metrics.jsonl``.
         csv: ``metrics.csv``.
         tensorboard: TensorBoard event files.
+        wandb: Weights & Biases (extra ``wandb``).
+        mlflow: MLflow (extra ``mlflow``).
+        project: Name of the project there; of the experiment in MLflow.
     """
 
     jsonl: bool = True
     csv: bool = True
     tensorboard: bool = True
+    wandb: bool = False
+    mlflow: bool = False
+    project: str = "fastfold"
 
 
 @dataclass

@@ -35,7 +35,13 @@ from fastfold.training.data import (
     takes_templates,
 )
 from fastfold.training.lifecycle.ownership import owned
-from fastfold.training.lifecycle.settings_history import Change, changes_since, record_start, refuse_decisive
+from fastfold.training.lifecycle.settings_history import (
+    Change,
+    changes_since,
+    record_start,
+    refuse_decisive,
+    settings_of,
+)
 from fastfold.training.logging.draw_log import DrawLog, consumed_chains
 from fastfold.training.logging.loggers import (
     CsvLogger,
@@ -45,6 +51,7 @@ from fastfold.training.logging.loggers import (
     TensorBoardLogger,
 )
 from fastfold.training.logging.progress import TrainingProgress
+from fastfold.training.logging.tracking import MlflowLogger, WandbLogger, check_tracking
 from fastfold.training.lora import merge_lora
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.parallel_config import plan_of
@@ -79,6 +86,7 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
 def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> signal.Signals | None:
     """As :func:`train`; returns the signal that ended the run before its last step, if one did."""
     tree = network_config(config.model)
+    check_tracking([name for name in ("wandb", "mlflow") if getattr(config.logger, name)])
     chosen = None
     if config.parallel.auto:
         from fastfold.training.auto_parallel import choose_plan  # brings in much that no other run needs
@@ -235,6 +243,11 @@ class _Run:
             chosen.append(CsvLogger(self.out / "metrics.csv"))
         if self.config.logger.tensorboard:
             chosen.append(TensorBoardLogger(self.out / "tensorboard"))
+        settings = settings_of(self.config)
+        if self.config.logger.wandb:
+            chosen.append(WandbLogger(self.out, self.config.logger.project, settings))
+        if self.config.logger.mlflow:
+            chosen.append(MlflowLogger(self.out, self.config.logger.project, settings))
         return chosen
 
     # ---- what the loop tells ---------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def changes_since(out: Path, config: TrainConfig) -> list[Change]:
             f"{path} cannot be read, so that nobody knows what the run was started with ({type(error).__name__}); "
             "remove it to continue all the same"
         ) from error
-    now = _flat(OmegaConf.to_container(OmegaConf.structured(config)))
+    now = settings_of(config)
     return [
         Change(name, before.get(name), now.get(name))
         for name in sorted(before.keys() | now.keys())
@@ -106,6 +106,11 @@ def record_start(out: Path, config: TrainConfig) -> None:
         folder.mkdir(exist_ok=True)
         write_atomic(folder / f"{max(numbers, default=0) + 1:04d}.yaml", text)
     write_atomic(out / CURRENT, text)
+
+
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """All settings of a run by their names, ``optim.lr`` for example."""
+    return _flat(OmegaConf.to_container(OmegaConf.structured(config)))
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
