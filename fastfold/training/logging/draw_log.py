@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from fastfold.utils.atomic_files import output_error
+
 
 class DrawLog:
     """``order_rank_<r>.jsonl``: a line per sample, written before the sample is used.
@@ -21,14 +23,21 @@ class DrawLog:
         self._ranks = ranks
         directory.mkdir(parents=True, exist_ok=True)
         self._end_a_torn_line()
-        self._file = self._path.open("a", encoding="utf-8")
+        self._file = self._path.open("ab", buffering=0)  # nothing is left to write when it is closed
 
     def write(self, step: int, draws: list[tuple[int, str]]) -> None:
-        """Record the draws ``(number, name)`` that step ``step`` is about to use."""
-        for number, name in draws:
-            line = {"step": step, "draw": number, "id": name, "ranks": self._ranks}
-            self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        """Record the draws ``(number, name)`` that step ``step`` is about to use.
+
+        Raises:
+            WriteError: They cannot be written.
+        """
+        lines = ({"step": step, "draw": number, "id": name, "ranks": self._ranks} for number, name in draws)
+        left = memoryview("".join(json.dumps(line) + "\n" for line in lines).encode())
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise output_error(self._path, "write", error) from error
 
     def replay(self) -> list[int]:
         """Draws recorded by as many processes as there are now, in their order.

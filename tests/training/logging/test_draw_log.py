@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from fastfold.errors import WriteError
 from fastfold.training.logging.draw_log import DrawLog, consumed_chains
 
 
@@ -25,4 +28,13 @@ def test_a_torn_line_is_passed_over(tmp_path: Path):
     log.write(1, [(2, "c")])
     assert log.replay() == [0, 2]
     assert consumed_chains(tmp_path) == {"a", "c"}
+    log.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's device that is always full")
+def test_a_full_disk_is_an_error_of_its_own(tmp_path: Path):
+    (tmp_path / "order_rank_0.jsonl").symlink_to("/dev/full")
+    log = DrawLog(tmp_path, 0, 1)
+    with pytest.raises(WriteError, match=r"order_rank_0.*the disk is full"):
+        log.write(0, [(0, "a")])
     log.close()
