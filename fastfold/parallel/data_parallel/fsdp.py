@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,8 @@ class FullySharded:
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        # Frozen ones and those of a second name too.
+        self._held = dict(module.named_parameters(remove_duplicate=False))
         self.names = list(self.parameters)
         self._norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
@@ -114,11 +116,16 @@ class FullySharded:
         """Gather DTensors (a collective)."""
         return {name: whole(x) for name, x in values.items()}
 
+    def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Gather DTensors, one at a time (a collective)."""
+        for name, x in values.items():
+            yield {name: whole(x)}
+
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards, as DTensors."""
+        """This rank's shards, as DTensors; buffers are whole on every rank."""
         found: dict[str, Tensor] = {}
         for name, x in values.items():
-            like = self.parameters[name]
+            like = self._held.get(name)
             if isinstance(like, DTensor):
                 x = distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
             found[name] = x
