@@ -88,8 +88,7 @@ def _data_parallel() -> None:
         for name, x in parallel.state_dict().items():
             # clip_grad_norm_ of PyTorch adds 1e-6 to the norm.
             assert (x - expected[name]).abs().max() < 1e-5, (zero, name)
-        if zero < 3:
-            assert torch.equal(parallel.state_dict()["never"], torch.ones(2, dtype=torch.float64))
+        assert torch.equal(parallel.state_dict()["never"], torch.ones(2, dtype=torch.float64))
     for zero in range(3):
         _refused_steps(zero)
     for zero in (1, 2):
@@ -122,6 +121,31 @@ def _refused_steps(zero: int) -> None:
     parallel.module.layer.register_parameter("late", nn.Parameter(torch.zeros(2)))
     with pytest.raises(ConfigError, match=r"layer\.late was made to train after parallelize"):
         optimizer.step()
+
+
+class _Experts(nn.Module):
+    """Two layers of one shape, of which a call uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, number: int) -> Tensor:
+        return (self.first, self.second)[number](x)  # type: ignore[no-any-return]
+
+
+def _different_parameters() -> None:
+    """FSDP2 would add the first layer's gradient to the second's."""
+    rank = dist.get_rank()
+    parallel = parallelize(_Experts(), {"dp": 2, "zero": 3})
+    parallel.module(torch.ones(1, 3), rank).sum().backward()
+    with pytest.raises(ConfigError, match="zero=3 all ranks have to use the same parameters"):
+        parallel.reduce_gradients()
+    parallel.gradients.forget_gradients()
+    parallel.module(torch.ones(1, 3), 1).sum().backward()
+    parallel.reduce_gradients()
+    assert parallel.module.first.weight.grad is None
+    assert parallel.gradients.gradient_square() > 0
 
 
 class _HandWritten(nn.Module):
@@ -330,6 +354,7 @@ def _pipeline_in_float64() -> None:
 
 def _everything() -> None:
     _data_parallel()
+    _different_parameters()
     _sequence_parallel()
     _random_numbers()
     _nested_and_tied_units()

@@ -58,15 +58,23 @@ def test_axial_ranks_and_sharded_states_compute_what_one_process_computes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["zero=3", "dap_mode=grid", "dap_mode=grid trainer.compile=true"])
+@pytest.mark.parametrize("plan", ["zero=3", "dap_mode=grid"])
 def test_sharded_parameters_and_the_grid_train_too(data_folder: Path, tmp_path: Path, plan: str) -> None:
     one, many = tmp_path / "one", tmp_path / "many"
     assert here(data_folder, one, "trainer.steps=4")
-    settings = f"parallel.{plan}".split()
-    run_forked(data_folder, many, *settings, "parallel.dap=4", "trainer.steps=4", processes=4)
+    run_forked(data_folder, many, f"parallel.{plan}", "parallel.dap=4", "trainer.steps=4", processes=4)
     np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
     expected, found = weights(one), weights(many)
     assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_on_shards(data_folder: Path, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert here(data_folder, one, "trainer.steps=1", "data.max_recycles=1")
+    compiled = ["parallel.dap=2", "trainer.compile=true", "trainer.steps=1", "data.max_recycles=1"]
+    run_forked(data_folder, many, *compiled, processes=2)
+    np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
 
 
 def _failing(how: str, arguments: list[str]) -> int:
