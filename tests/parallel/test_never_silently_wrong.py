@@ -34,7 +34,7 @@ class _Network(nn.Module):
         torch.manual_seed(0)
         self.layer = nn.Linear(3, 5, dtype=torch.float64)
         self.scale = nn.Parameter(torch.randn(5, dtype=torch.float64))
-        self.never = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.never = nn.Parameter(torch.ones(1, 2, dtype=torch.float64))  # a gradient of zeros would decay it
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.scale
@@ -88,7 +88,7 @@ def _data_parallel() -> None:
         for name, x in parallel.state_dict().items():
             # clip_grad_norm_ of PyTorch adds 1e-6 to the norm.
             assert (x - expected[name]).abs().max() < 1e-5, (zero, name)
-        assert torch.equal(parallel.state_dict()["never"], torch.ones(2, dtype=torch.float64))
+        assert torch.equal(parallel.state_dict()["never"], torch.ones(1, 2, dtype=torch.float64))
     for zero in range(3):
         _refused_steps(zero)
     for zero in (1, 2):
@@ -352,6 +352,15 @@ def _pipeline_in_float64() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def _forgotten_stages() -> None:
+    with pytest.raises(ConfigError, match=r"no stage of the pipeline has 1\.weight"):
+        parallelize(
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)),
+            {"pp": 2},
+            stages=lambda model, _: [model[0], nn.Identity()],
+        )
+
+
 def _everything() -> None:
     _data_parallel()
     _different_parameters()
@@ -361,6 +370,7 @@ def _everything() -> None:
     _schedulers()
     _encoder_with_padding()
     _pipeline_in_float64()
+    _forgotten_stages()
 
 
 def test_on_two_ranks() -> None:
