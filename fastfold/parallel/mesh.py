@@ -64,6 +64,7 @@ class ParallelMesh:
         self.device_type = device_type
         self.reporter = Reporter()
         self.device_mesh: DeviceMesh | None = None
+        self._stage: DeviceMesh | None = None
         shape = axes(plan)
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
@@ -96,6 +97,18 @@ class ParallelMesh:
                 f"a mesh of {self.plan} has no group {name!r}; it has {', '.join(sorted(self._groups))}"
             )
         return self._groups[name]
+
+    def stage(self) -> DeviceMesh | None:
+        """All ranks of this rank's pipeline stage, or of the whole mesh, in one line; None for one alone.
+
+        All ranks call it together: the first time it makes a group.
+        """
+        if self._stage is None and self.device_mesh is not None:
+            dimensions = tuple(name for name in self.device_mesh.mesh_dim_names or () if name != "pp")
+            if dimensions:
+                part = self.device_mesh[dimensions]
+                self._stage = part if len(dimensions) == 1 else part._flatten("stage")
+        return self._stage
 
     def record(self) -> AbstractContextManager[CommunicationLog]:
         """A log of what this rank sends over any of the mesh's groups while the context is open."""

@@ -16,6 +16,7 @@ from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.optimizer import ParallelOptimizer
 from fastfold.parallel.data_parallel.sharded_norm import whole
+from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import layouts
@@ -49,6 +50,7 @@ class Parallel:
         self.module, self.mesh, self.plan = module, mesh, mesh.plan
         self.gradients = gradients
         self._full_state = full_state
+        self._sharded_state = ShardedStateDict(full_state)
         self.sequence = sequence
 
     # ---- data and loss ---------------------------------------------------------------------------------
@@ -132,8 +134,17 @@ class Parallel:
         """The plain model's parameters and buffers, on every rank, whatever the plan."""
         return self.plain(self.module.state_dict())
 
+    def sharded_state_dict(self) -> dict[str, Tensor]:
+        """:meth:`state_dict` for ``torch.distributed.checkpoint``, of which no rank ever holds the whole.
+
+        Under tensor parallelism and ZeRO a rank has slices of the tensors, as DTensors; of a pipeline it has those of
+        its stage. ``dcp.save`` writes them and ``dcp.load`` fills them, whatever plan wrote the checkpoint; then
+        :meth:`load_state_dict` takes them.
+        """
+        return self.sharded(self.module.state_dict())
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take a plain state; any plan's :meth:`state_dict` is one.
+        """Take a plain state; any plan's :meth:`state_dict` is one, and the plan's own :meth:`sharded_state_dict`.
 
         Raises:
             ConfigError: Names or shapes are not the model's, or the state has more than the model.
@@ -161,17 +172,27 @@ class Parallel:
         found = {name: whole(x) for name, x in values.items()}
         return self._full_state.plain(found)
 
+    def sharded(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As :meth:`plain`, but this rank's slices of this stage's tensors; see :meth:`sharded_state_dict`.
+
+        Args:
+            values: By the names of :attr:`module`.
+        """
+        return self._sharded_state.cut(list(values), ({name: whole(x)} for name, x in values.items()))
+
     def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Undoes :meth:`plain`.
+        """Undoes :meth:`plain` and :meth:`sharded`.
 
         Args:
             values: By the plain model's names.
         """
-        found = self._full_state.shard(values)
-        if not isinstance(self.gradients, FullySharded):
-            return found
-        sharded = {name: x for name, x in found.items() if name in self.gradients.parameters}
-        return found | self.gradients.part(sharded)
+        found: dict[str, Tensor] = {}
+        for names in self._full_state.joined_together(values):
+            own = self._full_state.shard({name: whole(values[name]) for name in names})
+            if isinstance(self.gradients, FullySharded):
+                own = self.gradients.part(own)
+            found |= own
+        return found
 
     def _device(self) -> torch.device:
         return next((p.device for p in self.module.parameters()), torch.device("cpu"))

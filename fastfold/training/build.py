@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from fastfold.evoformer.evoformer import BlockStack
 from fastfold.evoformer.model import AlphaFold
@@ -13,6 +12,7 @@ from fastfold.evoformer.precision import autocast_trunk
 from fastfold.evoformer.weights.checkpoint import read_weights
 from fastfold.evoformer.weights.published import one_weights_file
 from fastfold.parallel import DistributedContext, Parallel, alphafold, parallelize
+from fastfold.parallel.alphafold.convert import silent_parts
 from fastfold.training.config import TrainConfig
 from fastfold.training.lora import add_lora, freeze
 from fastfold.training.offload import check_memory
@@ -69,7 +69,7 @@ def build_network(config: TrainConfig, tree: Any, context: DistributedContext) -
     if config.trainer.compile:
         for stack in (m for m in model.modules() if isinstance(m, BlockStack)):
             for block in stack.blocks:
-                assert isinstance(block, nn.Module)
-                block.compile()
+                for part in silent_parts(block):
+                    part.compile()
     model.train()
     return parallel

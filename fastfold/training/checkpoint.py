@@ -59,7 +59,7 @@ class Checkpoints:
 
         Args:
             step: Steps done.
-            tensors: What is large, by name; the same names on all processes.
+            tensors: What is large, by name; the same names on all processes. Of a DTensor each writes its slice.
             state: What is small, as JSON; the first process's counts.
         """
         self.wait()

@@ -315,11 +315,11 @@ class Trainer:
     def _tensors(self) -> dict[str, Tensor]:
         """Everything large that changes, by name: parameters, their average, the optimizer's state (a collective).
 
-        They are those of a run on one process, whatever the plan.
+        They are those of a run on one process, whatever the plan, of which each process has slices.
         """
-        tensors = {f"model.{name}": x for name, x in self.parallel.state_dict().items()}
-        tensors |= {f"ema.{name}": x for name, x in self.parallel.plain(self.ema.tensors()).items()}
-        for name, state in self._optimizer.state_dict().items():
+        tensors = {f"model.{name}": x for name, x in self.parallel.sharded_state_dict().items()}
+        tensors |= {f"ema.{name}": x for name, x in self.parallel.sharded(self.ema.tensors()).items()}
+        for name, state in self._optimizer.sharded_state_dict().items():
             tensors |= {f"{self.config.optim.name}.{name}.{key}": x for key, x in state.items()}
         return tensors
 

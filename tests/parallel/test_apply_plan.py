@@ -178,7 +178,21 @@ def _partly(zero: int) -> float:
     return max(worst, *(difference(clipped[name], g / 3) for name, g in expected.items()))
 
 
+def _loaded(zero: int) -> None:
+    """Frozen layers, buffers and a layer under two names take a state too."""
+    plain = Partly()
+    plain.again = plain.used
+    parallel = parallelize(plain, {"dp": 2, "zero": zero})
+    twice = {name: 2 * x for name, x in parallel.state_dict().items()}
+    parallel.load_state_dict(twice)
+    found = parallel.state_dict()
+    assert found.keys() == twice.keys()
+    assert all(torch.equal(x, twice[name]) for name, x in found.items())
+
+
 def _partly_all() -> list[float]:
+    for zero in range(4):
+        _loaded(zero)
     return [_partly(zero) for zero in range(3)]
 
 

@@ -21,6 +21,8 @@ from tests.helpers.forked import Forked, fork_command, rank_environments
 from tests.training.conftest import TINY
 from tests.training.test_train import command, here, losses, run_forked, start_forked, weights
 
+LARS = ["optim=lars", "optim.weight_decay=0.01", "optim.warmup_steps=2"]
+
 
 @pytest.mark.parametrize(
     ("first", "then", "processes"),
@@ -34,14 +36,13 @@ def test_axial_ranks_and_sharded_states_compute_what_one_process_computes(
 ) -> None:
     """LARS, whose steps depend on norms of whole layers; what one plan saved another resumes."""
     one, many = tmp_path / "one", tmp_path / "many"
-    lars = ["optim=lars", "optim.weight_decay=0.01", "optim.warmup_steps=2"]
-    assert here(data_folder, one, *lars, "trainer.steps=3")
-    first_part = [*lars, f"parallel.{first}", "parallel.zero=1", "trainer.steps=2"]
+    assert here(data_folder, one, *LARS, "trainer.steps=3")
+    first_part = [*LARS, f"parallel.{first}", "parallel.zero=1", "trainer.steps=2"]
     run_forked(data_folder, many, *first_part, processes=2)
     said = run_forked(
         data_folder,
         many,
-        *lars,
+        *LARS,
         f"parallel.{then}",
         "parallel.zero=2",
         "trainer.steps=3",
@@ -52,20 +53,30 @@ def test_axial_ranks_and_sharded_states_compute_what_one_process_computes(
     expected, found = weights(one), weights(many)
     assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
     # The other way round, in this process.
-    assert here(data_folder, many, *lars, "trainer.steps=4")
-    assert here(data_folder, one, *lars, "trainer.steps=4")
+    assert here(data_folder, many, *LARS, "trainer.steps=4")
+    assert here(data_folder, one, *LARS, "trainer.steps=4")
     np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["zero=3", "dap_mode=grid"])
 def test_sharded_parameters_and_the_grid_train_too(data_folder: Path, tmp_path: Path, plan: str) -> None:
+    """LARS again: of a gradient that is nothing but rounding Adam makes a step of its learning rate."""
     one, many = tmp_path / "one", tmp_path / "many"
-    assert here(data_folder, one, "trainer.steps=4")
-    run_forked(data_folder, many, f"parallel.{plan}", "parallel.dap=4", "trainer.steps=4", processes=4)
+    assert here(data_folder, one, *LARS, "trainer.steps=4")
+    run_forked(data_folder, many, *LARS, f"parallel.{plan}", "parallel.dap=4", "trainer.steps=4", processes=4)
     np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
     expected, found = weights(one), weights(many)
     assert max(float((found[name] - x).abs().max()) for name, x in expected.items()) < 1e-4
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_on_shards(data_folder: Path, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    assert here(data_folder, one, "trainer.steps=1", "data.max_recycles=1")
+    compiled = ["parallel.dap=2", "trainer.compile=true", "trainer.steps=1", "data.max_recycles=1"]
+    run_forked(data_folder, many, *compiled, processes=2)
+    np.testing.assert_allclose(losses(many), losses(one), rtol=2e-5)
 
 
 def _failing(how: str, arguments: list[str]) -> int:

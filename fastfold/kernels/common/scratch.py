@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -117,13 +118,18 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
         Views ``[n, c_t]`` of the tensors, in row-major order of the positions. Nothing is copied: where the
         leading axes cannot be merged without a copy, the outermost is walked by index.
     """
-    try:
-        flat = [t.view(-1, t.shape[-1]) for t in tensors]
-    except RuntimeError:
+    if all(map(_merges, tensors)):
+        flat = [t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
+        yield from zip(*(t.split(size) for t in flat), strict=True)
+    else:
         for parts in zip(*(t.unbind(0) for t in tensors), strict=True):
             yield from position_blocks(size, *parts)
-    else:
-        yield from zip(*(t.split(size) for t in flat), strict=True)
+
+
+def _merges(x: Tensor) -> bool:
+    """Whether the leading axes of ``x`` can be one without a copy; asked of the strides, so that it can be compiled."""
+    leading = [(n, step) for n, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if n != 1]
+    return x.numel() == 0 or all(step == n * inner for (_, step), (n, inner) in pairwise(leading))
 
 
 def at_positions(x: Tensor, block: slice) -> Tensor:

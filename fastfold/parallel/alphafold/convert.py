@@ -40,3 +40,18 @@ def convert_modules(
         module.__class__ = variants[type(module)]
         for name, value in attributes.items():
             setattr(module, name, value)
+
+
+def silent_parts(module: nn.Module) -> list[nn.Module]:
+    """What of a module ``torch.compile`` can take: itself, or those of its children that send no messages.
+
+    A collective that is under way while something else is computed cannot be traced.
+
+    Args:
+        module: A block of a network, before or after :func:`convert_modules`.
+    """
+
+    def sends(part: nn.Module) -> bool:
+        return any(hasattr(inner, "shards") for inner in part.modules())
+
+    return [part for part in module.children() if not sends(part)] if sends(module) else [module]

@@ -56,6 +56,8 @@ def axial_parallel(model: nn.Module, mesh: ParallelMesh) -> None:
     Each module that communicates becomes its parallel variant (:class:`AxialAlphaFold` and the like) with the same
     parameters under the same names. To be called before anything that wraps ``forward`` (autocast, compilation) or
     shards parameters, with the same model on every rank of the group.
+    Afterwards ``torch.compile`` can take those parts of a block that
+    :func:`fastfold.parallel.alphafold.convert.silent_parts` gives.
 
     The ranks of one group see one protein: give them the same features, and for dropout the same state of the random
     number generator. After ``backward`` of the same loss on every rank a parameter's gradient is the mean over

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fastfold.errors import ConfigError
+from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
 from fastfold.parallel.mesh import ParallelMesh
@@ -92,7 +95,10 @@ class FullySharded:
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        # Frozen ones and those of a second name too.
+        self._held = dict(module.named_parameters(remove_duplicate=False))
         self.names = list(self.parameters)
+        self._used: list[list[bool]] = []
         self._norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
         )
@@ -114,11 +120,16 @@ class FullySharded:
         """Gather DTensors (a collective)."""
         return {name: whole(x) for name, x in values.items()}
 
+    def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Gather DTensors, one at a time (a collective)."""
+        for name, x in values.items():
+            yield {name: whole(x)}
+
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards, as DTensors."""
+        """This rank's shards, as DTensors; buffers are whole on every rank."""
         found: dict[str, Tensor] = {}
         for name, x in values.items():
-            like = self.parameters[name]
+            like = self._held.get(name)
             if isinstance(like, DTensor):
                 x = distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
             found[name] = x
@@ -127,6 +138,7 @@ class FullySharded:
     def take_sample(self) -> list[Tensor]:
         """This rank's shards of the gradient, already summed over all ranks; ``grad`` is None afterwards."""
         found = []
+        self._used.append([parameter.grad is not None for parameter in self.parameters.values()])
         for parameter in self.parameters.values():
             gradient, parameter.grad = parameter.grad, None
             found.append(local(torch.zeros_like(parameter) if gradient is None else gradient).detach())
@@ -140,6 +152,7 @@ class FullySharded:
 
     def forget_gradients(self) -> None:
         """Forget the gradients."""
+        self._used = []
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -156,8 +169,29 @@ class FullySharded:
         return self._norms.total(dict(zip(self.names, buffers, strict=True)))
 
     def finish(self, buffers: Sequence[Tensor]) -> None:
-        """Put the gradient back into ``grad``."""
-        for parameter, gradient in zip(self.parameters.values(), buffers, strict=True):
+        """Put the gradient back into ``grad``, which stays None where no rank has used a parameter (a collective).
+
+        Raises:
+            ConfigError: Ranks have used different parameters in one backward pass: FSDP2 joins the gradients that a
+                rank has to one message, so that those of other parameters were added up.
+        """
+        used, self._used = self._used, []
+        history = zlib.crc32(repr(used).encode())
+        device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
+        if self._group.size > 1 and self._group.backend != "fake":
+            own = torch.tensor([history], device=device)
+            if bool(
+                (async_ops.start_gather(own, 0, self._group, [1] * self._group.size).wait() != history).any()
+            ):
+                raise ConfigError(
+                    "under zero=3 all ranks have to use the same parameters in each backward pass, and they used "
+                    "different ones; use zero=2"
+                )
+        present = [any(of_one) for of_one in zip(*used, strict=True)] or [True] * len(self.names)
+        for parameter, gradient, is_used in zip(self.parameters.values(), buffers, present, strict=True):
+            if not is_used:
+                parameter.grad = None
+                continue
             if isinstance(parameter, DTensor):
                 gradient = DTensor.from_local(
                     gradient,

@@ -7,7 +7,8 @@ Checkpoints are plain: whatever the plan, they hold the tensors of the model as 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -41,13 +42,26 @@ class FullStateDict:
         shapes: Mapping[str, tuple[torch.Size, torch.dtype]],
         renamed: Mapping[str, str],
     ) -> None:
-        self._module, self._mesh = module, mesh
+        self._module, self.mesh = module, mesh
         self._shard_fns, self._shapes, self._renamed = dict(shard_fns), dict(shapes), dict(renamed)
 
     @property
     def names(self) -> list[str]:
         """Those of the plain model's parameters and buffers."""
         return list(self._shapes)
+
+    def cut_together(self, names: Iterable[str]) -> list[list[str]]:
+        """This rank's names in groups, each to be given to :meth:`plain` at once: a cut layer's, and others alone."""
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            layer = self._layer_of(name)
+            groups.setdefault(name if layer is None else f"{layer}.", []).append(name)
+        return list(groups.values())
+
+    def joined_together(self, names: Iterable[str]) -> list[list[str]]:
+        """The plain model's names, those of this stage, in groups, each to be given to :meth:`shard` at once."""
+        own = {self._own_names[name]: name for name in names if name in self._own_names}
+        return [[own[name] for name in group] for group in self.cut_together(own)]
 
     def plain(self, values: Mapping[str, Tensor], *, everywhere: bool = True) -> dict[str, Tensor]:
         """The plain model's tensors (a collective).
@@ -76,7 +90,7 @@ class FullStateDict:
         Args:
             values: By the plain model's names.
         """
-        names = {self._plain_name(name): name for name in self._plain_names_of_stage()}
+        names = self._own_names
         found = {names[name]: x for name, x in values.items() if name in names}
         for path, shard_fn in self._shard_fns.items():
             own = _below(path, found)
@@ -88,7 +102,7 @@ class FullStateDict:
                     for name, parameter in plain.named_parameters():
                         if name in own:
                             parameter.copy_(own[name])
-                layer = shard_fn(plain, self._mesh)
+                layer = shard_fn(plain, self.mesh)
                 found |= {_joined(path, name): p.detach() for name, p in layer.named_parameters()}
         return found
 
@@ -119,7 +133,7 @@ class FullStateDict:
         }
         found = {}
         for name in names:
-            layer = next((path for path in self._shard_fns if _below(path, {name: None})), None)
+            layer = self._layer_of(name)
             alike = [
                 x
                 for other, x in held.items()
@@ -128,6 +142,15 @@ class FullStateDict:
             if alike:
                 found[name] = alike[0]
         return found
+
+    @cached_property
+    def _own_names(self) -> dict[str, str]:
+        """The plain model's names of what this stage has, to those in its module."""
+        return {self._plain_name(name): name for name in self._plain_names_of_stage()}
+
+    def _layer_of(self, name: str) -> str | None:
+        """Path of the cut layer that a tensor is in, by this rank's name."""
+        return next((path for path in self._shard_fns if not path or name.startswith(f"{path}.")), None)
 
     def _plain_names_of_stage(self) -> list[str]:
         """Names of this stage's plain parameters and buffers, still with the stage's prefixes."""
@@ -158,7 +181,7 @@ class FullStateDict:
 
     def _all_stages(self, own: dict[str, Tensor], *, scalars: bool = False) -> dict[str, Tensor]:
         """The tensors of all pipeline stages, each sent by the stage that has it."""
-        group = self._mesh.group("pp")
+        group = self.mesh.group("pp")
         if group.size == 1:
             return own
         names = list(self._shapes)

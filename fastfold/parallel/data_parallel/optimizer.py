@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
+from fastfold.parallel.data_parallel.sharded_norm import whole
+from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
 from fastfold.parallel.data_parallel.zero import Replicated
 
 State = dict[str, dict[str, Tensor]]
@@ -32,6 +34,7 @@ class ParallelOptimizer(Optimizer):
         self.__setstate__({"defaults": inner.defaults})
         self.inner, self._module = inner, module
         self._stage, self._full_state = stage, full_state
+        self._sharded_state = ShardedStateDict(full_state)
         if isinstance(inner, LayerwiseOptimizer):
             inner.norms = stage.norms
 
@@ -92,13 +95,26 @@ class ParallelOptimizer(Optimizer):
 
         Tensors are those that an optimizer of the plain model on one process would have.
         """
+        return self._state(lambda values: self._full_state.plain(self._stage.whole(values)))
+
+    def sharded_state_dict(self) -> State:
+        """:meth:`state_dict` for ``torch.distributed.checkpoint``: slices of this stage's tensors (a collective).
+
+        No rank holds the whole state at any time; see
+        :meth:`fastfold.parallel.parallel_model.Parallel.sharded_state_dict`.
+        """
+        return self._state(
+            lambda values: self._sharded_state.cut(list(values), self._stage.wholes(values)),
+        )
+
+    def _state(self, plain: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> State:
+        """By the plain model's names, of what is made of tensors that lie like this rank's share."""
         found: State = {}
         keys = self._keys()
         for key in keys:
             values = self._values(key)
             if not self._is_scalar(key):
-                values = self._full_state.plain(self._stage.whole(values))
-                for name, x in values.items():
+                for name, x in plain(values).items():
                     found.setdefault(name, {})[key] = x
         for key in (key for key in keys if self._is_scalar(key)):
             values = self._values(key)
@@ -108,7 +124,7 @@ class ParallelOptimizer(Optimizer):
         return found
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Take the state that :meth:`state_dict` gave under any plan (a collective).
+        """Take the state that :meth:`state_dict` or :meth:`sharded_state_dict` gave under any plan (a collective).
 
         A parameter that has no state there had no gradient yet, and starts anew.
 
@@ -132,18 +148,11 @@ class ParallelOptimizer(Optimizer):
                 )
             values = {name: of_one[key] for name, of_one in state.items() if key in of_one}
             if self._is_scalar(key):
-                own = self._full_state.shard_scalars(values, list(wanted))
-            else:
-                own = self._stage.part(self._full_state.shard(values))
-            for name, kept in wanted.items():
-                if name not in own:
-                    continue  # it never had a gradient
-                if own[name].shape != kept.shape:
-                    raise ConfigError(
-                        f"{key} of {name} is {tuple(own[name].shape)}, this model needs {tuple(kept.shape)}"
-                    )
-                with torch.no_grad():
-                    kept.copy_(own[name])
+                _fill(wanted, self._full_state.shard_scalars(values, list(wanted)), key)
+                continue
+            for names in self._full_state.joined_together(values):
+                plain = {name: whole(values[name]) for name in names}
+                _fill(wanted, self._stage.part(self._full_state.shard(plain)), key)
 
     def _keys(self) -> list[str]:
         found: dict[str, None] = {}
@@ -159,3 +168,15 @@ class ParallelOptimizer(Optimizer):
         """A key of the state by name, of the parameters that have it."""
         states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
         return {name: x for name, x in states.items() if x is not None}
+
+
+@torch.no_grad()
+def _fill(wanted: Mapping[str, Tensor], own: Mapping[str, Tensor], key: str) -> None:
+    """Copy this rank's share into the state; what is not there never had a gradient."""
+    for name, x in own.items():
+        kept = wanted.get(name)
+        if kept is None:
+            continue
+        if x.shape != kept.shape:
+            raise ConfigError(f"{key} of {name} is {tuple(x.shape)}, this model needs {tuple(kept.shape)}")
+        kept.copy_(x)

@@ -7,9 +7,8 @@ the two a caller may clip each sample's gradient, or add up several.
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +78,12 @@ class Replicated:
 
     def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors in the shapes of this rank's parameters, of ones that lie like :attr:`optimised` (a collective)."""
-        return dict(values)
+        found = {name: x for part in self.wholes(values) for name, x in part.items()}
+        return {name: found[name] for name in self.names if name in found}
+
+    def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """As :meth:`whole`, some at a time."""
+        yield dict(values)
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors that lie like :attr:`optimised`, of ones in the shapes of this rank's parameters."""
@@ -230,6 +234,9 @@ class ShardedStates(Replicated):
                 piece = self._values[number].data.view(-1)[of_parameter]
                 self._pieces[self.names[number]] = nn.Parameter(piece)
         self._pieces = {name: self._pieces[name] for name in self.names}
+        self._own_elements = {
+            self.names[number]: own for spans in self._spans for number, (own, _) in spans.items()
+        }
         self._piece_norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
         )
@@ -251,18 +258,15 @@ class ShardedStates(Replicated):
             for number, values in self._gathered(bucket, self._pieces).items():
                 self._values[number].copy_(values)
 
-    def whole(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather pieces, of parameters that are the same on all ranks."""
-        found: dict[int, Tensor] = {}
+    def wholes(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Gather pieces, of parameters that are the same on all ranks, bucket by bucket."""
         for bucket in self.buckets:
-            found |= self._gathered(bucket, values)
-        return {name: found[number] for number, name in enumerate(self.names) if name in values}
+            found = {self.names[number]: x for number, x in self._gathered(bucket, values).items()}
+            yield {name: x for name, x in found.items() if name in values}
 
     def part(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's pieces."""
-        number_of = {name: number for number, name in enumerate(self.names)}
-        spans = dict(itertools.chain.from_iterable(spans.items() for spans in self._spans))
-        return {name: x.reshape(-1)[spans[number_of[name]][0]] for name, x in values.items()}
+        return {name: x.reshape(-1)[self._own_elements[name]] for name, x in values.items()}
 
     def _gathered(self, bucket: Bucket, pieces: Mapping[str, Tensor]) -> dict[int, Tensor]:
         own = []

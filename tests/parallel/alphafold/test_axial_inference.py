@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
+import torch
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import ExecutionPolicy
@@ -56,6 +57,12 @@ def _fold(ranks: int) -> dict[str, float]:
 
     with pytest.raises(ConfigError, match=r"their features \(checksum\) differs"):
         folding.run_network(parallel, others, passes, None)
+
+    # Every rank would drop something else of the same tensor.
+    parallel.train()
+    torch.manual_seed(mesh.group("dap").rank)
+    with pytest.raises(ConfigError, match="their random number generator's state differs"):
+        parallel(multimer_sample().features)
     return found
 
 

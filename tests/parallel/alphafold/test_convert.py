@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.parallel.alphafold.convert import convert_modules
+from fastfold.parallel.alphafold.convert import convert_modules, silent_parts
 
 
 class _Plain(nn.Linear):
@@ -80,3 +80,11 @@ def test_a_wrapped_forward_is_refused_before_anything_changes() -> None:
 def test_a_model_without_anything_to_convert_is_refused() -> None:
     with pytest.raises(ConfigError, match="Linear has neither MSA nor pair to shard"):
         convert_modules(nn.Linear(2, 2), VARIANTS)
+
+
+def test_what_sends_no_messages_can_be_compiled() -> None:
+    model = _model()
+    assert silent_parts(model) == [model]
+    convert_modules(model[1], VARIANTS, factor=1.0, shards=None)
+    assert silent_parts(model) == [model[0], model[2]]
+    assert silent_parts(model[1]) == [model[1][1]]

@@ -1,0 +1,67 @@
+"""The plain model's tensors cut over the ranks: state of which no rank ever holds the whole.
+
+What lies in tensor parallel layers or in pieces of ZeRO is made plain a little at a time, and of each tensor a rank
+keeps its slice as a DTensor. ``torch.distributed.checkpoint`` writes and reads these, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from fastfold.parallel.data_parallel.full_state import FullStateDict
+
+_LEAST = 4096
+"""Elements of a tensor that is worth cutting."""
+
+
+class ShardedStateDict:
+    """Cuts the plain model's tensors over the ranks that hold parts of the same layers.
+
+    Args:
+        full_state: What makes their tensors plain.
+    """
+
+    def __init__(self, full_state: FullStateDict) -> None:
+        self._mesh, self._full_state = full_state.mesh, full_state
+
+    def cut(self, names: Sequence[str], parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """This rank's slices of the plain model's tensors of its pipeline stage (a collective).
+
+        Args:
+            names: By this rank's names, all tensors that will come.
+            parts: The tensors in the shapes of this rank's parameters, some at a time, in the same order on all ranks
+                of a stage. What has been cut is let go before the next are asked for.
+
+        Returns:
+            By the plain model's names: DTensors, and small tensors as they are. Where every rank has all parameters
+            and states anyway nothing is cut.
+        """
+        missing = {name: group for group in self._full_state.cut_together(names) for name in group}
+        waiting: dict[str, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for part in parts:
+            waiting |= part
+            for name in part:
+                group = missing[name]
+                if all(each in waiting for each in group):
+                    found |= self._slices({each: waiting.pop(each) for each in group})
+        return found
+
+    def _slices(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of tensors that are made plain together."""
+        plain = self._full_state.plain(own, everywhere=False)
+        return {name: self._slice(x) for name, x in plain.items()}
+
+    def _slice(self, x: Tensor) -> Tensor:
+        """A tensor that all ranks of the stage have, cut along its longest dimension."""
+        plan = self._mesh.plan
+        if x.numel() < _LEAST or (plan.tp == 1 and not plan.zero):
+            return x
+        ranks = self._mesh.stage()
+        if ranks is None:
+            return x
+        longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
+        return distribute_tensor(x, ranks, [Shard(longest)], src_data_rank=None)

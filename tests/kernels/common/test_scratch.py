@@ -1,0 +1,45 @@
+"""Positions of tensors in blocks, whatever their strides, and without copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.scratch import position_blocks
+
+X = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("x", "merged"),
+    [
+        (X, True),
+        (X[..., 1:3], True),  # channels alone are cut
+        (X[:, :, :1], False),  # an axis of one before which others do not touch
+        (X[:, :1, :1], True),
+        (X.transpose(0, 1), False),
+        (X[:, 1:], False),
+        (X.expand(2, 2, 3, 4, 5), False),
+        (X[:0], True),
+        (X[0, 0, 0], True),
+    ],
+)
+def test_blocks_are_views_of_all_positions_in_order(x: Tensor, merged: bool) -> None:
+    found = [block for (block,) in position_blocks(7, x)]
+    count = x.shape[:-1].numel()
+    assert (max((len(block) for block in found), default=0) == min(7, count)) or not merged
+    assert torch.equal(torch.cat([x.new_zeros(0, x.shape[-1]), *found]), x.reshape(-1, x.shape[-1]))
+    for block in found:
+        assert block.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+@pytest.mark.slow
+def test_strided_positions_can_be_compiled() -> None:
+    """Which axes merge is asked of the strides: a view that is tried and fails ends a compilation."""
+
+    def total(x: Tensor) -> Tensor:
+        return torch.stack([block.sum() for (block,) in position_blocks(7, x)]).sum()
+
+    compiled = torch.compile(total, backend="eager")
+    assert compiled(X.transpose(0, 1)) == X.sum()
