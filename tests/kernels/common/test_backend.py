@@ -105,6 +105,7 @@ def test_layer_norm_reaches_rows_beyond_two_to_the_31(rows: int, hole: Path) -> 
 @needs_interpreter
 @pytest.mark.parametrize("rows", [2, 33])
 def test_pair_bias_reaches_rows_beyond_two_to_the_31(rows: int, hole: Path) -> None:
+    torch.manual_seed(rows)
     z = far_apart(torch.randn(rows, 16), hole).unsqueeze(1)
     z.requires_grad_()
     parameters = [torch.randn(*shape).bfloat16() for shape in [(16,), (16,), (2, 16)]]
