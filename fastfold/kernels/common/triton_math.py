@@ -16,15 +16,23 @@ INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
-    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype.
+def dot(a, b, PRECISION: tl.constexpr, start=None):
+    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype, added to ``start [M, N]`` if there is one.
 
     Triton's interpreter multiplies the bit patterns of bfloat16 as integers, so there they become float32 first:
     the products are the same, since those of bfloat16 are exact in float32.
     """
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, start, input_precision=PRECISION)
+
+
+@triton.jit
+def plus(a, b):
+    """``a + b`` in their dtype; in the interpreter, which adds the bit patterns of bfloat16, in float32."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return a + b
 
 
 @triton.jit

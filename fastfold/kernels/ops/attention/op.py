@@ -229,8 +229,8 @@ def attention(
     The attention of AlphaFold's MSA rows and columns (supplementary algorithms 7 and 8), of its triangles
     (13 and 14) and, with one query per row, of its global column attention (19), without the projections.
 
-    Strides are free: transposed views are read where they lie, whether it is rows and columns of q, k, v and gate
-    or queries and keys of the bias. Only channels that are not innermost are copied, on the Triton backend.
+    Strides are free: transposed views are read where they lie. The Triton backend copies q, k, v and gate whose
+    channels are not innermost, and a bias whose keys are not, or are no multiple of 16.
 
     Args:
         q: Queries ``[*, R, Nq, H, D]``; R rows, H heads of D channels.
