@@ -54,15 +54,15 @@ def _defects(rows: list[Row]) -> list[str]:
 
 
 def test_attention_and_the_end_of_triangle_multiplication_at_odd_lengths() -> None:
-    """The kernels that are most sensitive to lengths, on one chip."""
+    """Two kernels that lengths matter to most, on one chip."""
     found = _measured(
         dtypes=["bf16"],
         architectures=[90],
         lengths=["odd"],
         steps=["triangle_attention_starting", "triangle_update"],
-        match=["attention_forward", "attention_grad_kv", "triangle_output"],
+        match=["attention_forward", "triangle_output_backward"],
     )
-    assert len(found) == 6, [row.kernel for row in found]
+    assert len(found) == 3, [row.kernel for row in found]
     assert _defects(found) == []
 
 
