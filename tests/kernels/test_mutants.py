@@ -201,8 +201,8 @@ MUTANTS = [
     Mutant(
         "attention",
         "attention.triton_fwd",
-        "PRECISION, b_bias.to(tl.float32))",
-        "PRECISION, 0.0 * b_bias.to(tl.float32))",
+        "tl.trans(b_k), b_bias.to(tl.float32), PRECISION)",
+        "tl.trans(b_k), 0.0 * b_bias.to(tl.float32), PRECISION)",
         "bias",
     ),
     Mutant(

@@ -13,11 +13,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastfold.kernels.common.triton_math import cast, dot
+from fastfold.kernels.common.triton_math import cast, dot, dot_plus
 from fastfold.kernels.ops.attention.triton_fwd import (
     LOG2E,
     SIZES,
     bias_of,
+    further,
     head_block,
     head_of,
     hidden_of,
@@ -60,7 +61,7 @@ def attention_grad_q_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries of one row and head, and walks over the keys: whole blocks, then the rest."""
+    """A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`."""
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
@@ -82,6 +83,13 @@ def attention_grad_q_kernel(
     k_step, v_step = x_strides.k[2], x_strides.v[2]
     step = tl.full([], BK, tl.int64)
     b_grad_q = tl.zeros([BQ, BD], tl.float32)
+    if keys % BK:
+        whole = (keys - keys % BK).to(tl.int64)
+        b_grad_q = grad_q_block(
+            b_grad_q, b_q, b_grad, b_lse, b_delta, p_k + whole * k_step, p_v + whole * v_step,
+            further(p_bias, whole, HAS_BIAS), further(p_hidden, whole, HAS_MASK), k_step, v_step, o_k, o_d, m_q, m_d,
+            keys % BK, HAS_BIAS, HAS_MASK, True, PRECISION,
+        )  # fmt: skip
     for _ in range(0, keys // BK):
         b_grad_q = grad_q_block(
             b_grad_q, b_q, b_grad, b_lse, b_delta, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, BK,
@@ -93,11 +101,6 @@ def attention_grad_q_kernel(
             p_bias += BK
         if HAS_MASK:
             p_hidden += BK
-    if keys % BK:
-        b_grad_q = grad_q_block(
-            b_grad_q, b_q, b_grad, b_lse, b_delta, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d,
-            keys % BK, HAS_BIAS, HAS_MASK, True, PRECISION,
-        )  # fmt: skip
 
     p_grad_q = head_block(grad_q, grad_q_strides, i_b, i_r, i_h, o_q, o_d)
     tl.store(p_grad_q, cast(b_grad_q * scale, grad_q.dtype.element_ty), mask=m_qd)
@@ -124,7 +127,7 @@ def grad_kv_block(
         # [BK, BQ]
         p_block = p_bias + o_q[None, :] * bias_step
         b_bias = tl.load(p_block, mask=m_row[:, None] & m_q[None, :] if CUT else m_row[:, None], other=0.0)
-        b_s = dot(b_k, tl.trans(b_q), PRECISION, b_bias.to(tl.float32))
+        b_s = dot_plus(b_k, tl.trans(b_q), b_bias.to(tl.float32), PRECISION)
     else:
         b_s = dot(b_k, tl.trans(b_q), PRECISION)
     b_dp = dot(b_v, tl.trans(b_grad), PRECISION)
@@ -139,7 +142,7 @@ def attention_grad_kv_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of keys of one row and head, and walks over the queries: whole blocks, then the rest."""
+    """A program owns a block of keys of one row and head, and walks over the queries; see :func:`further`."""
     i_k, i_r, i_h, i_b = program_row(tl.cdiv(keys, BK), rows, heads)
     o_k, o_d, _, m_d, m_kd = own_block(i_k, keys, D, BK, BD)
     o_q = tl.arange(0, BQ).to(tl.int64)
@@ -161,6 +164,13 @@ def attention_grad_kv_kernel(
     step = tl.full([], BQ, tl.int64)
     b_grad_k = tl.zeros([BK, BD], tl.float32)
     b_grad_v = tl.zeros([BK, BD], tl.float32)
+    if queries % BQ:
+        whole = (queries - queries % BQ).to(tl.int64)
+        b_grad_k, b_grad_v = grad_kv_block(
+            b_grad_k, b_grad_v, b_k, b_v, p_q + whole * q_step, p_grad + whole * grad_step,
+            further(p_bias, whole * bias_step, HAS_BIAS), p_lse + whole, p_delta + whole, q_step, grad_step, bias_step,
+            o_q, o_d, m_row, m_d, queries % BQ, HAS_BIAS, True, PRECISION,
+        )  # fmt: skip
     for _ in range(0, queries // BQ):
         b_grad_k, b_grad_v = grad_kv_block(
             b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
@@ -172,11 +182,6 @@ def attention_grad_kv_kernel(
         p_delta += BQ
         if HAS_BIAS:
             p_bias += step * bias_step
-    if queries % BQ:
-        b_grad_k, b_grad_v = grad_kv_block(
-            b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
-            m_row, m_d, queries % BQ, HAS_BIAS, True, PRECISION,
-        )  # fmt: skip
 
     if HAS_MASK:
         # Nothing of a masked key mixes with others, so it is enough to leave out what came of it.

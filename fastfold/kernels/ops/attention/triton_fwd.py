@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
-from fastfold.kernels.common.triton_math import cast, dot, plus, precision
+from fastfold.kernels.common.triton_math import cast, dot, dot_plus, plus, precision
 from fastfold.kernels.common.tuning import TRITON_TYPES, LaunchConfig, launch_config
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -92,6 +92,19 @@ def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
 
 
 @triton.jit
+def further(p_x, offset, GIVEN: tl.constexpr):
+    """Pointers that lie ``offset`` further on; None without a tensor.
+
+    Kernels begin with the rest of keys or queries that fills no block: after the loop over whole blocks, what the rest
+    needs would be kept in registers all the while.
+    """
+    if GIVEN:
+        return p_x + offset
+    else:
+        return p_x
+
+
+@triton.jit
 def row_part(o_k, keys):
     """Which keys a row has room for that :func:`aligned` laid out: a multiple of 16, so that pieces are read whole."""
     return o_k < tl.cdiv(keys, 16) * 16
@@ -133,7 +146,7 @@ def scores(
         b_bias = tl.load(p_bias + o_k[None, :], mask=m_bias, other=0.0)
         if HAS_MASK:
             b_bias = plus(b_bias, b_hidden[None, :])
-        b_s = dot(b_q, tl.trans(b_k), PRECISION, b_bias.to(tl.float32))
+        b_s = dot_plus(b_q, tl.trans(b_k), b_bias.to(tl.float32), PRECISION)
     else:
         b_s = dot(b_q, tl.trans(b_k), PRECISION)
         if HAS_MASK:
@@ -169,7 +182,7 @@ def attention_forward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries of one row and head, and walks over the keys: whole blocks, then the rest."""
+    """A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`."""
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
@@ -187,6 +200,13 @@ def attention_forward_kernel(
     b_max = tl.full([BQ], LOWEST, tl.float32)
     b_sum = tl.zeros([BQ], tl.float32)
     b_out = tl.zeros([BQ, BD], tl.float32)
+    if keys % BK:
+        whole = (keys - keys % BK).to(tl.int64)
+        b_max, b_sum, b_out = attend_block(
+            b_max, b_sum, b_out, b_q, p_k + whole * k_step, p_v + whole * v_step,
+            further(p_bias, whole, HAS_BIAS), further(p_hidden, whole, HAS_MASK), k_step, v_step, o_k, o_d, m_q, m_d,
+            keys % BK, HAS_BIAS, HAS_MASK, True, PRECISION,
+        )  # fmt: skip
     for _ in range(0, keys // BK):
         b_max, b_sum, b_out = attend_block(
             b_max, b_sum, b_out, b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, BK,
@@ -198,11 +218,6 @@ def attention_forward_kernel(
             p_bias += BK
         if HAS_MASK:
             p_hidden += BK
-    if keys % BK:
-        b_max, b_sum, b_out = attend_block(
-            b_max, b_sum, b_out, b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, keys % BK,
-            HAS_BIAS, HAS_MASK, True, PRECISION,
-        )  # fmt: skip
 
     if HAS_MASK:  # noqa: SIM102, this one is decided when it is compiled
         if tl.max(b_max, 0) == LOWEST:
