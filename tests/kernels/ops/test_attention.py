@@ -179,6 +179,26 @@ def test_a_masked_key_neither_gives_nor_receives(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # Triton's interpreter is NumPy's
+def test_a_query_needs_a_key_whose_bias_is_not_too_low(backend: str) -> None:
+    """A bias of -1e9 leaves one key out; on all keys it drowns a query's scores, and -inf leaves no numbers."""
+    inputs = on_device(operands(2, 5, 6, leave_out=("mask", "gate")))
+    inputs["bias"][..., 1] = -1e9
+    inputs["bias"][:, 0] = -1e9
+    kept = [0, 2, 3, 4, 5]
+    fewer = (
+        inputs | {name: inputs[name][:, kept] for name in ("k", "v")} | {"bias": inputs["bias"][..., kept]}
+    )
+    found, exact = (attention(**x, backend=backend) for x in (inputs, fewer))
+    torch.testing.assert_close(found[:, 1:], exact[:, 1:])
+    torch.testing.assert_close(found[:, 0], inputs["v"].mean(1))
+    inputs["bias"][:, 0] = -torch.inf
+    results = output_and_gradients(lambda **x: attention(**x, backend=backend), inputs, MASK)
+    assert torch.isfinite(results["output"][:, 1:]).all()
+    assert results["q"][:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["bias", "mask", "gate"])
 def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
     inputs = operands(3, 17, 17)
