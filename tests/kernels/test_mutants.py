@@ -173,15 +173,15 @@ MUTANTS = [
     Mutant(
         "outer_product_mean",
         "outer_product_mean.triton_fwd",
-        "b_out += tl.load(bias",
-        "b_out += 0.0 * tl.load(bias",
+        "b_out * (1.0 / share) + tl.load(bias",
+        "b_out * (1.0 / share) + 0.0 * tl.load(bias",
         "bias",
     ),
     Mutant(
         "outer_product_mean",
         "outer_product_mean.triton_bwd",
-        "b_grad *= tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)",
-        "b_grad *= 1.0",
+        "b_grad *= share * tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)",
+        "b_grad *= share",
         "mask, backward",
     ),
     Mutant(
