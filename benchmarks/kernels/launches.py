@@ -72,8 +72,8 @@ def recorded(
     """
     found: list[Launch] = []
     chosen = set(steps)
-    with _cpu_passes_for_gpu(), as_chip(chip):
-        for name, run in _steps(dtype, residues, depth):
+    with cpu_passes_for_gpu(), as_chip(chip):
+        for name, run in steps_of(dtype, residues, depth):
             if chosen and name not in chosen:
                 continue
             counts: dict[str, Iterator[int]] = {}
@@ -91,7 +91,8 @@ def recorded(
 
 
 @contextlib.contextmanager
-def _cpu_passes_for_gpu() -> Iterator[None]:
+def cpu_passes_for_gpu() -> Iterator[None]:
+    """Inside, operators take Triton's path on any device, if that is what they are told to."""
     backend = fastfold.kernels.common.backend
     before = backend._no_triton
     backend._no_triton = lambda x: None
@@ -101,7 +102,9 @@ def _cpu_passes_for_gpu() -> Iterator[None]:
         backend._no_triton = before
 
 
-def _steps(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[str, Callable[[], None]]]:
+def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Layers and operators by name, with what runs them forward and backward; arguments as of :func:`recorded`."""
+
     def leaf(*shape: int) -> Tensor:
         return torch.ones(shape, dtype=dtype).requires_grad_()
 
