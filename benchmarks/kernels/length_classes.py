@@ -36,8 +36,15 @@ from fastfold.utils.atomic_files import write_atomic
 ARCHITECTURES = (80, 90, 100)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TABLE = Path(__file__).parents[1] / "results" / "length_classes.csv"
-COVERED = (("bf16", 90),)
-"""Dtypes and compute capabilities that the committed table has; the others can be measured and are not in it yet."""
+COVERED = {
+    (dtype, architecture): "" if dtype == "bf16" else "attention"
+    for dtype, architecture in itertools.product(DTYPES, ARCHITECTURES)
+}
+"""What the committed table has for each dtype and compute capability: kernels whose name contains the text, here all
+in bfloat16 and those of attention in the others, which can be measured for all kernels and are not in it yet."""
+
+RIVAL = (("bf16", 80), ("bf16", 90))
+"""Dtypes and compute capabilities that it has the rival in."""
 
 SHARED = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
 """Bytes of shared memory of a processor (CUDA programming guide, table of compute capabilities)."""
