@@ -252,10 +252,23 @@ def read(path: Path) -> list[Row]:
         return [Row(**row) for row in csv.DictReader(file)]
 
 
-def _summary(table: list[Row]) -> str:
-    """Attention beside the rival, and what spills, in Markdown."""
+def beside_rival(table: list[Row]) -> dict[tuple[str, ...], tuple[Row, Row]]:
+    """Rows of triangle attention and of the rival, by kernel, class of lengths, dtype and chip that have both."""
     kernels = {"attention_forward": "_fwd", "attention_grad_q": "_bwd_q"}
     kernels |= {"attention_grad_kv": "_bwd_kv", "attention_grad_bias": "_bwd_b"}
+    by_key = {key: row for row in table for key in row.keys}
+    found = {}
+    for kernel, dtype, architecture, n in itertools.product(kernels, DTYPES, ARCHITECTURES, LENGTHS):
+        rest = (n, dtype, f"sm_{architecture}")
+        ours = by_key.get(("triangle_attention_starting", kernel, *rest))
+        theirs = by_key.get((TRIFAST, kernels[kernel], *rest))
+        if ours is not None and theirs is not None:
+            found[(kernel, *rest)] = (ours, theirs)
+    return found
+
+
+def _summary(table: list[Row]) -> str:
+    """Attention beside the rival, and what spills, in Markdown."""
     lines = [
         f"Compiled with Triton {version('triton')}, not run: instructions of a thread for each score in the innermost",
         "loop of triangle attention around the starting node, 4 heads of 32 channels, with bias and mask.",
@@ -263,13 +276,7 @@ def _summary(table: list[Row]) -> str:
         "| kernel | dtype | chip | residues | fastfold | trifast 0.1.13 | ratio | unit |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    by_key = {key: row for row in table for key in row.keys}
-    for kernel, dtype, architecture, n in itertools.product(kernels, DTYPES, ARCHITECTURES, LENGTHS):
-        chip = f"sm_{architecture}"
-        ours = by_key.get(("triangle_attention_starting", kernel, n, dtype, chip))
-        theirs = by_key.get((TRIFAST, kernels[kernel], n, dtype, chip))
-        if ours is None or theirs is None:
-            continue
+    for (kernel, n, dtype, chip), (ours, theirs) in beside_rival(table).items():
         ratio = float(ours.per_score) / float(theirs.per_score)
         cells = [kernel, dtype, chip, n, ours.per_score, theirs.per_score, f"{ratio:.2f}", ours.unit]
         lines.append("| " + " | ".join(cells) + " |")

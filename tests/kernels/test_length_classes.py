@@ -17,6 +17,7 @@ from benchmarks.kernels.length_classes import (
     TABLE,
     TRIFAST,
     Row,
+    beside_rival,
     programs_of,
     read,
     worse,
@@ -121,6 +122,15 @@ def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
     assert set(LENGTHS) == set(DEPTHS) == {"16", "8", "odd"}
     assert (LENGTHS["16"] % 16, LENGTHS["8"] % 16, LENGTHS["odd"] % 2) == (0, 8, 1)
     assert (DEPTHS["16"] % 16, DEPTHS["8"] % 16, DEPTHS["odd"] % 2) == (0, 8, 1)
+
+
+def test_attention_has_fewer_instructions_per_score_than_the_rival() -> None:
+    """Forward four fifths of them at most, backward no more, in every class that the table has the rival in."""
+    found = beside_rival(read(TABLE))
+    assert len(found) == 4 * len(LENGTHS) * len(RIVAL)
+    for key, (ours, theirs) in found.items():
+        most = 0.8 if key[0] == "attention_forward" else 1.0
+        assert float(ours.per_score) <= most * float(theirs.per_score), key
 
 
 LISTING = """
