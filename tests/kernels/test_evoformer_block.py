@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.kernels.common.backend import VARIABLE, interpreted
+from tests.helpers.address_checks import launches_of
 from tests.helpers.kernel_checks import DEVICE
 
 
@@ -46,6 +48,26 @@ def _check_compiled(backend: str, global_column: bool) -> None:
 @pytest.mark.parametrize("global_column", [False, True])
 def test_it_compiles_as_one_graph(global_column: bool) -> None:
     _check_compiled("aot_eager", global_column)
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
+@pytest.mark.parametrize("global_column", [False, True])
+def test_nothing_on_the_host_waits_for_a_number(global_column: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward launch their kernels on tensors that hold none, which a captured graph needs."""
+    monkeypatch.setenv(VARIABLE, "triton")
+
+    def run() -> None:
+        config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+        block = EvoformerBlock(config, 16, 16, zero_init=False, global_column=global_column)
+        inputs = [torch.ones(shape).requires_grad_() for shape in ((3, 5, 16), (5, 5, 16))]
+        outputs = block(*inputs, torch.ones(3, 5), torch.ones(5, 5))
+        torch.autograd.grad([x.sum() for x in outputs], [*inputs, *block.parameters()])
+
+    assert {"attention_forward_kernel", "triangle_output_backward_kernel"} <= {
+        x.name for x in launches_of(run)
+    }
+    with pytest.raises(RuntimeError, match="meta"):
+        launches_of(lambda: torch.ones(1).item())
 
 
 @pytest.mark.slow

@@ -16,15 +16,36 @@ INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
-def dot(a, b, PRECISION: tl.constexpr):
-    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype.
+def dot(a, b, PRECISION: tl.constexpr, start=None):
+    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype, added to ``start [M, N]`` if there is one.
 
     Triton's interpreter multiplies the bit patterns of bfloat16 as integers, so there they become float32 first:
     the products are the same, since those of bfloat16 are exact in float32.
     """
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, start, input_precision=PRECISION)
+
+
+@triton.jit
+def dot_plus(a, b, c, PRECISION: tl.constexpr):
+    """``a [M, K] @ b [K, N] + c [M, N]`` in float32, where ``c`` was loaded just now.
+
+    Tensor cores start from it. Others would wait for it, and keep their operands in registers meanwhile, so it is added
+    behind; to a sum alone the compiler would give it back as a start.
+    """
+    if PRECISION == "ieee" and a.dtype == tl.float32:
+        return tl.fma(dot(a, b, PRECISION), tl.full(c.shape, 1.0, tl.float32), c)
+    else:
+        return dot(a, b, PRECISION, c)
+
+
+@triton.jit
+def plus(a, b):
+    """``a + b`` in their dtype; in the interpreter, which adds the bit patterns of bfloat16, in float32."""
+    if INTERPRETED:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return a + b
 
 
 @triton.jit

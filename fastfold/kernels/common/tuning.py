@@ -8,8 +8,9 @@ compiled code needs: blocks, or stages, as large as possible whose registers do 
 class, with Triton 3.6 and with 3.9, in a class of its own only if a processor holds no fewer than two programs of
 them, or as many as with the entry of ``any``. Kernels that need next to no shared memory (layer norm, softmax, pair
 bias, residual update), products of float32, which fill registers first, and RTX cards, whose shared memory is what
-``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. ``python
-benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
+``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
+with Triton 3.9 alone, in float32 by the instructions for a score and by the programs that a processor holds, with tf32
+and without. ``python benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
 """
 
 from __future__ import annotations

@@ -179,6 +179,26 @@ def test_a_masked_key_neither_gives_nor_receives(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # Triton's interpreter is NumPy's
+def test_a_query_needs_a_key_whose_bias_is_not_too_low(backend: str) -> None:
+    """A bias of -1e9 leaves one key out; on all keys it drowns a query's scores, and -inf leaves no numbers."""
+    inputs = on_device(operands(2, 5, 6, leave_out=("mask", "gate")))
+    inputs["bias"][..., 1] = -1e9
+    inputs["bias"][:, 0] = -1e9
+    kept = [0, 2, 3, 4, 5]
+    fewer = (
+        inputs | {name: inputs[name][:, kept] for name in ("k", "v")} | {"bias": inputs["bias"][..., kept]}
+    )
+    found, exact = (attention(**x, backend=backend) for x in (inputs, fewer))
+    torch.testing.assert_close(found[:, 1:], exact[:, 1:])
+    torch.testing.assert_close(found[:, 0], inputs["v"].mean(1))
+    inputs["bias"][:, 0] = -torch.inf
+    results = output_and_gradients(lambda **x: attention(**x, backend=backend), inputs, MASK)
+    assert torch.isfinite(results["output"][:, 1:]).all()
+    assert results["q"][:, 0].isnan().all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["bias", "mask", "gate"])
 def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
     inputs = operands(3, 17, 17)
@@ -232,6 +252,20 @@ def test_float32_means_float32_unless_pytorch_is_told_otherwise() -> None:
         assert arithmetic.precision(torch.zeros(1, dtype=torch.bfloat16)) == "ieee"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_a_bias_is_copied_where_rows_do_not_fill_pieces_of_16_keys() -> None:
+    forward = pytest.importorskip("fastfold.kernels.ops.attention.triton_fwd")
+    bias = torch.randn(2, 32, 32)
+    assert forward.aligned(bias) is bias
+    for strange in (bias.mT, bias[..., :31], bias[..., 1:17], torch.randn(2, 5, 37)):
+        found = forward.aligned(strange)
+        assert torch.equal(found, strange)
+        assert found.stride(-1) == 1
+        assert found.stride(-2) % 16 == 0
+    hidden = forward.hidden_keys(torch.tensor([[1.0, 0.0, 1.0]]), torch.bfloat16)
+    assert hidden.tolist() == [[0.0, -torch.inf, 0.0]]
+    assert hidden.stride(0) == 16
 
 
 def test_heads_too_wide_for_a_program_are_left_to_pytorch() -> None:
@@ -358,9 +392,13 @@ def test_the_gradient_of_a_bias_is_the_sum_of_parts_of_its_rows() -> None:
     of = read.strides
     found = torch.full((2, 1, heads, queries, 4), torch.nan, device=DEVICE)
     triton_bwd_kernels.attention_grad_bias_kernel[(2 * heads,)](
-        *(BackwardOperands(read.q, read.k, read.v, read.bias, read.keep, grad_out, lse, delta), found, 1 / 3),
+        *(
+            BackwardOperands(read.q, read.k, read.v, read.bias, read.hidden, grad_out, lse, delta),
+            found,
+            1 / 3,
+        ),
         *(heads, rows, queries, 4, 2),
-        BackwardOperands(of.q, of.k, of.v, of.bias, of.keep, grad_out.stride()[:4]),
+        BackwardOperands(of.q, of.k, of.v, of.bias, of.hidden, grad_out.stride()[:4]),
         D=channels,
         BD=16,
         BQ=16,

@@ -94,6 +94,16 @@ def test_more_tiles_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("sequences", [40, outer_product_mean_torch.DEEP + 1])
+def test_sums_that_float16_cannot_hold(backend: str, sequences: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of 900 to 8,100 add up to more than 65,504 over the sequences, and their mean does not."""
+    force_blocks(monkeypatch, BS=512)
+    inputs = _inputs(sequences, 3, 2)
+    inputs |= {name: 30 + 60 * torch.rand_like(inputs[name]) for name in ("left", "right")}
+    check_against_definition(_on(backend), reference.outer_product_mean, inputs, torch.float16, MASKS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_residual_batches_and_strides(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     force_blocks(monkeypatch, BI=8, BJ=8)
     inputs = _inputs(3, 5, 4, batch=(2, 1))

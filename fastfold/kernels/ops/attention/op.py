@@ -229,14 +229,17 @@ def attention(
     The attention of AlphaFold's MSA rows and columns (supplementary algorithms 7 and 8), of its triangles
     (13 and 14) and, with one query per row, of its global column attention (19), without the projections.
 
-    Strides are free: transposed views are read where they lie, whether it is rows and columns of q, k, v and gate
-    or queries and keys of the bias. Only channels that are not innermost are copied, on the Triton backend.
+    Strides are free: transposed views are read where they lie. The Triton backend copies q, k, v and gate whose
+    channels are not innermost, and a bias whose keys are not, or are no multiple of 16.
 
     Args:
         q: Queries ``[*, R, Nq, H, D]``; R rows, H heads of D channels.
         k: Keys ``[*, R, Nk, H, D]``.
         v: Values ``[*, R, Nk, H, D]``.
-        bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``.
+        bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``. Every query needs a key whose bias
+            is above about -1e9: scores of float32 are lost in lower ones, so that all keys get the same weight, and
+            where all of a query are below -1e30 there are no numbers in the output, or in gradients. Keys to leave out
+            are given by the mask.
         mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0; in
             a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias. Without keys
             (Nk = 0) the output is zero.

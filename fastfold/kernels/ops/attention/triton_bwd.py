@@ -78,7 +78,7 @@ class BackwardOperands(NamedTuple):
         k: ``[B, R, Nk, H, D]``.
         v: ``[B, R, Nk, H, D]``.
         bias: ``[B, H, Nq, Nk]`` or None.
-        keep: ``[B, R, Nk]`` or None.
+        hidden: ``[B, R, Nk]`` or None.
         grad: Of the output before the gate, ``[B, R, Nq, H, D]``.
         lse: ``[B, H, R, Nq]`` in float32, without gaps.
         delta: Weighted mean of what the weights receive, as ``lse``.
@@ -88,7 +88,7 @@ class BackwardOperands(NamedTuple):
     k: Any
     v: Any
     bias: Any
-    keep: Any
+    hidden: Any
     grad: Any
     lse: Any = None
     delta: Any = None
@@ -126,7 +126,7 @@ def attend_backward_triton(
     Returns:
         That of the bias, ``[B, H, Nq, Nk]`` in float32, or None.
     """
-    q, k, v, bias, keep, gate = operands
+    q, k, v, bias, hidden, gate = operands
     batch, rows, queries, heads, channels = q.shape
     keys = k.shape[2]
     sizes: dict[str, Any] = {"D": channels, "BD": padded(channels)}
@@ -134,7 +134,7 @@ def attend_backward_triton(
     chosen = config("attention_ungate", q)
     programs = triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch
     if programs == 0 or channels == 0:
-        return None if bias is None or not need_bias else torch.zeros_like(bias, dtype=torch.float32)
+        return None if bias is None or not need_bias else bias.new_zeros(bias.shape, dtype=torch.float32)
     grad_out = grad if gate is None else torch.empty_like(q, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(q):
         attention_ungate_kernel[(programs,)](
@@ -144,11 +144,11 @@ def attend_backward_triton(
             HAS_GATE=gate is not None,
             **chosen.launch,
         )
-    read = BackwardOperands(q, k, v, bias, keep, grad_out, lse, delta)
+    read = BackwardOperands(q, k, v, bias, hidden, grad_out, lse, delta)
     of = operands.strides
-    read_strides = BackwardOperands(of.q, of.k, of.v, of.bias, of.keep, strides(grad_out, 4))
+    read_strides = BackwardOperands(of.q, of.k, of.v, of.bias, of.hidden, strides(grad_out, 4))
     numbers = (scale, heads, rows, queries, keys)
-    sizes |= {"HAS_MASK": keep is not None, "PRECISION": precision(q)}
+    sizes |= {"HAS_MASK": hidden is not None, "PRECISION": precision(q)}
     chosen = config("attention_grad_q", q)
     with torch.cuda.device_of(q):
         attention_grad_q_kernel[(triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch,)](

@@ -13,33 +13,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastfold.kernels.common.triton_math import cast, dot
+from fastfold.kernels.common.triton_math import cast, dot, dot_plus
 from fastfold.kernels.ops.attention.triton_fwd import (
     LOG2E,
     SIZES,
     bias_of,
+    further,
     head_block,
     head_of,
+    hidden_of,
     own_block,
     positions,
     program_row,
+    row_part,
+    scaled,
     scores,
 )
 
 
 @triton.jit
-def weights_and_gradients(b_s, b_dp, b_lse, b_delta, b_keep, keys, HAS_MASK: tl.constexpr):
-    """Weights, and gradients of their scores, of scores in powers of two; arguments are broadcast.
+def weights_and_gradients(b_s, b_dp, b_lse, b_delta):
+    """Weights, and gradients of their scores, of scores; arguments are broadcast. Those of masked keys are 0."""
+    b_p = tl.exp2(b_s * LOG2E - b_lse)
+    return b_p, b_p * (b_dp - b_delta)
 
-    A masked key has the weight 0, in rows without keys 1 / keys, and no gradient.
-    """
-    if HAS_MASK:
-        b_p = tl.where(b_lse == float("inf"), 1.0 / keys, tl.where(b_keep, tl.exp2(b_s - b_lse), 0.0))
-        b_ds = tl.where(b_keep, b_p * (b_dp - b_delta), 0.0)
-    else:
-        b_p = tl.where(b_keep, tl.exp2(b_s - b_lse), 0.0)
-        b_ds = b_p * (b_dp - b_delta)
-    return b_p, b_ds
+
+@triton.jit
+def grad_q_block(
+    b_grad_q, b_q, b_grad, b_lse, b_delta, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, left,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the queries with another block of keys, of which ``left`` exist if it is cut."""
+    m_k = o_k < left
+    m_kd = m_k[:, None] & m_d[None, :] if CUT else m_d[None, :]
+    # [BK, BD]
+    b_k = tl.load(p_k + o_k[:, None] * k_step + o_d[None, :], mask=m_kd, other=0.0)
+    b_v = tl.load(p_v + o_k[:, None] * v_step + o_d[None, :], mask=m_kd, other=0.0)
+    b_s = scores(b_q, b_k, p_bias, p_hidden, o_k, m_q, left, HAS_BIAS, HAS_MASK, CUT, PRECISION)
+    b_dp = dot(b_grad, tl.trans(b_v), PRECISION)
+    _, b_ds = weights_and_gradients(b_s, b_dp, b_lse[:, None], b_delta[:, None])
+    return dot(cast(b_ds, b_k.dtype), b_k, PRECISION, b_grad_q)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -48,14 +61,14 @@ def attention_grad_q_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries of one row and head, and walks over the keys."""
+    """A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`."""
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
 
     # [BQ, BD]
     p_q = head_block(x.q, x_strides.q, i_b, i_r, i_h, o_q, o_d)
-    b_q = tl.load(p_q, mask=m_qd, other=0.0)
+    b_q = scaled(tl.load(p_q, mask=m_qd, other=0.0), scale)
     p_grad = head_block(x.grad, x_strides.grad, i_b, i_r, i_h, o_q, o_d)
     b_grad = tl.load(p_grad, mask=m_qd, other=0.0)
     # [BQ]
@@ -65,36 +78,62 @@ def attention_grad_q_kernel(
     p_k = head_of(x.k, x_strides.k, i_b, i_r, i_h)
     p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
     p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_q[:, None] * x_strides.bias[2], HAS_BIAS)
-    o_bias = o_k[None, :] * x_strides.bias[3]
-    if HAS_MASK:
-        p_keep = x.keep + i_b * x_strides.keep[0] + i_r * x_strides.keep[1]
+    p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
 
+    k_step, v_step = x_strides.k[2], x_strides.v[2]
     step = tl.full([], BK, tl.int64)
     b_grad_q = tl.zeros([BQ, BD], tl.float32)
-    for i_k in range(0, keys, BK):
-        b_keep = o_k < keys - i_k
-        m_kd = b_keep[:, None] & m_d[None, :]
-        # [BK, BD]
-        b_k = tl.load(positions(p_k, x_strides.k, o_k, o_d), mask=m_kd, other=0.0)
-        b_v = tl.load(positions(p_v, x_strides.v, o_k, o_d), mask=m_kd, other=0.0)
-        b_s = scores(b_q, b_k, scale, p_bias, o_bias, m_q[:, None] & b_keep[None, :], HAS_BIAS, PRECISION)
-        if HAS_MASK:
-            # [BK]
-            b_keep = tl.load(p_keep + o_k * x_strides.keep[2], mask=b_keep, other=0) != 0
-        b_dp = dot(b_grad, tl.trans(b_v), PRECISION)
-        _, b_ds = weights_and_gradients(
-            b_s, b_dp, b_lse[:, None], b_delta[:, None], b_keep[None, :], keys, HAS_MASK
-        )
-        b_grad_q += dot(cast(b_ds, b_k.dtype), b_k, PRECISION)
-        p_k += step * x_strides.k[2]
-        p_v += step * x_strides.v[2]
+    if keys % BK:
+        whole = (keys - keys % BK).to(tl.int64)
+        b_grad_q = grad_q_block(
+            b_grad_q, b_q, b_grad, b_lse, b_delta, p_k + whole * k_step, p_v + whole * v_step,
+            further(p_bias, whole, HAS_BIAS), further(p_hidden, whole, HAS_MASK), k_step, v_step, o_k, o_d, m_q, m_d,
+            keys % BK, HAS_BIAS, HAS_MASK, True, PRECISION,
+        )  # fmt: skip
+    for _ in range(0, keys // BK):
+        b_grad_q = grad_q_block(
+            b_grad_q, b_q, b_grad, b_lse, b_delta, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, BK,
+            HAS_BIAS, HAS_MASK, False, PRECISION,
+        )  # fmt: skip
+        p_k += step * k_step
+        p_v += step * v_step
         if HAS_BIAS:
-            p_bias += step * x_strides.bias[3]
+            p_bias += BK
         if HAS_MASK:
-            p_keep += step * x_strides.keep[2]
+            p_hidden += BK
 
     p_grad_q = head_block(grad_q, grad_q_strides, i_b, i_r, i_h, o_q, o_d)
     tl.store(p_grad_q, cast(b_grad_q * scale, grad_q.dtype.element_ty), mask=m_qd)
+
+
+@triton.jit
+def grad_kv_block(
+    b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
+    m_row, m_d, left, HAS_BIAS: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradients of keys and values with another block of queries, of which ``left`` exist if it is cut.
+
+    Scores are made with the keys first, as the products of the gradients need them.
+    """
+    m_q = o_q < left
+    m_qd = m_q[:, None] & m_d[None, :] if CUT else m_d[None, :]
+    # [BQ, BD]
+    b_q = tl.load(p_q + o_q[:, None] * q_step + o_d[None, :], mask=m_qd, other=0.0)
+    b_grad = tl.load(p_grad + o_q[:, None] * grad_step + o_d[None, :], mask=m_qd, other=0.0)
+    # [BQ]; queries past the end have the weight 0
+    b_lse = tl.load(p_lse + o_q, mask=m_q, other=float("inf")) if CUT else tl.load(p_lse + o_q)
+    b_delta = tl.load(p_delta + o_q, mask=m_q, other=0.0) if CUT else tl.load(p_delta + o_q)
+    if HAS_BIAS:
+        # [BK, BQ]
+        p_block = p_bias + o_q[None, :] * bias_step
+        b_bias = tl.load(p_block, mask=m_row[:, None] & m_q[None, :] if CUT else m_row[:, None], other=0.0)
+        b_s = dot_plus(b_k, tl.trans(b_q), b_bias.to(tl.float32), PRECISION)
+    else:
+        b_s = dot(b_k, tl.trans(b_q), PRECISION)
+    b_dp = dot(b_v, tl.trans(b_grad), PRECISION)
+    b_p, b_ds = weights_and_gradients(b_s, b_dp, b_lse[None, :], b_delta[None, :])
+    b_grad_v = dot(cast(b_p, b_grad.dtype), b_grad, PRECISION, b_grad_v)
+    return dot(cast(b_ds, b_q.dtype), b_q, PRECISION, b_grad_k), b_grad_v
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -103,54 +142,61 @@ def attention_grad_kv_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of keys of one row and head, and walks over the queries.
-
-    Scores are made with the keys first, as the products of the gradients need them.
-    """
+    """A program owns a block of keys of one row and head, and walks over the queries; see :func:`further`."""
     i_k, i_r, i_h, i_b = program_row(tl.cdiv(keys, BK), rows, heads)
-    o_k, o_d, m_k, m_d, m_kd = own_block(i_k, keys, D, BK, BD)
+    o_k, o_d, _, m_d, m_kd = own_block(i_k, keys, D, BK, BD)
     o_q = tl.arange(0, BQ).to(tl.int64)
 
     # [BK, BD]
     p_k = head_block(x.k, x_strides.k, i_b, i_r, i_h, o_k, o_d)
-    b_k = tl.load(p_k, mask=m_kd, other=0.0)
+    b_k = scaled(tl.load(p_k, mask=m_kd, other=0.0), scale)
     p_v = head_block(x.v, x_strides.v, i_b, i_r, i_h, o_k, o_d)
     b_v = tl.load(p_v, mask=m_kd, other=0.0)
-    b_keep = m_k
-    if HAS_MASK:
-        # [BK]
-        p_keep = x.keep + i_b * x_strides.keep[0] + i_r * x_strides.keep[1] + o_k * x_strides.keep[2]
-        b_keep = tl.load(p_keep, mask=m_k, other=0) != 0
     p_q = head_of(x.q, x_strides.q, i_b, i_r, i_h)
     p_grad = head_of(x.grad, x_strides.grad, i_b, i_r, i_h)
-    p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_k[:, None] * x_strides.bias[3], HAS_BIAS)
-    o_bias = o_q[None, :] * x_strides.bias[2]
-    o_lse = ((i_b * heads + i_h) * rows + i_r) * queries + o_q
+    bias_step, m_row = x_strides.bias[2], row_part(o_k, keys)
+    p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_k[:, None], HAS_BIAS)
+    o_lse = ((i_b * heads + i_h) * rows + i_r) * queries
+    p_lse = x.lse + o_lse
+    p_delta = x.delta + o_lse
 
+    q_step, grad_step = x_strides.q[2], x_strides.grad[2]
     step = tl.full([], BQ, tl.int64)
     b_grad_k = tl.zeros([BK, BD], tl.float32)
     b_grad_v = tl.zeros([BK, BD], tl.float32)
-    for i_q in range(0, queries, BQ):
-        m_q = o_q < queries - i_q
-        m_qd = m_q[:, None] & m_d[None, :]
-        # [BQ, BD]
-        b_q = tl.load(positions(p_q, x_strides.q, o_q, o_d), mask=m_qd, other=0.0)
-        b_grad = tl.load(positions(p_grad, x_strides.grad, o_q, o_d), mask=m_qd, other=0.0)
-        # [BQ]; queries past the end have the gradient 0
-        b_lse = tl.load(x.lse + i_q + o_lse, mask=m_q, other=0.0)
-        b_delta = tl.load(x.delta + i_q + o_lse, mask=m_q, other=0.0)
-        b_s = scores(b_k, b_q, scale, p_bias, o_bias, m_k[:, None] & m_q[None, :], HAS_BIAS, PRECISION)
-        b_dp = dot(b_v, tl.trans(b_grad), PRECISION)
-        b_p, b_ds = weights_and_gradients(
-            b_s, b_dp, b_lse[None, :], b_delta[None, :], b_keep[:, None], keys, HAS_MASK
-        )
-        b_grad_v += dot(cast(b_p, b_grad.dtype), b_grad, PRECISION)
-        b_grad_k += dot(cast(b_ds, b_q.dtype), b_q, PRECISION)
-        p_q += step * x_strides.q[2]
-        p_grad += step * x_strides.grad[2]
+    if queries % BQ:
+        whole = (queries - queries % BQ).to(tl.int64)
+        b_grad_k, b_grad_v = grad_kv_block(
+            b_grad_k, b_grad_v, b_k, b_v, p_q + whole * q_step, p_grad + whole * grad_step,
+            further(p_bias, whole * bias_step, HAS_BIAS), p_lse + whole, p_delta + whole, q_step, grad_step, bias_step,
+            o_q, o_d, m_row, m_d, queries % BQ, HAS_BIAS, True, PRECISION,
+        )  # fmt: skip
+    for _ in range(0, queries // BQ):
+        b_grad_k, b_grad_v = grad_kv_block(
+            b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
+            m_row, m_d, BQ, HAS_BIAS, False, PRECISION,
+        )  # fmt: skip
+        p_q += step * q_step
+        p_grad += step * grad_step
+        p_lse += BQ
+        p_delta += BQ
         if HAS_BIAS:
-            p_bias += step * x_strides.bias[2]
+            p_bias += step * bias_step
 
+    if HAS_MASK:
+        # Nothing of a masked key mixes with others, so it is enough to leave out what came of it.
+        p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
+        m_used = tl.load(p_hidden + o_k, mask=m_row, other=0.0) == 0.0
+        b_grad_k = tl.where(m_used[:, None], b_grad_k, 0.0)
+        b_grad_v = tl.where(m_used[:, None], b_grad_v, 0.0)
+        if tl.load(x.lse + o_lse) == float("inf"):
+            # All keys of the row are masked, and every weight is 1 / keys.
+            p_grad = head_of(x.grad, x_strides.grad, i_b, i_r, i_h)
+            for i_q in range(0, queries, BQ):
+                m_qd = (o_q < queries - i_q)[:, None] & m_d[None, :]
+                b_grad = tl.load(p_grad + o_q[:, None] * grad_step + o_d[None, :], mask=m_qd, other=0.0)
+                b_grad_v += (tl.sum(b_grad.to(tl.float32), 0) / keys)[None, :]
+                p_grad += step * grad_step
     p_grad_k = head_block(grad_k, grad_k_strides, i_b, i_r, i_h, o_k, o_d)
     tl.store(p_grad_k, cast(b_grad_k * scale, grad_k.dtype.element_ty), mask=m_kd)
     p_grad_v = head_block(grad_v, grad_v_strides, i_b, i_r, i_h, o_k, o_d)
@@ -179,20 +225,20 @@ def attention_grad_bias_kernel(
     i_b = (i_sb // n_s).to(tl.int64)
     o_q, o_d, m_q, _, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k, _, m_k, _, m_kd = own_block(i_k, keys, D, BK, BD)
-    m_qk = m_q[:, None] & m_k[None, :]
+    m_row = row_part(o_k, keys)
 
     # [BQ, BK]
     p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_q[:, None] * x_strides.bias[2], True)
-    b_bias = tl.load(p_bias + o_k[None, :] * x_strides.bias[3], mask=m_qk, other=0.0).to(tl.float32) * LOG2E
+    b_bias = (
+        tl.load(p_bias + o_k[None, :], mask=m_q[:, None] & m_row[None, :], other=0.0).to(tl.float32) * LOG2E
+    )
     i_r = (i_s * row_step).to(tl.int64)
     p_q = head_of(x.q, x_strides.q, i_b, i_r, i_h)
     p_k = head_of(x.k, x_strides.k, i_b, i_r, i_h)
     p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
     p_grad = head_of(x.grad, x_strides.grad, i_b, i_r, i_h)
     o_lse = ((i_b * heads + i_h) * rows + i_r) * queries + o_q
-    b_keep = m_k
-    if HAS_MASK:
-        p_keep = x.keep + i_b * x_strides.keep[0] + i_r * x_strides.keep[1]
+    p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
 
     b_grad_bias = tl.zeros([BQ, BK], tl.float32)
     for _ in range(0, min(row_step, rows - i_s * row_step)):
@@ -205,16 +251,13 @@ def attention_grad_bias_kernel(
         # [BQ]
         b_lse = tl.load(x.lse + o_lse, mask=m_q, other=0.0)
         b_delta = tl.load(x.delta + o_lse, mask=m_q, other=0.0)
+        b_s = dot(b_q, tl.trans(b_k), PRECISION) * (scale * LOG2E) + b_bias
         if HAS_MASK:
             # [BK]
-            b_keep = tl.load(p_keep + o_k * x_strides.keep[2], mask=m_k, other=0) != 0
-            p_keep += x_strides.keep[1]
-        b_s = dot(b_q, tl.trans(b_k), PRECISION) * (scale * LOG2E) + b_bias
+            b_s += tl.load(p_hidden + o_k, mask=m_row, other=0.0).to(tl.float32)[None, :]
+            p_hidden += x_strides.hidden[1]
         b_dp = dot(b_grad, tl.trans(b_v), PRECISION)
-        _, b_ds = weights_and_gradients(
-            b_s, b_dp, b_lse[:, None], b_delta[:, None], b_keep[None, :], keys, HAS_MASK
-        )
-        b_grad_bias += b_ds
+        b_grad_bias += tl.exp2(b_s - b_lse[:, None]) * (b_dp - b_delta[:, None])
         p_q += x_strides.q[1]
         p_k += x_strides.k[1]
         p_v += x_strides.v[1]
@@ -224,4 +267,4 @@ def attention_grad_bias_kernel(
     n_b = tl.num_programs(0) // n_k // n_q // heads // n_s
     i_bh = (i_s.to(tl.int64) * n_b + i_b) * heads + i_h
     p_grad_bias = grad_bias + (i_bh * queries + o_q[:, None]) * keys + o_k[None, :]
-    tl.store(p_grad_bias, b_grad_bias, mask=m_qk)
+    tl.store(p_grad_bias, b_grad_bias, mask=m_q[:, None] & m_k[None, :])

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
-from fastfold.kernels.common.triton_math import cast, dot, precision
+from fastfold.kernels.common.triton_math import cast, dot, dot_plus, plus, precision
 from fastfold.kernels.common.tuning import TRITON_TYPES, LaunchConfig, launch_config
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
-# Score of a masked key: so low that no other score or bias comes near it, and finite, so that a block of masked
-# keys is no special case. Keys past the end get minus infinity.
-MASKED = tl.constexpr(-1e30)
+# What a maximum of scores starts from: finite, so that nothing is subtracted from minus infinity, which is the score of
+# a masked key. It is still there after all keys if all of them are masked.
+LOWEST = tl.constexpr(-1e30)
 
 SIZES = ["heads", "rows", "queries", "keys"]
 """Sizes that no kernel is specialised on: it is compiled once for all of them."""
@@ -83,14 +83,97 @@ def bias_of(bias, strides, i_b, i_h, o_own, HAS_BIAS: tl.constexpr):
 
 
 @triton.jit
-def scores(b_x, b_y, scale, p_bias, o_bias, m_bias, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores ``[BX, BY]`` in powers of two of ``b_x [BX, BD]`` and ``b_y [BY, BD]``, with their bias."""
-    b_s = dot(b_x, tl.trans(b_y), PRECISION) * (scale * LOG2E)
+def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
+    """Pointer to a row of ``hidden [B, R, Nk]``; None without one."""
+    if HAS_MASK:
+        return hidden + i_b * strides[0] + i_r * strides[1]
+    else:
+        return hidden
+
+
+@triton.jit
+def further(p_x, offset, GIVEN: tl.constexpr):
+    """Pointers that lie ``offset`` further on; None without a tensor.
+
+    Kernels begin with the rest of keys or queries that fills no block: after the loop over whole blocks, what the rest
+    needs would be kept in registers all the while.
+    """
+    if GIVEN:
+        return p_x + offset
+    else:
+        return p_x
+
+
+@triton.jit
+def row_part(o_k, keys):
+    """Which keys a row has room for that :func:`aligned` laid out: a multiple of 16, so that pieces are read whole."""
+    return o_k < tl.cdiv(keys, 16) * 16
+
+
+@triton.jit
+def scaled(x, scale):
+    """``x`` times the factor of the scores, rounded as it came: so the bias can be what a product starts from."""
+    return cast(x.to(tl.float32) * scale, x.dtype)
+
+
+@triton.jit
+def scores(
+    b_q, b_k, p_bias, p_hidden, o_k, m_q, left,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores ``[BQ, BK]`` of scaled queries ``[BQ, BD]`` and keys ``[BK, BD]``; those of other keys are infinitely low.
+
+    Args:
+        b_q: Queries.
+        b_k: Keys.
+        p_bias: ``[BQ, 1]``, pointers to the biases of the queries and the first of these keys.
+        p_hidden: Pointer to what is added for the first of these keys.
+        o_k: ``[BK]``, keys counted from there.
+        m_q: Queries that exist.
+        left: Number of keys from there on.
+        HAS_BIAS: Whether there is a bias.
+        HAS_MASK: Whether keys may be masked.
+        CUT: Whether these keys are more than that.
+        PRECISION: ``input_precision``.
+    """
+    m_row = row_part(o_k, left)
+    if HAS_MASK:
+        # [BK]
+        b_hidden = tl.load(p_hidden + o_k, mask=m_row, other=0.0) if CUT else tl.load(p_hidden + o_k)
     if HAS_BIAS:
-        # [BX, BY]
-        b_bias = tl.load(p_bias + o_bias, mask=m_bias, other=0.0)
-        b_s += b_bias.to(tl.float32) * LOG2E
+        # [BQ, BK]
+        m_bias = m_q[:, None] & m_row[None, :] if CUT else m_q[:, None]
+        b_bias = tl.load(p_bias + o_k[None, :], mask=m_bias, other=0.0)
+        if HAS_MASK:
+            b_bias = plus(b_bias, b_hidden[None, :])
+        b_s = dot_plus(b_q, tl.trans(b_k), b_bias.to(tl.float32), PRECISION)
+    else:
+        b_s = dot(b_q, tl.trans(b_k), PRECISION)
+        if HAS_MASK:
+            b_s += b_hidden.to(tl.float32)[None, :]
+    if CUT:
+        b_s = tl.where((o_k < left)[None, :], b_s, -float("inf"))
     return b_s
+
+
+@triton.jit
+def attend_block(
+    b_max, b_sum, b_out, b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, left,
+    HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Running maximum, sum and output with another block of keys, of which ``left`` exist if it is cut."""
+    m_k = o_k < left
+    m_kd = m_k[:, None] & m_d[None, :] if CUT else m_d[None, :]
+    # [BK, BD]
+    b_k = tl.load(p_k + o_k[:, None] * k_step + o_d[None, :], mask=m_kd, other=0.0)
+    b_s = scores(b_q, b_k, p_bias, p_hidden, o_k, m_q, left, HAS_BIAS, HAS_MASK, CUT, PRECISION)
+    b_new = tl.maximum(b_max, tl.max(b_s, 1))
+    b_p = tl.exp2(b_s * LOG2E - (b_new * LOG2E)[:, None])
+    b_old = tl.exp2((b_max - b_new) * LOG2E)
+    # [BK, BD]
+    b_v = tl.load(p_v + o_k[:, None] * v_step + o_d[None, :], mask=m_kd, other=0.0)
+    b_out = dot(cast(b_p, b_v.dtype), b_v, PRECISION, b_out * b_old[:, None])
+    return b_new, b_sum * b_old + tl.sum(b_p, 1), b_out
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -99,59 +182,58 @@ def attention_forward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries of one row and head, and walks over the keys."""
+    """A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`."""
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
 
     # [BQ, BD]
     p_q = head_block(x.q, x_strides.q, i_b, i_r, i_h, o_q, o_d)
-    b_q = tl.load(p_q, mask=m_qd, other=0.0)
+    b_q = scaled(tl.load(p_q, mask=m_qd, other=0.0), scale)
     p_k = head_of(x.k, x_strides.k, i_b, i_r, i_h)
     p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
     p_bias = bias_of(x.bias, x_strides.bias, i_b, i_h, o_q[:, None] * x_strides.bias[2], HAS_BIAS)
-    o_bias = o_k[None, :] * x_strides.bias[3]
-    if HAS_MASK:
-        p_keep = x.keep + i_b * x_strides.keep[0] + i_r * x_strides.keep[1]
+    p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
 
+    k_step, v_step = x_strides.k[2], x_strides.v[2]
     step = tl.full([], BK, tl.int64)
-    b_max = tl.full([BQ], MASKED, tl.float32)
+    b_max = tl.full([BQ], LOWEST, tl.float32)
     b_sum = tl.zeros([BQ], tl.float32)
     b_out = tl.zeros([BQ, BD], tl.float32)
-    for i_k in range(0, keys, BK):
-        m_k = o_k < keys - i_k
-        m_kd = m_k[:, None] & m_d[None, :]
-        # [BK, BD]
-        b_k = tl.load(positions(p_k, x_strides.k, o_k, o_d), mask=m_kd, other=0.0)
-        b_s = scores(b_q, b_k, scale, p_bias, o_bias, m_q[:, None] & m_k[None, :], HAS_BIAS, PRECISION)
-        if HAS_MASK:
-            # [BK]
-            b_keep = tl.load(p_keep + o_k * x_strides.keep[2], mask=m_k, other=0) != 0
-            b_s = tl.where(b_keep[None, :], b_s, tl.where(m_k, MASKED, -float("inf"))[None, :])
-        else:
-            b_s = tl.where(m_k[None, :], b_s, -float("inf"))
-        b_new = tl.maximum(b_max, tl.max(b_s, 1))
-        b_p = tl.exp2(b_s - b_new[:, None])
-        b_old = tl.exp2(b_max - b_new)
-        b_sum = b_sum * b_old + tl.sum(b_p, 1)
-        # [BK, BD]
-        b_v = tl.load(positions(p_v, x_strides.v, o_k, o_d), mask=m_kd, other=0.0)
-        b_out = b_out * b_old[:, None] + dot(cast(b_p, b_v.dtype), b_v, PRECISION)
-        b_max = b_new
-        p_k += step * x_strides.k[2]
-        p_v += step * x_strides.v[2]
+    if keys % BK:
+        whole = (keys - keys % BK).to(tl.int64)
+        b_max, b_sum, b_out = attend_block(
+            b_max, b_sum, b_out, b_q, p_k + whole * k_step, p_v + whole * v_step,
+            further(p_bias, whole, HAS_BIAS), further(p_hidden, whole, HAS_MASK), k_step, v_step, o_k, o_d, m_q, m_d,
+            keys % BK, HAS_BIAS, HAS_MASK, True, PRECISION,
+        )  # fmt: skip
+    for _ in range(0, keys // BK):
+        b_max, b_sum, b_out = attend_block(
+            b_max, b_sum, b_out, b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, BK,
+            HAS_BIAS, HAS_MASK, False, PRECISION,
+        )  # fmt: skip
+        p_k += step * k_step
+        p_v += step * v_step
         if HAS_BIAS:
-            p_bias += step * x_strides.bias[3]
+            p_bias += BK
         if HAS_MASK:
-            p_keep += step * x_strides.keep[2]
+            p_hidden += BK
 
+    if HAS_MASK:  # noqa: SIM102, this one is decided when it is compiled
+        if tl.max(b_max, 0) == LOWEST:
+            # All keys are masked, for all queries of the row alike: the mean of all values.
+            p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
+            for i_k in range(0, keys, BK):
+                m_kd = (o_k < keys - i_k)[:, None] & m_d[None, :]
+                b_v = tl.load(p_v + o_k[:, None] * v_step + o_d[None, :], mask=m_kd, other=0.0)
+                b_out += tl.sum(b_v.to(tl.float32), 0)[None, :]
+                p_v += step * v_step
+            b_sum += keys
+            # Makes the sum of exponentials infinite, which tells the backward pass.
+            b_max = tl.full([BQ], float("inf"), tl.float32)
     b_out = b_out / b_sum[:, None]
-    b_lse = b_max + tl.log2(b_sum)
-    if HAS_MASK:
-        # Infinity tells the backward pass that all keys are masked and every weight is 1 / keys.
-        b_lse = tl.where(b_max == MASKED, float("inf"), b_lse)
     i_bh = i_b * heads + i_h
-    tl.store(lse + (i_bh * rows + i_r) * queries + o_q, b_lse, mask=m_q)
+    tl.store(lse + (i_bh * rows + i_r) * queries + o_q, b_max * LOG2E + tl.log2(b_sum), mask=m_q)
     if HAS_GATE:
         p_gate = head_block(x.gate, x_strides.gate, i_b, i_r, i_h, o_q, o_d)
         b_out *= tl.sigmoid(tl.load(p_gate, mask=m_qd, other=0.0).to(tl.float32))
@@ -166,8 +248,8 @@ class TritonOperands(NamedTuple):
         q: ``[B, R, Nq, H, D]``.
         k: ``[B, R, Nk, H, D]``.
         v: ``[B, R, Nk, H, D]``.
-        bias: ``[B, H, Nq, Nk]`` or None.
-        keep: Bytes ``[B, R, Nk]``, 0 for keys to leave out, or None.
+        bias: ``[B, H, Nq, Nk]`` as :func:`aligned` lays it out, or None.
+        hidden: ``[B, R, Nk]`` as :func:`hidden_keys` makes it, or None.
         gate: ``[B, R, Nq, H, D]`` or None.
     """
 
@@ -175,15 +257,33 @@ class TritonOperands(NamedTuple):
     k: Any
     v: Any
     bias: Any
-    keep: Any
+    hidden: Any
     gate: Any
 
     @property
     def strides(self) -> TritonOperands:
         """Strides of each but that of the channels, which is 1; zeros for what is missing."""
-        q, k, v, bias, keep, gate = self
+        q, k, v, bias, hidden, gate = self
         own = strides(q, 4), strides(k, 4), strides(v, 4)
-        return TritonOperands(*own, strides(bias, 4), strides(keep, 3), strides(gate, 4))
+        return TritonOperands(*own, strides(bias, 3), strides(hidden, 2), strides(gate, 4))
+
+
+def aligned(bias: Tensor) -> Tensor:
+    """``bias [*, Nq, Nk]`` with its keys next to each other and room for a multiple of 16, copied if it is not so.
+
+    All rows of an attention read it, in pieces of 16 bytes, and the kernels are compiled once for all lengths.
+    """
+    keys = bias.shape[-1]
+    if keys % 16 == 0 and bias.stride(-1) == 1 and bias.stride(-2) % 16 == 0:
+        return bias
+    return bias.new_empty(*bias.shape[:-1], -(-keys // 16) * 16)[..., :keys].copy_(bias)
+
+
+def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: 0 for keys to use, minus infinity for others, rows as in :func:`aligned`."""
+    keys = mask.shape[-1]
+    added = mask.new_zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype)[..., :keys]
+    return added.masked_fill_(mask == 0, -float("inf"))
 
 
 def triton_operands(
@@ -193,8 +293,8 @@ def triton_operands(
     q, k, v = (batched(innermost(x)) for x in (q, k, v))
     return TritonOperands(
         *(q, k, v),
-        None if bias is None else batched(bias, 3),
-        None if mask is None else batched((mask != 0).view(torch.uint8), 2),
+        None if bias is None else aligned(batched(bias, 3)),
+        None if mask is None else hidden_keys(batched(mask, 2), (q if bias is None else bias).dtype),
         None if gate is None else batched(innermost(gate)),
     )
 
@@ -231,7 +331,7 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
             D=channels,
             BD=padded(channels),
             HAS_BIAS=operands.bias is not None,
-            HAS_MASK=operands.keep is not None,
+            HAS_MASK=operands.hidden is not None,
             HAS_GATE=operands.gate is not None,
             PRECISION=precision(q),
             **chosen.launch,
@@ -246,7 +346,7 @@ CHANNELS = (8, 16, 32, 64, 128)
 def example_operands(new: NewTensor, channels: int, queries: int) -> TritonOperands:
     """Operands of which only the shapes count, with bias, mask and gate."""
     x, gate = new(1, 2, 32, 4, channels), new(1, 2, queries, 4, channels)
-    return TritonOperands(gate, x, x, new(1, 4, queries, 32), new(1, 2, 32, dtype=torch.uint8), gate)
+    return TritonOperands(gate, x, x, new(1, 4, queries, 32), new(1, 2, 32), gate)
 
 
 def attention_variants(launch: Callable[[TritonOperands], object]) -> list[KernelVariant]:

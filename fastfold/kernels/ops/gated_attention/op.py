@@ -254,7 +254,7 @@ def gated_attention(
 
     Args:
         x: ``[*, R, N, c]``; attention is along N.
-        bias: Added to the scaled scores of every row, ``[*, H, N, N]``, or None.
+        bias: Added to the scaled scores of every row, ``[*, H, N, N]``, or None; see :func:`attention`.
         mask: Keys to use (not 0) and to leave out (0), ``[*, R, N]``, or None; see :func:`attention`.
         norm_weight: ``[c]``, scale of the normalisation.
         norm_bias: ``[c]``, its shift.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.attention.triton_bwd import Gradients, attend_backward_triton
-from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, attend_triton
+from fastfold.kernels.ops.attention.triton_fwd import TritonOperands, aligned, attend_triton, hidden_keys
 from fastfold.kernels.ops.gated_attention.eager import EPS, RowBlock, Weights, project, projections
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
@@ -20,8 +20,9 @@ _MIN_POSITIONS, _MAX_POSITIONS = 2**14, 2**17
 def prepare(
     bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Bias as it is, and the mask as bytes: what :func:`attend_triton` reads."""
-    return bias, None if mask is None else (mask != 0).view(torch.uint8)
+    """Bias and mask as :func:`attend_triton` reads them."""
+    hidden = None if mask is None else hidden_keys(mask, dtype if bias is None else bias.dtype)
+    return None if bias is None else aligned(bias), hidden
 
 
 def backward_dtype(x: Tensor) -> torch.dtype:
@@ -47,9 +48,9 @@ class Forward:
     def __call__(self, out: Tensor, rows: RowBlock) -> None:
         """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
         weights, scratch = self._weights, self._scratch
-        x, bias, keep, residual, dropout = rows
+        x, bias, hidden, residual, dropout = rows
         normed = layer_norm(x, *weights.norm, EPS, backend="triton")
-        attended, *_ = _attend(normed, bias, keep, weights, self._heads, scratch)
+        attended, *_ = _attend(normed, bias, hidden, weights, self._heads, scratch)
         update = scratch("update", *x.shape[:2], len(weights.output))
         flat = attended.view(-1, weights.output.shape[1])
         torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
@@ -57,14 +58,14 @@ class Forward:
 
 
 def _attend(
-    normed: Tensor, bias: Tensor | None, keep: Tensor | None, weights: Weights, heads: int, scratch: Scratch
+    normed: Tensor, bias: Tensor | None, hidden: Tensor | None, weights: Weights, heads: int, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
     """Output ``[r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a normalised block."""
     q, k, v, *gate = (x[None] for x in project(normed, projections(weights), weights, heads, scratch))
     operands = TritonOperands(
         *(q, k, v),
         None if bias is None else bias[None],
-        None if keep is None else keep[None],
+        None if hidden is None else hidden[None],
         gate[0] if gate else None,
     )
     attended = scratch("attended", *q.shape)
@@ -82,13 +83,13 @@ def backward_block(
     scratch: Scratch,
 ) -> Tensor:
     """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals in float32."""
-    x, bias, keep, *_ = rows
+    x, bias, hidden, *_ = rows
     normed = _normalise_exactly(x, weights)
     if normed.shape[-1] > x.shape[-1]:
         twice = weights._replace(merged=weights.merged.repeat(1, 1, 2))
-        attended, lse, read = _attend(normed, bias, keep, twice, heads, scratch)
+        attended, lse, read = _attend(normed, bias, hidden, twice, heads, scratch)
     else:
-        attended, lse, read = _attend(normed, bias, keep, weights, heads, scratch)
+        attended, lse, read = _attend(normed, bias, hidden, weights, heads, scratch)
     grad = grad.flatten(0, 1)
     flat = attended.view(len(grad), -1)
     grad_attended = _product(grad, weights.output)

@@ -70,7 +70,8 @@ class Rows:
         (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
         self._columns = like.new_empty(*batch, columns, c, sequences)
         ordered = weight.to(like.dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
-        self._output = Linear(ordered, bias.to(like.dtype))
+        self._share = share_of(sequences, like.dtype)
+        self._output = Linear(ordered, (bias * self._share).to(like.dtype))
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
         start = 0
@@ -85,9 +86,11 @@ class Rows:
         scratch, c = self._scratch, left.shape[-1]
         for i in batch_indices(left):
             columns_l, columns_r = _columns(left[i], left_mask[i]), self._columns[i]
-            factor = norm_of(left_mask[i], self._mask[i], self._eps).reciprocal_()[..., None]
+            factor = (
+                norm_of(left_mask[i], self._mask[i], self._eps).mul_(self._share).reciprocal_()[..., None]
+            )
             for tile in _tiles(factor.shape, c, left.shape[-3]):
-                b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch)
+                b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch, self._share)
                 b_update = scratch("update", len(b_products), out.shape[-1])
                 b_update = self._output(b_products, b_update, scratch)
                 b_update = b_update.view(*factor[tile].shape[:2], -1)
@@ -153,6 +156,14 @@ def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
     return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)
 
 
+def share_of(sequences: int, dtype: torch.dtype) -> float:
+    """Factor of sums over the sequences, with which float16 can hold them wherever it can hold their mean.
+
+    A power of two, so that nothing is lost; 1 for dtypes that large numbers fit into.
+    """
+    return 1.0 if dtype != torch.float16 else 0.5 ** max(0, sequences - 1).bit_length()
+
+
 def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, slice]]:
     """Tiles of the pair grid whose products fit into the cache: squares for a deep alignment, else rows."""
     rows, cols = shape[:2]
@@ -165,8 +176,8 @@ def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, s
         yield slice(i, i + row_step), slice(j, j + col_step)
 
 
-def _products(left: Tensor, right: Tensor, scratch: Scratch) -> Tensor:
-    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``.
+def _products(left: Tensor, right: Tensor, scratch: Scratch, share: float = 1.0) -> Tensor:
+    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``, times ``share``.
 
     Of a shallow alignment one product for each left column, which needs no other order afterwards. (In a batch of them
     PyTorch would copy the right side for every one, on a CPU in bfloat16.) Of a deep one all at once: the sides are
@@ -176,8 +187,9 @@ def _products(left: Tensor, right: Tensor, scratch: Scratch) -> Tensor:
     out, right = scratch("products", i, j * c, c), right.flatten(0, 1)
     if sequences < DEEP:
         for b_left, b_out in zip(left, out, strict=True):
-            torch.mm(right, b_left.t(), out=b_out)
+            torch.addmm(b_out, right, b_left.t(), beta=0, alpha=share, out=b_out)
     else:
-        joined = torch.mm(right, left.flatten(0, 1).t(), out=scratch("joined", j * c, i * c))
+        joined = scratch("joined", j * c, i * c)
+        torch.addmm(joined, right, left.flatten(0, 1).t(), beta=0, alpha=share, out=joined)
         out.copy_(joined.view(j * c, i, c).transpose(0, 1))
     return out.view(i * j, c * c)

@@ -17,13 +17,14 @@ from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, rec
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
-from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, norm_of
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, norm_of, share_of
 from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
     SIZES,
     Projections,
     example,
     masked_columns,
     outer_products,
+    shared_out,
 )
 
 
@@ -57,7 +58,7 @@ def scaled_gradients(
 
 @triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_side_kernel(
-    right, left_mask, right_mask, weight, norm, grad, grad_left, sequences, rows, columns,
+    right, left_mask, right_mask, weight, norm, grad, grad_left, share, sequences, rows, columns,
     right_strides, left_mask_strides, right_mask_strides, norm_strides, grad_strides, grad_left_strides,
     C: tl.constexpr, CZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr,
     BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
@@ -84,7 +85,7 @@ def outer_product_mean_side_kernel(
                 # [BK, BA * BE]
                 p_w = weight + o_z[:, None] * (C * C) + (o_a * C + o_e)[None, :]
                 b_w = tl.load(p_w, mask=m_z[:, None] & m_k[None, :], other=0.0)
-                b_products += dot(cast(b_sums, weight.dtype.element_ty), b_w, PRECISION)
+                b_products += dot(shared_out(b_sums, 1.0 / share, weight.dtype.element_ty), b_w, PRECISION)
             b_products = tl.permute(tl.reshape(b_products, [BI, BJ, BA, BE]), (1, 3, 0, 2))
             b_products = cast(tl.reshape(b_products, [BJ * BE, BI * BA]), right.dtype.element_ty)
             b_r = masked_columns(
@@ -99,7 +100,7 @@ def outer_product_mean_side_kernel(
     m_grad = (o_s < sequences)[:, None] & ((o_i < rows) & (o_c < C))[None, :]
     # [BS, BI * BA]
     p_mask = left_mask + o_s[:, None] * left_mask_strides[0] + (o_i * left_mask_strides[1])[None, :]
-    b_grad *= tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)
+    b_grad *= share * tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)
     p_grad = grad_left + o_s[:, None] * grad_left_strides[0]
     p_grad += (o_i * grad_left_strides[1] + o_c * grad_left_strides[2])[None, :]
     tl.store(p_grad, cast(b_grad, grad_left.dtype.element_ty), mask=m_grad)
@@ -119,8 +120,9 @@ def write_side(
         triton.cdiv(rows, blocks["BI"]) * triton.cdiv(c, blocks["BA"]),
         triton.cdiv(sequences, blocks["BS"]),
     )
+    share = share_of(sequences, right.dtype)
     outer_product_mean_side_kernel[grid](
-        *(right, *masks, weight, norm, grad, grad_left, sequences, rows, columns),
+        *(right, *masks, weight, norm, grad, grad_left, share, sequences, rows, columns),
         *(x.stride() for x in (right, *masks, norm, grad, grad_left)),
         C=c,
         CZ=c_z,
@@ -131,7 +133,7 @@ def write_side(
 
 @triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_weights_kernel(
-    x, norm, grad, grad_weight, grad_bias, sequences, rows, columns, strides, norm_strides, grad_strides,
+    x, norm, grad, grad_weight, grad_bias, share, sequences, rows, columns, strides, norm_strides, grad_strides,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -157,7 +159,8 @@ def outer_product_mean_weights_kernel(
         )
         b_grad_bias += tl.sum(b_sums, 0)
         dtype = x.left.dtype.element_ty
-        b_grad_weight += dot(tl.trans(cast(b_sums, dtype)), cast(b_products, dtype), PRECISION)
+        b_sums, b_products = shared_out(b_sums, 1.0 / share, dtype), shared_out(b_products, share, dtype)
+        b_grad_weight += dot(tl.trans(b_sums), b_products, PRECISION)
     i_s = tl.program_id(1).to(tl.int64)
     o_k = tl.arange(0, BA * BE)
     o_a, o_e = i_a + o_k // BE, i_e + o_k % BE
@@ -180,7 +183,7 @@ def _weights(x: Projections, norm: Tensor, grad: Tensor) -> tuple[Tensor, Tensor
     partial = left.new_empty(parts, c_z, c * c, dtype=torch.float32)
     partial_bias = left.new_empty(parts, c_z, dtype=torch.float32)
     outer_product_mean_weights_kernel[(programs, parts)](
-        *(x, norm, grad, partial, partial_bias, sequences, rows, columns),
+        *(x, norm, grad, partial, partial_bias, share_of(sequences, left.dtype), sequences, rows, columns),
         *(x.strides, norm.stride(), grad.stride()),
         C=c,
         CZ=c_z,

@@ -15,7 +15,12 @@ from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, rec
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
-from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, batch_indices, norm_of
+from fastfold.kernels.ops.outer_product_mean.eager import (
+    OuterProductParams,
+    batch_indices,
+    norm_of,
+    share_of,
+)
 
 OUTER_CHANNELS = 32
 """Channels of a column in the networks that configurations ship for."""
@@ -36,6 +41,14 @@ class Projections(NamedTuple):
     def strides(self) -> Projections:
         """Strides of the tensors."""
         return Projections(*(x.stride() for x in self))
+
+
+@triton.jit
+def shared_out(b_x, share, DTYPE: tl.constexpr):
+    """Sums ``b_x`` in another dtype, times ``share`` if that is float16, which does not hold them otherwise."""
+    if tl.float16 == DTYPE:
+        b_x *= share
+    return cast(b_x, DTYPE)
 
 
 @triton.jit
@@ -83,7 +96,7 @@ def outer_products(
 
 @triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_forward_kernel(
-    x, weight, bias, norm, residual, out, sequences, rows, columns, strides, residual_strides, out_strides,
+    x, weight, bias, norm, residual, out, share, sequences, rows, columns, strides, residual_strides, out_strides,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +117,7 @@ def outer_product_mean_forward_kernel(
             # [BA * BE, BZ]
             p_w = weight + (o_a * C + o_e)[:, None] + o_z[None, :] * (C * C)
             b_w = tl.load(p_w, mask=m_k[:, None] & m_z[None, :], other=0.0)
-            b_out += dot(cast(b_products, weight.dtype.element_ty), b_w, PRECISION)
+            b_out += dot(shared_out(b_products, share, weight.dtype.element_ty), b_w, PRECISION)
     o_p = tl.arange(0, BI * BJ)
     o_i = tl.cast(i_i, tl.int64) + o_p // BJ
     o_j = tl.cast(i_j, tl.int64) + o_p % BJ
@@ -112,7 +125,7 @@ def outer_product_mean_forward_kernel(
     m_out = m_p[:, None] & m_z[None, :]
     # [BI * BJ]
     b_norm = tl.load(norm + o_i * columns + o_j, mask=m_p, other=1.0)
-    b_out += tl.load(bias + o_z, mask=m_z, other=0.0).to(tl.float32)[None, :]
+    b_out = b_out * (1.0 / share) + tl.load(bias + o_z, mask=m_z, other=0.0).to(tl.float32)[None, :]
     b_out = b_out / b_norm[:, None]
     if HAS_RESIDUAL:
         p_residual = pair_tile(residual, residual_strides, o_i, o_j, o_z)
@@ -140,6 +153,7 @@ def forward(
     c, c_z = left.shape[-1], len(bias)
     weight, bias = weight.to(left.dtype).contiguous(), bias.to(left.dtype).contiguous()
     config = configuration("outer_product_mean_forward", left, c_z)
+    share = share_of(left.shape[-3], left.dtype)
     for i in batch_indices(left):
         (sequences, rows, _), columns = left[i].shape, right.shape[-2]
         x = Projections(left[i], right[i], left_mask[i], right_mask[i])
@@ -147,7 +161,7 @@ def forward(
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])
         outer_product_mean_forward_kernel[(programs,)](
             *(x, weight, bias, norm_of(x.left_mask, x.right_mask, eps), b_residual, out[i]),
-            *(sequences, rows, columns, x.strides, b_residual.stride(), out[i].stride()),
+            *(share, sequences, rows, columns, x.strides, b_residual.stride(), out[i].stride()),
             C=c,
             CZ=c_z,
             BZ=padded(c_z),

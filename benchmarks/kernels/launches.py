@@ -1,0 +1,166 @@
+"""Launches of every operator at lengths of each specialisation class, recorded on a CPU and compiled for a GPU.
+
+Triton compiles a kernel anew for arguments that are multiples of 16, and proteins are of any length. What a GPU would
+be given is recorded from one Evoformer block of ``model_1``, the MSA's part of a block of the extra MSA stack, and the
+operators that they don't use, forward and backward, on the CPU. Numbers are nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import fastfold.kernels.common.backend
+from fastfold import kernels
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.kernels.common.backend import launches_replaced
+from fastfold.kernels.common.tuning import as_chip
+
+LENGTHS = {"16": 48, "8": 40, "odd": 37}
+"""Residues of each class: a multiple of 16, of 8 alone, and an odd number."""
+
+DEPTHS = {"16": 32, "8": 24, "odd": 21}
+"""Sequences of each class."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel as it is launched.
+
+    Attributes:
+        step: Layer of the block, or operator, that launches it.
+        kernel: The ``triton.jit`` function.
+        arguments: Positional ones.
+        options: Keyword arguments.
+        number: Which of the launches of this kernel in this step it is.
+    """
+
+    step: str
+    kernel: Any
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel without its ending."""
+        return str(self.kernel.__name__).removesuffix("_kernel")
+
+    def compile(self) -> Any:
+        """Machine code for the GPU that :func:`~fastfold.kernels.aot.no_gpu` stands for."""
+        return self.kernel.run(*self.arguments, grid=(1,), warmup=True, **self.options)
+
+
+def recorded(
+    dtype: torch.dtype, chip: str, residues: int, depth: int, steps: Iterable[str] = ()
+) -> list[Launch]:
+    """What a class of chips would be given.
+
+    Args:
+        dtype: Of everything.
+        chip: Of :data:`~fastfold.kernels.common.tuning.CHIPS`.
+        residues: N.
+        depth: Sequences of the alignment.
+        steps: Only these, by name; all if there are none.
+    """
+    found: list[Launch] = []
+    chosen = set(steps)
+    with cpu_passes_for_gpu(), as_chip(chip):
+        for name, run in steps_of(dtype, residues, depth):
+            if chosen and name not in chosen:
+                continue
+            counts: dict[str, Iterator[int]] = {}
+
+            def keep(kernel: Any, grid: Any, name: str = name, counts: Any = counts) -> Callable[..., None]:
+                def launch(*arguments: Any, **options: Any) -> None:
+                    number = next(counts.setdefault(kernel.__name__, itertools.count(1)))
+                    found.append(Launch(name, kernel, arguments, options, number))
+
+                return launch
+
+            with launches_replaced(keep):
+                run()
+    return found
+
+
+@contextlib.contextmanager
+def cpu_passes_for_gpu() -> Iterator[None]:
+    """Inside, operators take Triton's path on any device, if that is what they are told to."""
+    backend = fastfold.kernels.common.backend
+    before = backend._no_triton
+    backend._no_triton = lambda x: None
+    try:
+        yield
+    finally:
+        backend._no_triton = before
+
+
+def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Layers and operators by name, with what runs them forward and backward; arguments as of :func:`recorded`."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=dtype).requires_grad_()
+
+    yield from _layers(dtype, residues, depth, global_column=False)
+    extra = _layers(dtype, residues, depth, global_column=True)
+    yield from ((f"extra_{name}", run) for name, run in extra if name.startswith("msa_"))
+    c = 128
+    z, mask = leaf(residues, residues, c), torch.ones(residues, residues, dtype=dtype)
+    norm = {"norm_weight": leaf(c), "norm_bias": leaf(c)}
+    factors = norm | {"z": z, "proj_weight": leaf(2 * c, c), "proj_bias": leaf(2 * c)}
+    factors |= {"gate_weight": leaf(2 * c, c), "gate_bias": leaf(2 * c)}
+    update = norm | {"z": z, "product": leaf(c, residues, residues)}
+    update |= {
+        "out_weight": leaf(c, c),
+        "out_bias": leaf(c),
+        "norm_out_weight": leaf(c),
+        "norm_out_bias": leaf(c),
+    }
+    update |= {"out_gate_weight": leaf(c, c), "out_gate_bias": leaf(c)}
+    softmax = {"scores": leaf(depth, 4, residues, residues), "bias": leaf(4, residues, residues)}
+    residual = {"x": z, "residual": leaf(residues, residues, c), "bias": leaf(c)}
+    yield "residual_update", lambda: _backward(kernels.residual_update(**residual), residual.values())
+    yield (
+        "triangle_factors",
+        lambda: _backward(kernels.triangle_factors(mask=mask, **factors), factors.values()),
+    )
+    yield "triangle_update", lambda: _backward(kernels.triangle_update(**update), update.values())
+    yield "softmax", lambda: _backward(kernels.softmax(**softmax), softmax.values())
+
+
+def _layers(
+    dtype: torch.dtype, residues: int, depth: int, *, global_column: bool
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Layers of a block, each with inputs of its own."""
+    c_m, c_z = (64 if global_column else 256), 128
+    config = model_config("model_1").model.embeddings_and_evoformer
+    block = EvoformerBlock(config.evoformer, c_m, c_z, zero_init=False, global_column=global_column).to(dtype)
+    msa = torch.ones(depth, residues, c_m, dtype=dtype).requires_grad_()
+    pair = torch.ones(residues, residues, c_z, dtype=dtype).requires_grad_()
+    msa_mask = torch.ones(depth, residues, dtype=dtype)
+    pair_mask = torch.ones(residues, residues, dtype=dtype)
+    inputs = {
+        "msa_row_attention": (msa, pair, msa_mask),
+        "msa_column_attention": (msa, msa_mask),
+        "msa_transition": (msa,),
+        "outer_product_mean": (msa, pair, msa_mask),
+        "pair_transition": (pair,),
+    }
+
+    def runs(layer: nn.Module, given: tuple[Tensor, ...]) -> Callable[[], None]:
+        return lambda: _backward(layer(*given), (*given, *layer.parameters()))
+
+    for name, layer in block.named_children():
+        yield name, runs(layer, inputs.get(name, (pair, pair_mask)))
+
+
+def _backward(out: Any, inputs: Iterable[Tensor]) -> None:
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    torch.autograd.grad(outs, [x for x in inputs if x.requires_grad], [torch.ones_like(x) for x in outs])

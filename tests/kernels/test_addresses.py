@@ -1,0 +1,78 @@
+"""At 10,000 and 20,000 residues no kernel touches memory outside of its tensors, whose offsets pass 2^31."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks.kernels.launches import cpu_passes_for_gpu, steps_of
+from fastfold import kernels
+from fastfold.kernels.aot import all_variants
+from fastfold.kernels.common.backend import VARIABLE, interpreted
+from tests.helpers.address_checks import GridLaunch, launches_of, outside
+
+pytestmark = pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
+
+DEPTHS = {10_000: 1_000, 20_000: 500}
+"""Sequences by residues."""
+
+TO_PYTORCH = ("softmax",)
+"""Whose rows are too long for a program."""
+
+
+def _steps(residues: int, depth: int) -> dict[str, list[GridLaunch]]:
+    """Launches of every layer and operator, by its name."""
+    with cpu_passes_for_gpu(), torch.device("meta"):
+        return {name: launches_of(run) for name, run in steps_of(torch.bfloat16, residues, depth)}
+
+
+@pytest.fixture(autouse=True)
+def _triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "triton")
+
+
+@pytest.mark.slow
+def test_every_kernel_is_among_what_is_checked() -> None:
+    found = {launch.name for launches in _steps(20, 5).values() for launch in launches}
+    assert found == {variant.kernel.__name__ for variant in all_variants()}
+
+
+def test_pieces_of_a_pair_tensor_of_20_000_residues() -> None:
+    z = torch.empty(20_000, 20_000, 128, dtype=torch.bfloat16, device="meta")
+    with cpu_passes_for_gpu():
+        (launch,) = launches_of(lambda: kernels.residual_update(z, z))
+    assert outside(launch) == []
+    assert any("reads" in x for x in outside(launch, short=1))
+    assert any("writes" in x for x in outside(launch, short=1))
+
+
+@triton.jit
+def _wraps_kernel(x, out, size, stride, BM: tl.constexpr):  # type: ignore[no-untyped-def]
+    o_m = tl.program_id(0) * BM + tl.arange(0, BM)
+    tl.store(out + o_m, tl.load(x + o_m * stride, mask=o_m < size, other=0.0), mask=o_m < size)
+
+
+def test_an_offset_that_wraps_around_is_noticed() -> None:
+    x, out = (torch.empty(n, dtype=torch.float32, device="meta") for n in (2**33, 2**10))
+    named = {"x": x, "out": out, "size": 2**10, "BM": 32}
+    assert outside(GridLaunch(_wraps_kernel, (32,), named | {"stride": 2**20})) == []
+    found = outside(GridLaunch(_wraps_kernel, (32,), named | {"stride": 2**23}))
+    assert any("in front" in x for x in found)
+    found = outside(GridLaunch(_wraps_kernel, (33,), named | {"size": 2**10 + 1, "stride": 1}))
+    assert found == ["_wraps_kernel: writes 4 bytes behind the end of out"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("residues", DEPTHS)
+def test_every_kernel_at_this_length(residues: int) -> None:
+    """Programs at the ends of the grid; the first and the last launch of a kernel that takes blocks of rows."""
+    for step, launches in _steps(residues, DEPTHS[residues]).items():
+        assert bool(launches) == (step not in TO_PYTORCH), step
+        by_kernel: dict[str, list[GridLaunch]] = {}
+        for launch in launches:
+            by_kernel.setdefault(launch.name, []).append(launch)
+        for same in by_kernel.values():
+            for launch in {one.key: one for one in (same[0], same[-1])}.values():
+                assert outside(launch, programs=1) == [], step

@@ -1,0 +1,184 @@
+"""At every class of lengths kernels compile without spills, with blocks that ship, and no worse than the table says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.kernels.launches import DEPTHS, LENGTHS
+from benchmarks.kernels.length_classes import (
+    COVERED,
+    RIVAL,
+    TABLE,
+    TRIFAST,
+    Row,
+    beside_rival,
+    programs_of,
+    read,
+    worse,
+)
+from benchmarks.kernels.machine_code import parse, product_loops
+from fastfold.kernels.aot import all_variants
+from tests.conftest import REPOSITORY
+
+# A process of its own, because this one runs Triton's interpreter.
+MEASURE = """
+import dataclasses, json, sys
+from benchmarks.kernels.length_classes import rows
+for row in rows(**json.loads(sys.argv[1])):
+    print(json.dumps(dataclasses.asdict(row)))
+"""
+
+
+def _measured(**chosen: list[object]) -> list[Row]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"FASTFOLD_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", MEASURE, json.dumps(chosen)]
+    result = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return [Row(**json.loads(line)) for line in result.stdout.splitlines()]
+
+
+def _defects(rows: list[Row]) -> list[str]:
+    """What is worse than the table says, or missing in it."""
+    floors = {key: row for row in read(TABLE) for key in row.keys}
+    found = []
+    for row in rows:
+        for key in row.keys:
+            said = worse(row, floors[key]) if key in floors else ["is not in the table"]
+            found += [f"{' '.join(key)}: {x}" for x in said]
+    return found
+
+
+def test_attention_and_the_end_of_triangle_multiplication_at_odd_lengths() -> None:
+    """Two kernels that lengths matter to most, on one chip."""
+    found = _measured(
+        dtypes=["bf16"],
+        architectures=[90],
+        lengths=["odd"],
+        steps=["triangle_attention_starting", "triangle_update"],
+        match=["attention_forward", "triangle_output_backward"],
+    )
+    assert len(found) == 3, [row.kernel for row in found]
+    assert _defects(found) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "architecture"), COVERED)
+def test_every_kernel_at_every_class_of_lengths(dtype: str, architecture: int) -> None:
+    text = COVERED[dtype, architecture]
+    found = _measured(dtypes=[dtype], architectures=[architecture], match=[text])
+    assert _defects(found) == []
+    variants = all_variants()
+    assert {row.kernel.split()[0] for row in found} == {
+        name for v in variants if text in (name := v.kernel.__name__.removesuffix("_kernel"))
+    }
+    shipped = {
+        (
+            v.kernel.__name__.removesuffix("_kernel"),
+            " ".join(f"{n}={x}" for n, x in v.blocks.items()),
+            v.schedule,
+        )
+        for v in variants
+        if architecture in v.architectures
+    }
+    for row in found:
+        warps, stages = map(int, row.how.split("/"))
+        assert (row.kernel.split()[0], row.blocks, (warps, stages)) in shipped, row
+
+
+def test_a_missing_class_a_spill_and_more_instructions_are_noticed() -> None:
+    row = next(x for x in read(TABLE) if x.kernel == "attention_forward")
+    assert worse(row, row) == []
+    more = f"{1.06 * float(row.per_score):.2f}"
+    for change in ({"spill_bytes": "8"}, {"per_score": more}, {"unit": "fma"}, {"programs": "0"}):
+        assert len(worse(replace(row, **change), row)) == 1, change
+    assert worse(replace(row, per_score=f"{1.04 * float(row.per_score):.2f}"), row) == []
+    assert _defects([replace(row, lengths="of another class")]) != []
+
+
+def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
+    rows = read(TABLE)
+    own = [row for row in rows if row.step != TRIFAST]
+    assert [row for row in own if row.spill_bytes != "0"] == []
+    kernels = {row.kernel.split()[0] for row in own}
+    assert kernels == {v.kernel.__name__.removesuffix("_kernel") for v in all_variants()}
+    found = [key for row in rows for key in row.keys]
+    assert len(set(found)) == len(found)
+    launched = {key[:2] for key in found}
+    wanted = {
+        (step, kernel, n, dtype, f"sm_{architecture}")
+        for step, kernel in launched
+        for n in LENGTHS
+        for (dtype, architecture), text in COVERED.items()
+        if ((dtype, architecture) in RIVAL if step == TRIFAST else text in kernel)
+    }
+    assert wanted == set(found)
+    assert set(LENGTHS) == set(DEPTHS) == {"16", "8", "odd"}
+    assert (LENGTHS["16"] % 16, LENGTHS["8"] % 16, LENGTHS["odd"] % 2) == (0, 8, 1)
+    assert (DEPTHS["16"] % 16, DEPTHS["8"] % 16, DEPTHS["odd"] % 2) == (0, 8, 1)
+
+
+def test_attention_has_fewer_instructions_per_score_than_the_rival() -> None:
+    """Forward four fifths of them at most, backward no more, in every class that the table has the rival in."""
+    found = beside_rival(read(TABLE))
+    assert len(found) == 4 * len(LENGTHS) * len(RIVAL)
+    for key, (ours, theirs) in found.items():
+        most = 0.8 if key[0] == "attention_forward" else 1.0
+        assert float(ours.per_score) <= most * float(theirs.per_score), key
+
+
+LISTING = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;                     /* 0x0 */
+                                                                              /* 0x1 */
+        /*0010*/                   FFMA R2, R2, R3, R4 ;                      /* 0x0 */
+        /*0020*/                   LDG.E.128 R4, [R2.64] ;                    /* 0x0 */
+        /*0030*/                   LDGSTS.E.BYPASS.64 [R3], [R56.64], !P6 ;   /* 0x0 */
+        /*0040*/                   HMMA.16816.F32.BF16 R20, R52, R46, R20 ;   /* 0x0 */
+        /*0050*/              @!P1 BRA 0x40 ;                                 /* 0x0 */
+        /*0060*/               @P0 BRA 0x90 ;                                 /* 0x0 */
+        /*0070*/              @!P5 CALL.REL.NOINC 0x90 ;                      /* 0x0 */
+        /*0080*/                   BRA 0x20 ;                                 /* 0x0 */
+        /*0090*/                   NOP ;                                      /* 0x0 */
+        /*00a0*/                   EXIT ;                                     /* 0x0 */
+        /*00b0*/                   BRA 0xb0;                                  /* 0x0 */
+"""
+
+
+def test_instructions_loads_and_products_of_the_innermost_loop() -> None:
+    code = parse(LISTING)
+    assert len(code) == 12
+    assert [x.loaded for x in code if x.loaded] == [16, 8]
+    (inner,) = product_loops(code)
+    assert (inner.instructions, inner.products, inner.unit) == (2, 16 * 8 * 16, "mma")
+    (outer,) = product_loops([x for x in code if x.address != 0x50])
+    assert (outer.instructions, outer.load_bytes) == (6, 12.0)
+    (everything,) = product_loops([x for x in code if x.target is None])
+    assert (everything.instructions, everything.products) == (6, 16 * 8 * 16)  # without the single product
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("HMMA.16816.F32", 2048),
+        ("HMMA.1688.F32.TF32", 1024),
+        ("HMMA.1684.F32.TF32", 512),
+        ("HGMMA.64x32x16.F32.BF16", 8192),
+        ("FFMA", 32),
+        ("IMAD.WIDE", 0),
+    ],
+)
+def test_products_of_a_warp(name: str, products: int) -> None:
+    assert parse(f"        /*0000*/                   {name} R0, R1, R2, R3 ;")[0].products == products
+
+
+def test_programs_that_a_processor_holds() -> None:
+    assert programs_of(80, registers=128, shared=0, warps=4) == 4
+    assert programs_of(80, registers=255, shared=0, warps=8) == 1
+    assert programs_of(90, registers=32, shared=100 * 1024, warps=4) == 2
+    assert programs_of(100, registers=16, shared=0, warps=1) == 32
