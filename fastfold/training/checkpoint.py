@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,6 @@ class Checkpoints:
         self.directory, self._context, self._keep, self._report = directory, context, keep, report
         # A group of its own: its messages are sent next to those of the training loop.
         self._group = dist.new_group(backend="gloo") if context.size > 1 else None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.last: Path | None = None
 
@@ -64,7 +64,20 @@ class Checkpoints:
         """
         self.wait()
         copies = {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
-        self._pending = self._executor.submit(self._write, step, copies, state)
+        done: Future[None] = Future()
+        self._pending = done
+
+        def write() -> None:
+            try:
+                self._write(step, copies, state)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        # A process that fails must end, so that the others hear of it. It would wait for any other kind of thread, and
+        # this one waits for the other processes.
+        threading.Thread(target=write, name="checkpoint", daemon=True).start()
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written, if any; a failure is reported, not raised."""
@@ -80,7 +93,6 @@ class Checkpoints:
     def close(self) -> None:
         """Finish what is being written."""
         self.wait()
-        self._executor.shutdown()
 
     def _write(self, step: int, tensors: Tensors, state: Json) -> None:
         final = self.directory / f"step_{step:08d}"

@@ -7,7 +7,7 @@ that operators compute is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
@@ -46,23 +46,27 @@ class Linear:
     Args:
         weight: ``[N, K]``.
         bias: ``[N]``, or None.
+
+    Attributes:
+        products: What the product is made in; None for the dtype of the data.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._weight, self._bias = weight, bias
-        self._multiply: Callable[[Tensor, Tensor, Scratch], Tensor] = self._plain
-        products = _PRODUCTS.get() if weight.dtype == torch.float32 and not weight.is_cuda else None
-        if products == "bf16":
-            self._weight, self._multiply = weight.to(torch.bfloat16), self._in_bfloat16
-        elif products == "int8" and weight.shape[1] <= _MAX_INPUTS:
+        self.products = _PRODUCTS.get() if weight.dtype == torch.float32 and not weight.is_cuda else None
+        if self.products == "int8" and weight.shape[1] > _MAX_INPUTS:
+            self.products = None
+        if self.products == "bf16":
+            self._weight = weight.to(torch.bfloat16)
+        elif self.products == "int8":
             self._weight, self._scale = _two_words(weight)
-            self._multiply = self._in_int8
 
     def __call__(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``."""
-        return self._multiply(x, out, scratch)
-
-    def _plain(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+        if self.products == "bf16":
+            return self._in_bfloat16(x, out, scratch)
+        if self.products == "int8":
+            return self._in_int8(x, out, scratch)
         if self._bias is None:
             return torch.mm(x, self._weight.t(), out=out)
         return torch.addmm(self._bias, x, self._weight.t(), out=out)

@@ -101,8 +101,8 @@ def test_operators_use_it_for_every_weight(
         with reduced_products(products):
             found = case.operator(**small)
             double = case.operator(**case.inputs)
-    assert all(one._multiply == one._plain for one in made[: len(made) // 3])
-    used = [one for one in made[len(made) // 3 :] if one._multiply != one._plain]
+    assert all(one.products is None for one in made[: len(made) // 3])
+    used = [one for one in made[len(made) // 3 :] if one.products is not None]
     # Factors of triangles are made in four groups of channels.
     weights = {"transition": 2, "gated_attention": 2, "outer_product_mean": 1}
     assert len(used) == weights.get(name, 6)
