@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.checkpoint import Checkpoints
+from tests.helpers.forked import Forked
 
 
 class Run:
@@ -143,3 +146,22 @@ def test_resuming_can_be_forbidden_and_nothing_is_found_in_nothing(run: Run):
     run.save(1)
     with pytest.raises(ConfigError, match=r"has checkpoints of a run; to start anew, remove them"):
         run.checkpoints.find("never")
+
+
+def _fails_beside_a_checkpoint(folder: Path) -> None:
+    def write(*_: object) -> None:
+        print("writing", file=sys.stderr, flush=True)
+        time.sleep(3600)  # as one that waits for the other processes
+
+    run = Run(folder)
+    run.checkpoints._write = write  # type: ignore[method-assign, assignment]
+    run.checkpoints.save(1, tensors(1.0), {})
+    raise KeyError("the reason")
+
+
+def test_a_process_that_fails_does_not_wait_for_its_checkpoint(tmp_path: Path):
+    """Others would wait for it in vain: it has to end for them to hear of it."""
+    process = Forked(_fails_beside_a_checkpoint, tmp_path)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the reason" in said
