@@ -61,7 +61,7 @@ def build(
         path: The file; appears when all of it is there.
         sets: Entries by the name of their set.
         make: Makes records.
-        meta: What :attr:`fastfold.data.training.packed.records.RecordFile.meta` shall have.
+        meta: What ``RecordFile.meta`` shall have.
         workers: Processes that make records; 0 makes them in this one.
         say: Told how far it is.
 

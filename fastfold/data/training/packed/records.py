@@ -70,7 +70,7 @@ class RecordWriter:
         )
 
     def set_meta(self, meta: Mapping[str, Any]) -> None:
-        """What JSON can hold, to be found as :attr:`RecordFile.meta`."""
+        """What JSON can hold, to be found as ``RecordFile.meta``."""
         self._meta = dict(meta)
 
     def _write(self, data: bytes) -> int:
