@@ -155,9 +155,14 @@ def _mutations() -> tuple[int, list[str]]:
 @pytest.mark.slow
 def test_every_reduction_is_needed() -> None:
     reductions, undetected = launch(_mutations, 4, timeout=280)[0]
-    assert reductions == 15
-    # The first stage has no loss, and so no use for its share of it.
-    assert undetected == ["0: start_all_reduce over dp of ranks [0, 1]"]
+    assert reductions == 17
+    # The first stage has no loss, and so no use for its share of it. Which parameters any rank used (number 1) is the
+    # same everywhere here; test_apply_plan.py leaves that sum out where it is not.
+    assert undetected == [
+        "0: start_all_reduce over dp of ranks [0, 1]",
+        "1: start_all_reduce over dp of ranks [0, 1]",
+        "1: start_all_reduce over dp of ranks [2, 3]",
+    ]
 
 
 # ---- Evoformer -------------------------------------------------------------------------------------------
