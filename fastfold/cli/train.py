@@ -18,8 +18,8 @@ memory, logger and finetune; a preset chooses for all of them at once.
 
 DATA has structure files (PDB, mmCIF, .gz too), msas/<name>.a3m and perhaps an index.tsv; with data.layout=openfold it
 has mmcifs/, alignments/<id>_<chain>/ and chain_data_cache.json. It may also be a file that fastfold data build made.
-The folder of the run gets checkpoints, metrics,
-validations, the trained weights and a report. Run the same command again to continue after an interruption.
+The folder of the run gets checkpoints, metrics, validations, the trained weights and a report. Run the same command
+again to continue after an interruption.
 """
 
 

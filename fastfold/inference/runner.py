@@ -115,9 +115,7 @@ def run(
                 progress.line(f"warning: left out: {message}", important=True)
             for error in errors:
                 progress.line(f"error: {error}", important=True)
-            say_what_is_folded_with(progress, None if weights else networks[0], targets, options)
-            if chosen:
-                progress.line(chosen)
+            say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
@@ -164,20 +162,27 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
 
 
 def say_what_is_folded_with(
-    progress: Progress, mini: Network | None, targets: Sequence[Target], options: RunOptions
+    progress: Progress,
+    mini: Network | None,
+    targets: Sequence[Target],
+    options: RunOptions,
+    precision: str,
 ) -> None:
-    """Say what limits the predictions of a run: the small network, and targets without alignments.
+    """Say what limits the predictions of a run: the small network, targets without alignments, and the precision.
 
     Args:
         progress: Where it is said.
         mini: The small network that ships with the package if it is used because no other was named.
         targets: Of the run.
         options: Where their alignments come from.
+        precision: The line of :func:`with_precision`.
     """
     if mini is not None:
         progress.line(about_mini(mini))
     if options.msa_dir is None and any(target.alignments is None for target in targets):
         progress.line(WITHOUT_ALIGNMENT)
+    if precision:
+        progress.line(precision)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ TEMPLATE_HITS = (
     ("pdb70_hits", ".hhr"),
 )
 """Names of the searches for templates of AlphaFold-Multimer, AlphaFold and OpenFold."""
+_HIT_FILES = tuple(f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz"))
 
 MAX_ROWS = {"uniref90_hits": 10_000, "mgnify_hits": 501, _PAIRING: 50_000}
 """Rows that AlphaFold reads of a search at most, the query's included, by the name of its file."""
@@ -212,10 +213,9 @@ def find_hits(msa_dir: PathLike, name: str, *, chain: Chain | None = None) -> li
 
 def _first_hits(places: Iterable[Path]) -> list[Path]:
     """Files of template hits at the first place that has any."""
-    names = [f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz")]
     for place in places:
         for folder in (place, place / _RAW_HITS):
-            if files := [folder / name for name in names if (folder / name).is_file()]:
+            if files := [folder / name for name in _HIT_FILES if (folder / name).is_file()]:
                 return files
     return []
 
@@ -370,8 +370,7 @@ def sorted_alignments(files: Iterable[AlignmentFile]) -> ChainAlignments:
 def sorted_hits(files: Iterable[AlignmentFile]) -> list[AlignmentFile]:
     """The files of template hits among a chain's, in the order in which they are preferred."""
     named = {file.name: file for file in files}
-    names = [f"{stem}{end}{packed}" for stem, end in TEMPLATE_HITS for packed in ("", ".gz")]
-    return [named[name] for name in names if name in named]
+    return [named[name] for name in _HIT_FILES if name in named]
 
 
 def _order(name: str) -> tuple[int, str]:

@@ -75,6 +75,7 @@ def screen(
     check_request(config, options)
     if config.parallel is not None:
         raise ConfigError("fastfold screen folds each target in one process; leave out parallel")
+    chosen = ""
     if where.ray is None:
         config, chosen = with_precision(config, choose_device(config.device))
     elif config.precision == "auto":
@@ -110,9 +111,7 @@ def screen(
             warn(f"warning: left out: {message}")
         for error in errors:
             warn(f"error: {error}")
-        say_what_is_folded_with(progress, None if weights else networks[0], targets, options)
-        if where.ray is None and chosen:
-            progress.line(chosen)
+        say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
