@@ -27,7 +27,8 @@ _MAX_INPUTS = (2**31 - 1) // (_LARGEST * _LARGEST * (_WORDS + 1))  # that a sum 
 
 @contextmanager
 def reduced_products(products: Products) -> Iterator[None]:
-    """Inside, operators on a CPU multiply float32 data by their weights in less; only forward passes do.
+    """Inside, operators on a CPU multiply float32 data by their weights in less. For inference: backward passes that
+    compute projections again would round these as well, and their other products not.
 
     Args:
         products: ``bf16``, or ``int8``: rows of the data in 8 bits each, weights in two words of 8 bits, with a scale
