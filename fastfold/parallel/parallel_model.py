@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
@@ -130,9 +131,22 @@ class Parallel:
 
     # ---- state -----------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The plain model's parameters and buffers, on every rank, whatever the plan."""
-        return self.plain(self.module.state_dict())
+    def state_dict(self, *, rank0_only: bool = False) -> dict[str, Tensor]:
+        """The plain model's parameters and buffers, whatever the plan.
+
+        Args:
+            rank0_only: Rank 0 alone gets them, as copies in host memory, and the others an empty dict; no other rank
+                and no device holds more than its own part and one tensor. Otherwise every rank gets them.
+        """
+        if not rank0_only:
+            return self.plain(self.module.state_dict())
+        is_rank_zero = not dist.is_initialized() or dist.get_rank() == 0
+        found: dict[str, Tensor] = {}
+        for name, x in self._full_state.one_by_one(self.sharded_state_dict()):
+            if is_rank_zero:
+                found[name] = x.detach().to("cpu", copy=True)
+            del x  # before the next is made
+        return found
 
     def sharded_state_dict(self) -> dict[str, Tensor]:
         """:meth:`state_dict` for ``torch.distributed.checkpoint``, of which no rank ever holds the whole.

@@ -355,7 +355,7 @@ class _Run:
     def _export(self, trainer: Trainer) -> None:
         """Write the averaged weights, adapters merged, as a file for ``fastfold infer``."""
         with self.ema.swapped_in():
-            state = {name: x.detach().cpu().clone() for name, x in self.parallel.state_dict().items()}
+            state = self.parallel.state_dict(rank0_only=True)
         if not self.context.is_rank_zero:
             return
         if self.config.finetune.lora_rank:

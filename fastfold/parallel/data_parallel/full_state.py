@@ -7,7 +7,7 @@ Checkpoints are plain: whatever the plan, they hold the tensors of the model as 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.parallel.comm import async_ops
+from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.mesh import ParallelMesh
 
 ShardFn = Callable[[nn.Module, ParallelMesh], nn.Module]
@@ -82,7 +83,39 @@ class FullStateDict:
                 plain = _to_plain(self._layer_with(path, own))
                 found |= {_joined(path, name): p.detach() for name, p in plain.named_parameters()}
         found = {self._plain_name(name): x.detach() for name, x in found.items()}
-        return self._all_stages(found) if everywhere else found
+        return dict(self.one_by_one(found)) if everywhere else found
+
+    def one_by_one(self, own: Mapping[str, Tensor], *, scalars: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of all pipeline stages, one after the other, on every rank (a collective).
+
+        Args:
+            own: Those of this stage, by the plain model's names. Of a DTensor the whole is made when its turn comes.
+            scalars: They are one number of each parameter.
+
+        Yields:
+            The plain model's names with their tensors.
+        """
+        group = self.mesh.group("pp")
+        if group.size == 1:
+            yield from ((name, whole(x)) for name, x in own.items())
+            return
+        names = list(self._shapes)
+        held = torch.tensor([name in own for name in names], dtype=torch.uint8)
+        device = next(iter(own.values())).device if own else torch.device("cpu")
+        of_all = async_ops.start_gather(held[None].to(device), 0, group, [1] * group.size).wait()
+        for number, name in enumerate(names):
+            holders = of_all[:, number].nonzero()
+            if len(holders):
+                shape, dtype = (torch.Size(), torch.float32) if scalars else self._shapes[name]
+                # Nothing here keeps a tensor while the next is made.
+                yield (
+                    name,
+                    async_ops.start_broadcast(
+                        whole(own[name]) if name in own else torch.empty(shape, dtype=dtype, device=device),
+                        int(holders[0]),
+                        group,
+                    ).wait(),
+                )
 
     def shard(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's tensors of plain ones; those of other stages are left out (a collective).
@@ -117,7 +150,7 @@ class FullStateDict:
                 first = next(iter(own.values()))
                 found |= {name: first for name in self._plain_names_of_stage() if _below(path, {name: first})}
         found = {self._plain_name(name): x for name, x in found.items()}
-        return self._all_stages(found, scalars=True)
+        return dict(self.one_by_one(found, scalars=True))
 
     def shard_scalars(self, values: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         """As :meth:`shard`, for one number of each parameter.
@@ -178,26 +211,6 @@ class FullStateDict:
             owner, _, attribute = name.rpartition(".")
             setattr(layer.get_submodule(owner), attribute, nn.Parameter(x, requires_grad=False))
         return layer
-
-    def _all_stages(self, own: dict[str, Tensor], *, scalars: bool = False) -> dict[str, Tensor]:
-        """The tensors of all pipeline stages, each sent by the stage that has it."""
-        group = self.mesh.group("pp")
-        if group.size == 1:
-            return own
-        names = list(self._shapes)
-        held = torch.tensor([name in own for name in names], dtype=torch.uint8)
-        device = next(iter(own.values())).device if own else torch.device("cpu")
-        of_all = async_ops.start_gather(held[None].to(device), 0, group, [1] * group.size).wait()
-        found: dict[str, Tensor] = {}
-        for number, name in enumerate(names):
-            holders = of_all[:, number].nonzero()
-            if len(holders):
-                shape, dtype = (torch.Size(), torch.float32) if scalars else self._shapes[name]
-                x = own.get(name)
-                if x is None:
-                    x = torch.empty(shape, dtype=dtype, device=device)
-                found[name] = async_ops.start_broadcast(x, int(holders[0]), group).wait()
-        return found
 
 
 def _to_plain(layer: nn.Module) -> nn.Module:

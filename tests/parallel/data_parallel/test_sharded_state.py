@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +108,48 @@ def _state(plan: ParallelPlan, expected: dict[str, Tensor]) -> dict[str, Tensor]
         found = _tensors(parallel, optimizer)
     # One cut layer at a time, or one tensor.
     assert watched.most < sum(x.numel() for x in parallel.state_dict().values()) / 3
+    _check_rank_zero(parallel)
     return found
+
+
+def _gone(references: list[weakref.ref[Tensor]]) -> None:
+    """A thread of the process group may let its last message go a moment late."""
+    end = time.monotonic() + 10
+    while any(kept() is not None for kept in references):
+        assert time.monotonic() < end, "a tensor that was made before is kept"
+        time.sleep(0.001)
+
+
+def _check_rank_zero(parallel: Parallel) -> None:
+    """The whole model on rank 0 alone; no rank keeps what it was made of."""
+    expected = parallel.state_dict()
+    alive: list[weakref.ref[Tensor]] = []
+    original = FullStateDict.one_by_one
+
+    def watched(state: FullStateDict, own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        parts = {local(x).data_ptr() for x in own.values()}
+        tensors = original(state, own)
+        while True:
+            _gone(alive)
+            each = next(tensors, None)
+            if each is None:
+                return
+            if each[1].data_ptr() not in parts:
+                alive.append(weakref.ref(each[1]))
+            yield each
+            del each
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FullStateDict, "one_by_one", watched)
+        found = parallel.state_dict(rank0_only=True)
+    assert len(alive) > 0
+    if dist.get_rank():
+        assert found == {}
+    else:
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], x) for name, x in expected.items())
+        own = {x.data_ptr() for x in parallel.module.state_dict().values() if not isinstance(x, DTensor)}
+        assert not own & {x.data_ptr() for x in found.values()}
 
 
 def _resume(plan: ParallelPlan, folder: str, expected: dict[str, Tensor]) -> float:
