@@ -251,6 +251,8 @@ def columns(x: Tensor | None) -> Tensor | None:
 
 
 def _take(x: Tensor, dim: int, index: slice) -> Tensor:
+    if index.stop - index.start == x.shape[dim]:
+        return x
     return x.narrow(dim, index.start, index.stop - index.start)
 
 

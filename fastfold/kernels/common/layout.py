@@ -6,8 +6,11 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 MAX_ROW_LENGTH = 4096
 """Elements of the longest row that the Triton kernels take whose programs hold whole rows."""
@@ -28,6 +31,11 @@ def batched(x: Tensor, axes: int = 4) -> Tensor:
 def batch_elements(x: Tensor, axes: int = 3) -> Iterator[tuple[int, ...]]:
     """Indices of all that ``x`` holds in front of its last ``axes``; none if there is nothing in it."""
     return itertools.product(*map(range, x.shape[:-axes] if x.numel() else (0,)))
+
+
+def part(x: MaybeTensor, index: tuple[int | slice, ...]) -> MaybeTensor:
+    """``x[index]``, but ``x`` itself if there is no index: every view costs the host time. None stays None."""
+    return x if x is None or not index else x[index]
 
 
 def innermost(x: Tensor) -> Tensor:

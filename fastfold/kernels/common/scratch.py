@@ -48,9 +48,10 @@ class Scratch:
         size = math.prod(shape)
         key = (name, self.dtype, self.device)
         buffer = self._buffers.get(key)
-        if buffer is None or len(buffer) < size:
-            buffer = self._buffers[key] = torch.empty(size, device=self.device, dtype=self.dtype)
-        return buffer[:size].view(shape)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[key] = torch.empty(shape, device=self.device, dtype=self.dtype)
+        # Most blocks are alike: no view is made where none is needed.
+        return buffer if buffer.shape == shape else buffer.view(-1)[:size].view(shape)
 
     def copy(self, name: str, x: Tensor) -> Tensor:
         """Contiguous copy of ``x`` in the buffer ``name``."""
@@ -63,7 +64,7 @@ class Scratch:
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
     """Dtype of statistics and accumulators for data like ``x``: float32, or float64 for float64."""
-    return torch.promote_types(x.dtype, torch.float32)
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def without_autocast(function: Callable[..., Any]) -> Any:
@@ -119,8 +120,11 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
         leading axes cannot be merged without a copy, the outermost is walked by index.
     """
     if all(map(_merges, tensors)):
-        flat = [t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
-        yield from zip(*(t.split(size) for t in flat), strict=True)
+        flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
+        if len(flat[0]) <= size:
+            yield tuple(flat)
+        else:
+            yield from zip(*(t.split(size) for t in flat), strict=True)
     else:
         for parts in zip(*(t.unbind(0) for t in tensors), strict=True):
             yield from position_blocks(size, *parts)

@@ -282,7 +282,9 @@ def aligned(bias: Tensor) -> Tensor:
 def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """What is added to scores: 0 for keys to use, minus infinity for others, rows as in :func:`aligned`."""
     keys = mask.shape[-1]
-    added = mask.new_zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype)[..., :keys]
+    added = mask.new_zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype)
+    if keys % 16:
+        added = added[..., :keys]
     return added.masked_fill_(mask == 0, -float("inf"))
 
 

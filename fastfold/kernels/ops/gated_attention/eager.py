@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ class GatedAttentionParams(NamedTuple):
 class Weights(NamedTuple):
     """Parameters as the passes use them, or their gradients.
 
-    The rows of ``merged [3 or 4, H D, c]`` are queries, keys, values and gates.
+    The rows of ``merged [3 H D or 4 H D, c]`` are those of queries, keys, values and gates.
     """
 
     norm: tuple[Tensor, Tensor]
@@ -48,28 +49,35 @@ class Weights(NamedTuple):
     output: Tensor
     output_bias: Tensor
 
-    @property
-    def flat(self) -> Tensor:
-        """``merged`` as a matrix."""
-        return self.merged.flatten(0, 1)
-
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
     """Weights in ``dtype``, and the norm in the dtype of accumulation."""
-    p, exact = parameters, torch.promote_types(dtype, torch.float32)
+    p, exact = parameters, torch.float64 if dtype == torch.float64 else torch.float32
     projections = (p.query_weight, p.key_weight, p.value_weight, p.gate_weight)
     return Weights(
         (p.norm_weight.to(exact), p.norm_bias.to(exact)),
-        torch.stack([x.to(dtype) for x in projections if x is not None]),
+        torch.cat([x.to(dtype) for x in projections if x is not None]),
         None if p.gate_bias is None else p.gate_bias.to(dtype),
         p.output_weight.to(dtype),
         p.output_bias.to(dtype),
     )
 
 
+def zeros_like(weights: Weights, dtype: torch.dtype) -> Weights:
+    """Totals that gradients of ``weights`` are added to."""
+    zeros = partial(torch.zeros_like, dtype=dtype)
+    return Weights(
+        norm=(zeros(weights.norm[0]), zeros(weights.norm[1])),
+        merged=zeros(weights.merged),
+        gate_bias=None if weights.gate_bias is None else zeros(weights.gate_bias),
+        output=zeros(weights.output),
+        output_bias=zeros(weights.output_bias),
+    )
+
+
 def gradients_of(totals: Weights) -> GatedAttentionParams:
     """Inverse of :func:`arrange`, as views."""
-    query, key, value, *gate = totals.merged.unbind(0)
+    query, key, value, *gate = totals.merged.split(totals.output.shape[1])
     gates = (gate[0] if gate else None, totals.gate_bias)
     return GatedAttentionParams(*totals.norm, query, key, value, *gates, totals.output, totals.output_bias)
 
@@ -82,19 +90,17 @@ def row_step(x: Tensor) -> int:
 def projections(weights: Weights) -> Linear:
     """To queries, keys, values and gate logits at once."""
     if weights.gate_bias is None:
-        return Linear(weights.flat)
+        return Linear(weights.merged)
     # Within the product, so that gate logits are rounded once.
-    return Linear(weights.flat, pad(weights.gate_bias, (3 * weights.merged.shape[1], 0)))
+    return Linear(weights.merged, pad(weights.gate_bias, (3 * len(weights.gate_bias), 0)))
 
 
-def project(
-    normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch
-) -> tuple[Tensor, ...]:
-    """Queries, keys, values and gate logits of a block: ``normed [r, N, c]`` to ``[r, N, H, D]`` each."""
-    width = weights.merged.shape[1]
-    out = scratch("projected", *normed.shape[:2], len(weights.flat))
-    linear(normed.flatten(0, 1), out.flatten(0, 1), scratch)
-    return out.unflatten(-1, (-1, heads, width // heads)).unbind(2)
+def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
+    """Queries, keys, values and gate logits of a block: ``normed [r, N, c]`` to ``[r, N, 3 or 4, H, D]``."""
+    rows, length, _ = normed.shape
+    out = scratch("projected", rows * length, len(weights.merged))
+    linear(normed.flatten(0, 1), out, scratch)
+    return out.view(rows, length, -1, heads, weights.output.shape[1] // heads)
 
 
 class RowBlock(NamedTuple):
@@ -133,7 +139,7 @@ class Forward:
         weights, scratch = self._weights, self._scratch
         x, bias, masked, residual, dropout = rows
         normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
-        q, k, v, *gate = project(normed, self._projections, weights, self._heads, scratch)
+        q, k, v, *gate = project(normed, self._projections, weights, self._heads, scratch).unbind(2)
         attended = scratch("attended", *q.shape)
         attend(
             attended,
@@ -159,12 +165,12 @@ def backward_block(
     x, bias, masked, *_ = rows
     x = scratch.copy("x", x)
     normed, *statistics = normalise(x, *weights.norm, EPS)
-    q, k, v, *gate = project(normed, projections(weights), weights, heads, scratch)
+    q, k, v, *gate = project(normed, projections(weights), weights, heads, scratch).unbind(2)
     grad = grad.flatten(0, 1)
     grad_attended = torch.mm(
         grad, weights.output, out=scratch("grad_attended", len(grad), weights.output.shape[1])
     )
-    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.flat))
+    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
     grads = grad_projected.unflatten(-1, (-1, *q.shape[2:])).unbind(2)
     attended = scratch("attended", *q.shape)
     attend_backward(
@@ -178,10 +184,10 @@ def backward_block(
     totals.output.addmm_(grad.t(), attended.view(len(grad), -1))
     totals.output_bias.add_(grad.sum(0))
     grad_projected = grad_projected.flatten(0, 1)
-    totals.flat.addmm_(grad_projected.t(), normed.flatten(0, 1))
+    totals.merged.addmm_(grad_projected.t(), normed.flatten(0, 1))
     if totals.gate_bias is not None:
         totals.gate_bias.add_(grad_projected[:, -len(totals.gate_bias) :].sum(0))
     grad_normed = torch.mm(
-        grad_projected, weights.flat, out=scratch("grad_normed", *normed.flatten(0, 1).shape)
+        grad_projected, weights.merged, out=scratch("grad_normed", *normed.flatten(0, 1).shape)
     )
     return normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 
 from fastfold.errors import InputError
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.parameters import grads_or_none, like_first
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -21,7 +22,13 @@ from fastfold.kernels.common.scratch import (
     without_autocast,
 )
 from fastfold.kernels.ops.attention.op import attention_backend, attention_definition
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, RowBlock, arrange, gradients_of
+from fastfold.kernels.ops.gated_attention.eager import (
+    GatedAttentionParams,
+    RowBlock,
+    arrange,
+    gradients_of,
+    zeros_like,
+)
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 
 
@@ -54,12 +61,15 @@ def _blocks(backend: str) -> Any:
     return eager
 
 
-def _rows(x: Tensor, step: int) -> list[slice]:
-    return [slice(r, r + step) for r in range(0, len(x) if x.numel() else 0, step)]
+_Index = tuple[int | slice, ...]
 
 
-def _at(x: Tensor | None, index: tuple[int | slice, ...]) -> Tensor | None:
-    return None if x is None else x[index]
+def _row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[_Index, _Index]]:
+    """Indices of the batch elements of ``x``, each with those of its blocks of rows."""
+    for i in batch_elements(x):
+        rows, size = x.shape[-3], step(part(x, i))
+        for r in range(0, rows, size):
+            yield i, i if size >= rows else (*i, slice(r, r + size))
 
 
 @without_autocast
@@ -82,10 +92,9 @@ def _fill(
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(parameters, x.dtype)
     forward = blocks.Forward(weights, heads, scratch.of(x))
-    for i in itertools.product(*map(range, x.shape[:-3])):
-        for row in _rows(x[i], blocks.row_step(x[i])):
-            own = RowBlock(x[i][row], _at(bias, i), *(_at(t, (*i, row)) for t in (mask, residual, dropout)))
-            forward(out[i][row], own)
+    for i, rows in _row_blocks(x, blocks.row_step):
+        own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
+        forward(part(out, rows), own)
     return out
 
 
@@ -134,18 +143,16 @@ def _gated_attention_backward(
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(GatedAttentionParams._make(parameters), blocks.backward_dtype(x))
-    zeros = (p if p is None else torch.zeros_like(p, dtype=exact) for p in parameters)
-    totals = arrange(GatedAttentionParams._make(zeros), exact)
+    totals = zeros_like(weights, exact)
     scratch = Scratch().of(x, blocks.backward_dtype(x))
     grad_x = torch.empty_like(x)
-    for i in itertools.product(*map(range, x.shape[:-3])):
-        for row in _rows(x[i], blocks.row_step(x[i])):
-            b_grad = scratch.copy("grad_update", grad[i][row])
-            if dropout is not None:
-                b_grad.mul_(dropout[i][row])
-            own = RowBlock(x[i][row], _at(bias, i), _at(mask, (*i, row)))
-            b_grad_x = blocks.backward_block(b_grad, own, _at(grad_bias, i), weights, totals, heads, scratch)
-            finish(grad_x[i][row], b_grad_x, grad[i][row] if add_x else None, None)
+    for i, rows in _row_blocks(x, blocks.row_step):
+        b_grad = scratch.copy("grad_update", part(grad, rows))
+        if dropout is not None:
+            b_grad.mul_(part(dropout, rows))
+        own = RowBlock(part(x, rows), part(bias, i), part(mask, rows))
+        b_grad_x = blocks.backward_block(b_grad, own, part(grad_bias, i), weights, totals, heads, scratch)
+        finish(part(grad_x, rows), b_grad_x, part(grad, rows) if add_x else None, None)
     # Copies, because an operator returns no views of one tensor.
     found = [
         g.to(p.dtype, copy=True)

@@ -44,24 +44,30 @@ class Forward:
 
     def __init__(self, weights: Weights, heads: int, scratch: Scratch) -> None:
         self._weights, self._heads, self._scratch = weights, heads, scratch
+        self._projections = projections(weights)
 
     def __call__(self, out: Tensor, rows: RowBlock) -> None:
         """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
         weights, scratch = self._weights, self._scratch
         x, bias, hidden, residual, dropout = rows
         normed = layer_norm(x, *weights.norm, EPS, backend="triton")
-        attended, *_ = _attend(normed, bias, hidden, weights, self._heads, scratch)
-        update = scratch("update", *x.shape[:2], len(weights.output))
+        projected = project(normed, self._projections, weights, self._heads, scratch)
+        attended, *_ = _attend(projected, bias, hidden, scratch)
         flat = attended.view(-1, weights.output.shape[1])
-        torch.mm(flat, weights.output.t(), out=update.flatten(0, 1))
-        fill_update(out, UpdateOperands(update, residual, weights.output_bias, None, dropout), "triton")
+        update = scratch("update", len(flat), len(weights.output))
+        torch.mm(flat, weights.output.t(), out=update)
+        fill_update(
+            out,
+            UpdateOperands(update.view(*x.shape[:2], -1), residual, weights.output_bias, None, dropout),
+            "triton",
+        )
 
 
 def _attend(
-    normed: Tensor, bias: Tensor | None, hidden: Tensor | None, weights: Weights, heads: int, scratch: Scratch
+    projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
-    """Output ``[r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a normalised block."""
-    q, k, v, *gate = (x[None] for x in project(normed, projections(weights), weights, heads, scratch))
+    """Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a projected block."""
+    q, k, v, *gate = projected[None].unbind(3)
     operands = TritonOperands(
         *(q, k, v),
         None if bias is None else bias[None],
@@ -70,7 +76,7 @@ def _attend(
     )
     attended = scratch("attended", *q.shape)
     lse = attend_triton(attended, operands, q.shape[-1] ** -0.5)
-    return attended[0], lse, operands
+    return attended, lse, operands
 
 
 def backward_block(
@@ -85,22 +91,22 @@ def backward_block(
     """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals in float32."""
     x, bias, hidden, *_ = rows
     normed = _normalise_exactly(x, weights)
+    read_weights = weights
     if normed.shape[-1] > x.shape[-1]:
-        twice = weights._replace(merged=weights.merged.repeat(1, 1, 2))
-        attended, lse, read = _attend(normed, bias, hidden, twice, heads, scratch)
-    else:
-        attended, lse, read = _attend(normed, bias, hidden, weights, heads, scratch)
+        read_weights = weights._replace(merged=weights.merged.repeat(1, 2))
+    projected = project(normed, projections(read_weights), weights, heads, scratch)
+    attended, lse, read = _attend(projected, bias, hidden, scratch)
     grad = grad.flatten(0, 1)
     flat = attended.view(len(grad), -1)
     grad_attended = _product(grad, weights.output)
-    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.flat))
-    grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[2:]).unbind(3)
+    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
+    grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[3:]).unbind(3)
     has_gate = len(grads) > 3
     block_bias = attend_backward_triton(
         # With a gate it is multiplied before it is rounded.
-        (grad_attended if has_gate else grad_attended.to(x.dtype)).view(1, *attended.shape),
+        (grad_attended if has_gate else grad_attended.to(x.dtype)).view(attended.shape),
         read,
-        attended[None],
+        attended,
         lse,
         Gradients(grads[0], grads[1], grads[2], grads[3] if has_gate else None),
         attended.shape[-1] ** -0.5,
@@ -112,11 +118,11 @@ def backward_block(
     totals.output_bias.add_(grad.sum(0, dtype=totals.output_bias.dtype))
     grad_projected = grad_projected.flatten(0, 1)
     for part in normed.flatten(0, 1).split(x.shape[-1], -1):
-        totals.flat.add_(_product(grad_projected.t(), part))
+        totals.merged.add_(_product(grad_projected.t(), part))
     if totals.gate_bias is not None:
         grad_gate = grad_projected[:, -len(totals.gate_bias) :]
         totals.gate_bias.add_(grad_gate.sum(0, dtype=totals.gate_bias.dtype))
-    grad_normed = _product(grad_projected, weights.flat)
+    grad_normed = _product(grad_projected, weights.merged)
     grad_x, *grad_norm = torch.ops.fastfold.layer_norm_backward(
         grad_normed.view(x.shape), x, weights.norm[0], EPS, [True, True, True], "triton"
     )
@@ -140,6 +146,6 @@ def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` in float32."""
-    if a.dtype == torch.float32 or not a.is_cuda:
+    if a.dtype == torch.float32 or a.is_cpu:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)

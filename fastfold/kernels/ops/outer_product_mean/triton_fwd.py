@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
-from fastfold.kernels.common.layout import padded
+from fastfold.kernels.common.layout import padded, part
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import (
@@ -155,13 +155,14 @@ def forward(
     config = configuration("outer_product_mean_forward", left, c_z)
     share = share_of(left.shape[-3], left.dtype)
     for i in batch_indices(left):
-        (sequences, rows, _), columns = left[i].shape, right.shape[-2]
-        x = Projections(left[i], right[i], left_mask[i], right_mask[i])
-        b_residual = out[i] if residual is None else residual[i]
+        x = Projections._make(part(each, i) for each in (left, right, left_mask, right_mask))
+        (sequences, rows, _), columns = x.left.shape, right.shape[-2]
+        b_out = part(out, i)
+        b_residual = b_out if residual is None else part(residual, i)
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])
         outer_product_mean_forward_kernel[(programs,)](
-            *(x, weight, bias, norm_of(x.left_mask, x.right_mask, eps), b_residual, out[i]),
-            *(share, sequences, rows, columns, x.strides, b_residual.stride(), out[i].stride()),
+            *(x, weight, bias, norm_of(x.left_mask, x.right_mask, eps), b_residual, b_out),
+            *(share, sequences, rows, columns, x.strides, b_residual.stride(), b_out.stride()),
             C=c,
             CZ=c_z,
             BZ=padded(c_z),

@@ -1,0 +1,157 @@
+"""How many operators PyTorch dispatches for one Evoformer block on Triton's path: what the host has to do.
+
+Usage: python benchmarks/kernels/dispatches.py [--write]
+
+Counted on tensors of the device ``meta``, on any machine: every operator that reaches the dispatcher, views included,
+and every launch of a kernel. FastFold's operators count once each and what they call inside counts too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.library import CustomOpDef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.kernels.block import block_config
+from benchmarks.kernels.cases import C_M, C_Z
+from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.kernels.common.backend import VARIABLE, launches_replaced
+
+TABLE = Path(__file__).parent.parent / "results" / "dispatches.csv"
+SHAPES = ((32, 64), (37, 100), (128, 256))
+"""Rows and residues of the alignment."""
+PASSES = ("forward", "forward + backward")
+
+
+class Count(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    rows: int
+    residues: int
+    dispatches: int
+    launches: int
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+        self.paused = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if not self.paused:
+            self.found[str(function)] += 1
+        return function(*arguments, **(options or {}))
+
+    @contextmanager
+    def bodies_of_operators(self) -> Iterator[None]:
+        """Inside, operators run what they would on a GPU, where PyTorch only asks for their shapes."""
+        call = CustomOpDef.__call__
+
+        def run(operator: CustomOpDef, *arguments: Any, **options: Any) -> Any:
+            with torch.no_grad():
+                result = operator._init_fn(*arguments, **options)
+            self.found[operator._qualname] += 1
+            if "backward" in operator._qualname:
+                return result
+            before, self.paused = self.paused, True
+            try:
+                return call(operator, *arguments, **options)  # which autograd records
+            finally:
+                self.paused = before
+
+        with mock.patch.object(CustomOpDef, "__call__", run):
+            yield
+
+
+def count(run: Callable[[], object]) -> tuple[Counter[str], int]:
+    """Dispatches by operator, and launches, of operators on tensors of the device ``meta``."""
+    launches = 0
+
+    def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            nonlocal launches
+            launches += 1
+
+        return launch
+
+    counting = _Counting()
+    with (
+        mock.patch.dict("os.environ", {VARIABLE: "triton"}),
+        launches_replaced(launcher),
+        counting.bodies_of_operators(),
+        counting,
+    ):
+        run()
+    return counting.found, launches
+
+
+def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
+    """What :func:`count` finds in one block of bfloat16, in inference or with gradients of everything."""
+
+    def new(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    with torch.device("meta"):
+        block = EvoformerBlock(block_config(), C_M, C_Z, zero_init=False).eval().bfloat16()
+    msa, pair, masks = new(rows, residues, C_M), new(residues, residues, C_Z), (rows, residues)
+    inputs = msa, pair, new(*masks), new(residues, residues)
+
+    def forward() -> None:
+        with torch.no_grad():
+            block(*inputs)
+
+    def both() -> None:
+        leaves = [msa.requires_grad_(), pair.requires_grad_(), *block.parameters()]
+        torch.autograd.grad(block(*inputs), leaves, [torch.empty_like(x) for x in (msa, pair)])
+
+    return count(forward if name == "forward" else both)
+
+
+def counts() -> list[Count]:
+    """The table."""
+    found = []
+    for name in PASSES:
+        for rows, residues in SHAPES:
+            dispatches, launches = of_block(name, rows, residues)
+            found.append(Count(name, rows, residues, sum(dispatches.values()), launches))
+    return found
+
+
+def read() -> list[Count]:
+    """The table as it was written."""
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        return [Count(row[0], *map(int, row[1:])) for row in list(csv.reader(file))[1:]]
+
+
+def main() -> None:
+    """Print the table, and write it if asked."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help=f"write {TABLE.name} in results/")
+    options = parser.parse_args()
+    table = counts()
+    print(f"{'one block, bfloat16':<20} {'MSA':>10} {'dispatches':>11} {'launches':>9}")
+    for each in table:
+        print(
+            f"{each.name:<20} {f'{each.rows} x {each.residues}':>10} {each.dispatches:>11} {each.launches:>9}"
+        )
+    if options.write:
+        with TABLE.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([Count._fields, *table])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The host's work for a block: no more operators than the table says, none of them waits for a number."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.kernels.dispatches import count, counts, read
+from fastfold import kernels
+
+
+def test_a_block_dispatches_no_more_operators_than_the_table_says() -> None:
+    for found, written in zip(counts(), read(), strict=True):
+        assert found[:3] == written[:3]
+        assert found.dispatches <= written.dispatches, f"{found}; rewrite the table if it has to be so"
+        assert found.launches <= written.launches, f"{found}; rewrite the table if it has to be so"
+
+
+def test_views_and_operators_are_counted_and_so_is_what_they_call() -> None:
+    x = torch.ones(4, 8, device="meta", dtype=torch.bfloat16)
+    assert sum(count(lambda: x.t().t())[0].values()) == 2
+
+    found, launches = count(lambda: kernels.layer_norm(x, None, None))
+    assert found == {"fastfold::layer_norm": 1, "aten.empty.memory_format": 1}
+    assert launches == 1
