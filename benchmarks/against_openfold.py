@@ -8,7 +8,8 @@ same weights (FastFold reads OpenFold's) and the same inputs, in turns; ratios a
 outputs and gradients are compared. Memory is the peak of the resident set (Linux, VmHWM) above what the process held
 with weights and inputs in place.
 
-Forward passes are those of inference: nothing is kept, results may be written into the inputs. "In pieces" is
+Forward passes are those of inference: nothing is kept, results may be written into the inputs, and FastFold's float32
+products are oneDNN's on AMD's processors, as in a fold. "In pieces" is
 OpenFold's ``chunk_size=4`` against FastFold's blocks of 2^20 elements. Several blocks are trained with activation
 checkpointing, which both programs apply block by block.
 """
@@ -47,6 +48,7 @@ from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.weights.alphafold_names import alphafold_mappings  # noqa: E402
 from fastfold.evoformer.weights.mapping import read_parameters  # noqa: E402
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters  # noqa: E402
+from fastfold.kernels.common.cpu_products import exact_products  # noqa: E402
 from fastfold.kernels.common.linear import Products, reduced_products  # noqa: E402
 from fastfold.utils.units import parse_bytes  # noqa: E402
 
@@ -167,7 +169,8 @@ class FastFoldBlocks:
     def infer(self, inputs: Inputs, pieces: bool) -> tuple[Tensor, Tensor]:
         """See :class:`Program`."""
         set_policy(self.modules, ExecutionPolicy(block_elements=2**20 if pieces else None, inplace=True))
-        with nullcontext() if self._products is None else reduced_products(self._products):
+        reduced = nullcontext() if self._products is None else reduced_products(self._products)
+        with exact_products(torch.device("cpu")), reduced:
             found: tuple[Tensor, Tensor] = self.modules(*inputs)
         return found
 

@@ -34,6 +34,7 @@ from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
+from fastfold.kernels.common.cpu_products import exact_products
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.metrics.interface import ChainConfidence
 
@@ -300,7 +301,13 @@ def run_network(
     training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), trim_malloc(model), _dropout(model, passes.dropout_seed):
+        device = next(model.parameters()).device
+        with (
+            torch.inference_mode(),
+            exact_products(device),
+            trim_malloc(model),
+            _dropout(model, passes.dropout_seed),
+        ):
             result = model(
                 features,
                 passes.num_recycles,

@@ -1,0 +1,75 @@
+"""Which library multiplies float32 matrices on a CPU: MKL, or oneDNN where that is as exact and faster."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+_CPUINFO = Path("/proc/cpuinfo")
+_ROUNDING = 1e-6
+"""Error of an exact product as a share of its largest value; bfloat16 or TF32 would make 1e-3."""
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Inside, float32 products on the CPU are made by the faster library of those that are exact.
+
+    PyTorch gives them to MKL, which knows AMD's processors badly: oneDNN does twice as many there. PyTorch lets oneDNN
+    have them by the setting that permits it to round to bfloat16, which it does where the processor has units for
+    that and AMD's have none; this is tried out once. Elsewhere, and where the setting was changed before, nothing
+    changes. The setting is the process's.
+
+    Args:
+        device: Where the products are made; nothing is done but for a CPU.
+    """
+    untouched = torch.get_float32_matmul_precision() == "highest" and not torch.cuda.is_initialized()
+    if device.type != "cpu" or not untouched or not _onednn_is_better():
+        yield
+        return
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@functools.cache
+def _onednn_is_better() -> bool:
+    """Decided by the processor and never by a measurement, so that a fold gives the same bits every time."""
+    return (
+        torch.backends.mkldnn.is_available()
+        and _vendor() == "AuthenticAMD"
+        and not torch.cpu._is_amx_tile_supported()
+        and _is_exact()
+    )
+
+
+def _vendor() -> str | None:
+    """The processor's maker as Linux names it; None where it is not known."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id"))
+    return next(found, None)
+
+
+def _is_exact() -> bool:
+    """Whether oneDNN's float32 products are that, tried out on shapes of which it may have kernels of their own."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, inner, columns in ((512, 256, 128), (37, 100, 129), (1, 64, 64)):
+        a = torch.randn(rows, inner, generator=generator)
+        b = torch.randn(inner, columns, generator=generator)
+        torch.set_float32_matmul_precision("medium")
+        try:
+            found = a @ b
+        finally:
+            torch.set_float32_matmul_precision("highest")
+        exact = a.double() @ b.double()
+        if (found - exact).abs().max() > _ROUNDING * exact.abs().max():
+            return False
+    return True
