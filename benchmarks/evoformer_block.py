@@ -3,10 +3,10 @@
 Usage: python benchmarks/evoformer_block.py [--rounds N] [--json OUT]
 
 Speed is the block's counted floating-point operations per second over the machine's own float32 matrix-product rate,
-both measured in turns in the same run (a fold takes oneDNN's products on AMD's processors; the rate is that of
-PyTorch's default): medians of ratios, since absolute times on a shared machine say little. Memory
-is the peak of the process's resident set (Linux, VmHWM, reset before the pass) above what it held with the inputs
-in place, in U: the size of the pair tensor, N² · c_z · 4 bytes.
+both measured in turns in the same run: medians of ratios, since absolute times on a shared machine say little. The rate
+is that of PyTorch's default; a fold takes oneDNN's products on AMD's processors. Memory is the peak of the process's
+resident set (Linux, VmHWM, reset before the pass) above what it held with the inputs in place, in U: the size of the
+pair tensor, N² · c_z · 4 bytes.
 """
 
 from __future__ import annotations
