@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from fastfold.errors import InputError
 
@@ -86,6 +87,32 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
     elif data.startswith(GZIP_MAGIC):
         raise InputError("is compressed with gzip; unpack it, or let its name end in .gz", path=path)
     return _checked(data, path, limit)
+
+
+def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any]:
+    """A JSON object that is a table, read as :func:`read_text_bytes` reads a file.
+
+    Args:
+        path: The file.
+        holds: What it must map to what, for the error.
+        limit: Largest size in bytes, after unpacking.
+
+    Raises:
+        InputError: The file cannot be read, or is no JSON object.
+    """
+    try:
+        table = json.loads(read_text_bytes(path, limit=limit))
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"is not valid JSON ({error.msg}); make it again", path=path, line=error.lineno
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError("is not text in UTF-8; make it again", path=path) from None
+    except RecursionError:
+        raise InputError("is nested too deeply to be such a table; make it again", path=path) from None
+    if not isinstance(table, dict):
+        raise InputError(f"must map {holds}; make it again", path=path)
+    return table
 
 
 def read_stdin_bytes(*, limit: int) -> bytes:

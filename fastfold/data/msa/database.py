@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import InputError
-from fastfold.utils.text_files import FileSlice, PathLike, read_text_bytes
+from fastfold.utils.text_files import FileSlice, PathLike, read_json_object
 
 _LIMIT = 1 << 34
 
@@ -27,12 +26,7 @@ class AlignmentDatabase(Mapping[str, tuple[FileSlice, ...]]):
     """
 
     def __init__(self, index: PathLike) -> None:
-        try:
-            table = json.loads(read_text_bytes(index, limit=_LIMIT))
-        except ValueError as error:
-            raise InputError(f"is not valid JSON ({error}); make the index again", path=index) from None
-        if not isinstance(table, dict):
-            raise InputError("must map names of chains to their files; make the index again", path=index)
+        table = read_json_object(index, "names of chains to their files", limit=_LIMIT)
         self._index, self._table = index, table
         self._containers: dict[str, Path] = {}
         for name, data in table.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import re
 import zlib
@@ -15,7 +14,7 @@ from fastfold.data.templates.entry import Entry
 from fastfold.data.templates.outcome import TemplateSkipped
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import read_cif_tables
-from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines
 
 _LIMIT = 1 << 30
 _KEPT = 16
@@ -197,12 +196,7 @@ def read_release_dates(path: PathLike) -> dict[str, date]:
 
 
 def _dates_of_json(path: PathLike) -> dict[str, date]:
-    try:
-        table = json.loads(read_text_bytes(path, limit=_LIMIT))
-    except ValueError as error:
-        raise InputError(f"is not valid JSON ({error}); make it again", path=path) from None
-    if not isinstance(table, dict):
-        raise InputError("must map PDB ids to objects with release_date; make it again", path=path)
+    table = read_json_object(path, "PDB ids to objects with release_date", limit=_LIMIT)
     found = {}
     for name, data in table.items():
         released = parse_date(str(data.get("release_date"))) if isinstance(data, dict) else None

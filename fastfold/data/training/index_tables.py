@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
 from fastfold.errors import InputError
-from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
+from fastfold.utils.text_files import PathLike, read_json_object, read_text_bytes, split_lines
 
 _LIMIT = 1 << 33
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -102,16 +101,7 @@ def read_chain_data_cache(path: PathLike) -> dict[str, ChainRecord]:
     Raises:
         InputError: The file cannot be read or is not such a table.
     """
-    try:
-        table = json.loads(read_text_bytes(path, limit=_LIMIT))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"is not valid JSON ({error.msg}); make it again", path=path, line=error.lineno
-        ) from None
-    except UnicodeDecodeError:
-        raise InputError("is not text in UTF-8; make it again", path=path) from None
-    if not isinstance(table, dict):
-        raise InputError("must map names of chains to their data; make it again", path=path)
+    table = read_json_object(path, "names of chains to their data", limit=_LIMIT)
     return {name: _cached_record(name, data, path) for name, data in table.items()}
 
 
