@@ -18,12 +18,12 @@ from fastfold._version import __version__
 from fastfold.data.loading.retry import retry_io
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
-from fastfold.errors import ConfigError, FastFoldError, InputError
+from fastfold.errors import ConfigError, FastFoldError, InputError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
-from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.checkpoint.checkpoints import Checkpoints
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
@@ -167,7 +167,11 @@ class _Run:
         config, context = self.config, self.context
         order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
-            self.out / "checkpoints", context, keep=config.trainer.keep_checkpoints, report=self._event
+            config.trainer.checkpoint_dir or str(self.out / "checkpoints"),
+            context,
+            keep_last=config.trainer.keep_last,
+            keep_every=config.trainer.keep_every,
+            report=self._event,
         )
         repeats = config.data.order == "ready" and config.trainer.resume != "never"
         replay = order.replay() if order is not None and repeats and context.dp_size == context.size else []
@@ -223,13 +227,17 @@ class _Run:
                     order.close()
             checkpoints.close()
             self._write_quarantine(context.gather(loader.quarantined))
-        if trainer.stopped_by is not None:
-            return trainer.stopped_by
-        self._export(trainer)
-        if context.is_rank_zero:
-            self._say(f"report in {write_report(self.out)}")
-        context.barrier()
-        return None
+        if trainer.stopped_by is None:
+            self._export(trainer)
+            if context.is_rank_zero:
+                self._say(f"report in {write_report(self.out)}")
+            context.barrier()
+        if checkpoints.problem is not None:
+            raise OutputError(
+                f"{checkpoints.problem}; remedy that and run the same command again, which does the "
+                "steps since then once more"
+            )
+        return trainer.stopped_by
 
     def _check_changes(self, changes: Sequence[Change]) -> None:
         if not self.config.trainer.accept_changes:

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from fastfold.parallel import DistributedContext, Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.chain_permutation import exchange_chains
-from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.checkpoint.checkpoints import Checkpoints
 from fastfold.training.config import TrainConfig
 from fastfold.training.lifecycle.interrupts import Interrupts
 from fastfold.training.offload import place
@@ -155,6 +154,7 @@ class Trainer:
                 numbers = self._step()
                 self.progress.seconds += time.perf_counter() - started
                 step = self.progress.step
+                self.checkpoints.poll()
                 if step % trainer.log_every == 0 or step == trainer.steps:
                     self._log(numbers)
                 last = step == trainer.steps
@@ -282,7 +282,7 @@ class Trainer:
         with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
-    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> Path | None:
+    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> str | None:
         """Continue from a checkpoint, if there is one to continue from.
 
         Args:
@@ -290,7 +290,7 @@ class Trainer:
             check: Called before a checkpoint is read.
 
         Returns:
-            Its folder, or None.
+            Its folder or URL, or None.
 
         Raises:
             ConfigError: The checkpoint named is damaged, or belongs to another network.

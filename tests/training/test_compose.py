@@ -75,6 +75,11 @@ KEY = "model.overrides.model.embeddings_and_evoformer"
         ([*PLACES, "data.order=random"], "data.order must be one of draw, ready"),
         ([*PLACES, "optim.beta1=1.5"], "optim.beta1 must be at least 0 and below 1, got 1.5"),
         (["learning_rate=1e-3"], r"no setting 'learning_rate'; did you mean optim.lr\?"),
+        (["trainer.keep_checkpoints=5"], r"no setting .*; did you mean trainer.keep_last\?"),
+        (
+            [*PLACES, "trainer.keep_every=750"],
+            "trainer.keep_every=750 must be a multiple of trainer.checkpoint_every=500",
+        ),
         (["trainer.max_steps=10"], r"did you mean trainer.steps\?"),
         (["Optim.Output_Dir=x"], r"did you mean trainer.out\?"),
         (["data.directory=x"], "trainer.out is not set"),
