@@ -33,6 +33,12 @@ def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
     assert late.optim.final_fraction == 0.0
 
 
+def test_the_rate_of_overfit_falls_to_nothing_in_as_many_steps_as_there_are():
+    for steps in ([], ["trainer.steps=7"]):
+        config = compose_config(["+preset=overfit", *PLACES, *steps])
+        assert config.optim.cosine_steps == config.trainer.steps
+
+
 def test_what_a_user_sets_wins_over_the_preset():
     config = compose_config(
         [*PLACES, "+preset=mini", "optim.lr=0.25", "data.crop_size=7", "data.oversample={1ten: 3}"]
