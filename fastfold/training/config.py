@@ -208,6 +208,7 @@ class TrainerConfig:
         validate_chains: Maximum number of chains to validate on.
         validate_recycles: Recycling iterations in validation.
         log_every: Steps between log entries.
+        profile_steps: Steps of a start, from its third on, to profile into a trace for Chrome or Perfetto; 0 for none.
         max_bad_steps: Steps in a row without finite numbers after which the run stops.
     """
 
@@ -228,6 +229,7 @@ class TrainerConfig:
     validate_chains: int = bounded(100, least=1)
     validate_recycles: int = bounded(3, least=0)
     log_every: int = bounded(10, least=1)
+    profile_steps: int = bounded(0, least=0)
     max_bad_steps: int = bounded(20, least=1)
 
     def __post_init__(self) -> None:
