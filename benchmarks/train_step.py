@@ -88,7 +88,6 @@ def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
         write_chains(data, np.random.default_rng(0))
         default = compose_config(["+preset=mini", f"data.directory={data}", f"trainer.out={out}"])
         fixed = [
-            "data.oversample=null",
             "data.valid_split=null",
             "trainer.log_every=1",
             f"trainer.steps={steps}",
