@@ -24,6 +24,7 @@ from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint.checkpoints import Checkpoints
+from fastfold.training.checkpoint.manifest import Json
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
@@ -153,6 +154,7 @@ class _Run:
     ) -> None:
         self.config, self.tree, self.source, self.context = config, tree, source, context
         self.out = Path(config.trainer.out)
+        self.changes: list[Change] = []
         self.parallel = build_network(config, tree, context)
         self.model = cast(AlphaFold, self.parallel.module)
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
@@ -192,9 +194,8 @@ class _Run:
             ema=self.ema,
             hooks=hooks,
         )
-        changes = context.gather(changes_since(self.out, config))[0]
         with loader, self.progress:
-            path = trainer.restore(config.trainer.resume, check=partial(self._check_changes, changes))
+            path = trainer.restore(config.trainer.resume, check=self._check_changes)
             if context.is_rank_zero:
                 record_start(self.out, config)
             self.loggers.resume_from(trainer.progress.step + 1)
@@ -206,7 +207,7 @@ class _Run:
                     self._event(
                         f"samples of the quarantine are tried again when they are drawn: {len(suspects)}"
                     )
-                for change in changes:
+                for change in self.changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
             if takes_templates(self.tree):
@@ -239,9 +240,12 @@ class _Run:
             )
         return trainer.stopped_by
 
-    def _check_changes(self, changes: Sequence[Change]) -> None:
+    def _check_changes(self, state: Json) -> None:
+        """Compare the settings with those of the last start here, or of the checkpoint where that was elsewhere."""
+        changes = changes_since(self.out, self.config, state.get("settings"))
+        self.changes = self.context.gather(changes)[0]
         if not self.config.trainer.accept_changes:
-            refuse_decisive(changes)
+            refuse_decisive(self.changes)
 
     def _open_loggers(self) -> list[Logger]:
         chosen: list[Logger] = []

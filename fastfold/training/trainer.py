@@ -24,8 +24,10 @@ from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.chain_permutation import exchange_chains
 from fastfold.training.checkpoint.checkpoints import Checkpoints
+from fastfold.training.checkpoint.manifest import Json
 from fastfold.training.config import TrainConfig
 from fastfold.training.lifecycle.interrupts import Interrupts
+from fastfold.training.lifecycle.settings_history import settings_of
 from fastfold.training.logging.flops import FlopCounter, flop_rates
 from fastfold.training.logging.profiler import StepProfiler
 from fastfold.training.offload import place
@@ -301,15 +303,16 @@ class Trainer:
         """Start writing a checkpoint of everything that the next step depends on."""
         loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
+        state["settings"] = settings_of(self.config)
         with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
-    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> str | None:
+    def restore(self, resume: str, *, check: Callable[[Json], None] = lambda state: None) -> str | None:
         """Continue from a checkpoint, if there is one to continue from.
 
         Args:
             resume: As ``trainer.resume``.
-            check: Called before a checkpoint is read.
+            check: Called with a checkpoint's state before the checkpoint is read.
 
         Returns:
             Its folder or URL, or None.
@@ -320,7 +323,7 @@ class Trainer:
         path = self.checkpoints.find(resume)
         if path is None:
             return None
-        check()
+        check(self.checkpoints.state(path))
         with self.placement.params_on_host():
             tensors = self._tensors()
             state = self.checkpoints.load(path, tensors)

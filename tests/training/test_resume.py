@@ -90,3 +90,13 @@ def test_checkpoints_may_lie_elsewhere(data_folder: Path, tmp_path: Path) -> Non
     assert here(data_folder, out, *elsewhere, "trainer.steps=6")
     events = [entry["event"] for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
     assert events[0] == f"continues from {place}/step_00000005, after step 5"
+
+    # From another folder it is the same run, whose settings the checkpoint has.
+    with pytest.raises(ConfigError, match=r"trainer\.seed: 0 -> 5.*trainer\.accept_changes=true"):
+        here(data_folder, tmp_path / "again", *elsewhere, "trainer.steps=7", "trainer.seed=5")
+    assert here(data_folder, tmp_path / "again", *elsewhere, "trainer.steps=7", "optim.lr=2e-3")
+    events = [
+        entry["event"] for entry in read_json_lines(tmp_path / "again" / "metrics.jsonl") if "event" in entry
+    ]
+    assert events[0] == f"continues from {place}/step_00000006, after step 6"
+    assert "changed since the last start: optim.lr: 0.001 -> 0.002" in events

@@ -271,6 +271,10 @@ class Checkpoints:
             raise problem
         return found  # type: ignore[return-value]
 
+    def state(self, path: str) -> Json:
+        """What is small of a checkpoint from :meth:`find`, as JSON."""
+        return self._manifests[path].state
+
     def load(self, path: str, tensors: Tensors) -> Json:
         """Read a checkpoint, whatever the number of processes that wrote it.
 
@@ -295,7 +299,7 @@ class Checkpoints:
         for folder in self._copies.values():
             folder.cleanup()
         self._copies.clear()
-        return self._manifests[path].state
+        return self.state(path)
 
 
 def _manifest_text(storage: Storage, path: str) -> bytes:
