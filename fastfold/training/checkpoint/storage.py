@@ -203,8 +203,13 @@ class UrlStorage:
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
         """See :class:`Storage`."""
-        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
-        with self._files.open(path, "wb") as file:
+        try:
+            opened = self._files.open(path, "wb")
+        except FileNotFoundError:
+            # Not before: where folders are nothing, that would make a bucket of a misspelt name.
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            opened = self._files.open(path, "wb")
+        with opened as file:
             yield file
 
     def staging(self, folder: str) -> str:

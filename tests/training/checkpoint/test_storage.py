@@ -119,6 +119,16 @@ def test_a_place_that_takes_nothing_is_refused_before_training(failing_files: Fa
         Run(tmp_path / "file")
 
 
+def test_no_folder_is_made_in_a_store_without_folders(
+    failing_files: FailingFiles, monkeypatch: pytest.MonkeyPatch
+):
+    """Of a misspelt bucket that would make a new one."""
+    monkeypatch.setattr(failing_files, "makedirs", None)
+    run = Run("failing://bucket/a")
+    run.save(1)
+    assert run.said == []
+
+
 def test_what_is_not_installed_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(ConfigError, match=r'pip install "fastfold\[s3\]"'):
