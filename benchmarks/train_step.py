@@ -29,7 +29,7 @@ import torch  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.pdb_writer import to_pdb  # noqa: E402
 from fastfold.protein.protein import Protein  # noqa: E402
-from fastfold.training.checkpoint import Checkpoints  # noqa: E402
+from fastfold.training.checkpoint.checkpoints import Checkpoints  # noqa: E402
 from fastfold.training.compose import compose_config  # noqa: E402
 from fastfold.training.run import train  # noqa: E402
 
@@ -88,7 +88,6 @@ def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
         write_chains(data, np.random.default_rng(0))
         default = compose_config(["+preset=mini", f"data.directory={data}", f"trainer.out={out}"])
         fixed = [
-            "data.oversample=null",
             "data.valid_split=null",
             "trainer.log_every=1",
             f"trainer.steps={steps}",

@@ -52,6 +52,7 @@ _OTHER_NAMES = {
     "gradient_clip_val": "optim.clip",
     "gradient_clipping": "optim.clip",
     "learning_rate": "optim.lr",
+    "keep_checkpoints": "trainer.keep_last",
     "log_interval": "trainer.log_every",
     "max_epochs": "trainer.steps",
     "max_grad_norm": "optim.clip",
@@ -68,8 +69,11 @@ _OTHER_NAMES = {
     "resume_from": "trainer.resume",
     "resume_from_checkpoint": "trainer.resume",
     "root": "data.directory",
+    "save_dir": "trainer.checkpoint_dir",
     "save_every": "trainer.checkpoint_every",
     "save_steps": "trainer.checkpoint_every",
+    "save_top_k": "trainer.keep_last",
+    "save_total_limit": "trainer.keep_last",
     "total_steps": "trainer.steps",
     "val_check_interval": "trainer.validate_every",
     "warmup": "optim.warmup_steps",
@@ -102,7 +106,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(_first_lines(error)) from error
     assert isinstance(tree, DictConfig)
     for group, schema in _GROUPS.items():
-        check_bounds(group, schema, cast(Any, OmegaConf.to_container(tree[group])))
+        check_bounds(group, schema, cast(Any, OmegaConf.to_container(tree[group], resolve=True)))
     network_config(cast(ModelConfig, OmegaConf.to_object(tree.model)))
     axes_of(cast(ParallelConfig, OmegaConf.to_object(tree.parallel)))
     return tree
@@ -128,7 +132,9 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 
 def to_yaml(config: TrainConfig | DictConfig) -> str:
     """The whole configuration as YAML, every key with its value."""
-    return OmegaConf.to_yaml(config if isinstance(config, DictConfig) else OmegaConf.structured(config))
+    return OmegaConf.to_yaml(
+        config if isinstance(config, DictConfig) else OmegaConf.structured(config), resolve=True
+    )
 
 
 def network_config(model: ModelConfig) -> ConfigDict:

@@ -196,14 +196,19 @@ class TrainerConfig:
         precision: ``fp32``, or ``bf16`` for autocast with structure module, heads and losses in float32.
         matmul: ``highest`` (float32 products are float32), ``high`` or ``medium`` (they may be TF32 or bfloat16).
         compile: Compile the Evoformer's blocks with ``torch.compile``.
-        resume: ``auto`` (newest valid checkpoint of ``out``, if there is one), ``never``, or a checkpoint's folder.
+        resume: ``auto`` (newest whole checkpoint, if there is one), ``never``, or a checkpoint's folder or URL.
         accept_changes: Continue although seed, data or network are not those of the last start.
         checkpoint_every: Steps between checkpoints.
-        keep_checkpoints: Newest checkpoints to keep.
+        checkpoint_dir: Folder or URL (``s3://bucket/run``, whatever fsspec knows) for the checkpoints of this run
+            alone; null for ``checkpoints`` in ``out``.
+        keep_last: Newest checkpoints to keep.
+        keep_every: Checkpoints of steps that are multiples of this are kept as well, or null; a multiple of
+            ``checkpoint_every``.
         validate_every: Steps between validations.
         validate_chains: Maximum number of chains to validate on.
         validate_recycles: Recycling iterations in validation.
         log_every: Steps between log entries.
+        profile_steps: Steps of a start, from its third on, to profile into a trace for Chrome or Perfetto; 0 for none.
         max_bad_steps: Steps in a row without finite numbers after which the run stops.
     """
 
@@ -217,15 +222,23 @@ class TrainerConfig:
     resume: str = "auto"
     accept_changes: bool = False
     checkpoint_every: int = bounded(500, least=1)
-    keep_checkpoints: int = bounded(3, least=1)
+    checkpoint_dir: str | None = None
+    keep_last: int = bounded(3, least=1)
+    keep_every: int | None = bounded(None, least=1)
     validate_every: int = bounded(1000, least=1)
     validate_chains: int = bounded(100, least=1)
     validate_recycles: int = bounded(3, least=0)
     log_every: int = bounded(10, least=1)
+    profile_steps: int = bounded(0, least=0)
     max_bad_steps: int = bounded(20, least=1)
 
     def __post_init__(self) -> None:
         check_bounds("trainer", type(self), vars(self))
+        if self.keep_every is not None and self.keep_every % self.checkpoint_every:
+            raise ConfigError(
+                f"trainer.keep_every={self.keep_every} must be a multiple of "
+                f"trainer.checkpoint_every={self.checkpoint_every}: there are no checkpoints in between"
+            )
 
 
 @dataclass

@@ -18,12 +18,13 @@ from fastfold._version import __version__
 from fastfold.data.loading.retry import retry_io
 from fastfold.data.training.complex_entry import ComplexData
 from fastfold.data.training.entry import Entry, EntryData
-from fastfold.errors import ConfigError, FastFoldError, InputError
+from fastfold.errors import ConfigError, FastFoldError, InputError, OutputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel import DistributedContext, init_distributed, started_processes
 from fastfold.training.build import build_network, plain_network
-from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.checkpoint.checkpoints import Checkpoints
+from fastfold.training.checkpoint.manifest import Json
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
@@ -153,6 +154,7 @@ class _Run:
     ) -> None:
         self.config, self.tree, self.source, self.context = config, tree, source, context
         self.out = Path(config.trainer.out)
+        self.changes: list[Change] = []
         self.parallel = build_network(config, tree, context)
         self.model = cast(AlphaFold, self.parallel.module)
         self.ema = ExponentialMovingAverage(self.model, config.optim.ema_decay, warm_up=True)
@@ -167,7 +169,11 @@ class _Run:
         config, context = self.config, self.context
         order = DrawLog(self.out, context.dp_rank, context.dp_size) if context.is_leader else None
         checkpoints = Checkpoints(
-            self.out / "checkpoints", context, keep=config.trainer.keep_checkpoints, report=self._event
+            config.trainer.checkpoint_dir or str(self.out / "checkpoints"),
+            context,
+            keep_last=config.trainer.keep_last,
+            keep_every=config.trainer.keep_every,
+            report=self._event,
         )
         repeats = config.data.order == "ready" and config.trainer.resume != "never"
         replay = order.replay() if order is not None and repeats and context.dp_size == context.size else []
@@ -188,9 +194,8 @@ class _Run:
             ema=self.ema,
             hooks=hooks,
         )
-        changes = context.gather(changes_since(self.out, config))[0]
         with loader, self.progress:
-            path = trainer.restore(config.trainer.resume, check=partial(self._check_changes, changes))
+            path = trainer.restore(config.trainer.resume, check=self._check_changes)
             if context.is_rank_zero:
                 record_start(self.out, config)
             self.loggers.resume_from(trainer.progress.step + 1)
@@ -202,7 +207,7 @@ class _Run:
                     self._event(
                         f"samples of the quarantine are tried again when they are drawn: {len(suspects)}"
                     )
-                for change in changes:
+                for change in self.changes:
                     self._event(f"changed since the last start: {change}")
             self._say(self.source.train.summary())
             if takes_templates(self.tree):
@@ -223,17 +228,24 @@ class _Run:
                     order.close()
             checkpoints.close()
             self._write_quarantine(context.gather(loader.quarantined))
-        if trainer.stopped_by is not None:
-            return trainer.stopped_by
-        self._export(trainer)
-        if context.is_rank_zero:
-            self._say(f"report in {write_report(self.out)}")
-        context.barrier()
-        return None
+        if trainer.stopped_by is None:
+            self._export(trainer)
+            if context.is_rank_zero:
+                self._say(f"report in {write_report(self.out)}")
+            context.barrier()
+        if checkpoints.problem is not None:
+            raise OutputError(
+                f"{checkpoints.problem}; remedy that and run the same command again, which does the "
+                "steps since then once more"
+            )
+        return trainer.stopped_by
 
-    def _check_changes(self, changes: Sequence[Change]) -> None:
+    def _check_changes(self, state: Json) -> None:
+        """Compare the settings with those of the last start here, or of the checkpoint where that was elsewhere."""
+        changes = changes_since(self.out, self.config, state.get("settings"))
+        self.changes = self.context.gather(changes)[0]
         if not self.config.trainer.accept_changes:
-            refuse_decisive(changes)
+            refuse_decisive(self.changes)
 
     def _open_loggers(self) -> list[Logger]:
         chosen: list[Logger] = []

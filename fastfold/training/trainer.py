@@ -23,9 +23,13 @@ from fastfold.parallel import DistributedContext, Parallel
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.chain_permutation import exchange_chains
-from fastfold.training.checkpoint import Checkpoints
+from fastfold.training.checkpoint.checkpoints import Checkpoints
+from fastfold.training.checkpoint.manifest import Json
 from fastfold.training.config import TrainConfig
 from fastfold.training.lifecycle.interrupts import Interrupts
+from fastfold.training.lifecycle.settings_history import settings_of
+from fastfold.training.logging.flops import FlopCounter, flop_rates
+from fastfold.training.logging.profiler import StepProfiler
 from fastfold.training.offload import place
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
@@ -63,13 +67,15 @@ class Progress:
 @dataclass
 class _Share:
     """What one process has to say of its samples of a step; ``means`` are its parts of the batch's means, ``signal`` is
-    what told it to stop, 0 for nothing."""
+    what told it to stop, 0 for nothing; ``flops`` are those of ``counted`` residues."""
 
     signal: int
     means: Numbers = field(default_factory=dict)
     bad: list[str] = field(default_factory=list)
     residues: int = 0
     waited_s: float = 0.0
+    flops: float = 0.0
+    counted: int = 0
 
 
 @dataclass
@@ -136,6 +142,12 @@ class Trainer:
         self.placement = place(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
+        self._flops = FlopCounter(enabled=not config.trainer.compile)
+        self._profiler = StepProfiler(
+            Path(config.trainer.out) / "profile",
+            config.trainer.profile_steps if context.is_rank_zero else 0,
+            hooks.report,
+        )
         self._interrupts = Interrupts(quiet=not context.is_rank_zero)
         self._stop: signal.Signals | None = None  # what told some process to stop
 
@@ -148,13 +160,19 @@ class Trainer:
             TrainingStopped: Too many steps in a row had no finite numbers.
         """
         trainer = self.config.trainer
-        with self._interrupts:
+        with self._interrupts, self._profiler:
             self.model.train()
             while self.progress.step < trainer.steps:
                 started = time.perf_counter()
                 numbers = self._step()
-                self.progress.seconds += time.perf_counter() - started
+                seconds = time.perf_counter() - started
+                numbers |= flop_rates(
+                    numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size
+                )
+                self.progress.seconds += seconds
                 step = self.progress.step
+                self._profiler.step(step)
+                self.checkpoints.poll()
                 if step % trainer.log_every == 0 or step == trainer.steps:
                     self._log(numbers)
                 last = step == trainer.steps
@@ -187,22 +205,26 @@ class Trainer:
             draw = next(self.loader)
             self.hooks.consumed(step, [(taken.number, taken.id) for taken in self.loader.take_consumed()])
             torch.manual_seed(sample_seed(self.config.trainer.seed, draw.number))
-            with self.placement.running():
+            residues = len(draw.sample[f"{LABELS}aatype"])
+            with self.placement.running(), self._flops.sample(draw.sample, residues, recycles):
                 numbers = self._sample(draw.sample, recycles)
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
-            share.residues += len(draw.sample[f"{LABELS}aatype"])
+            share.residues += residues
             if not all(math.isfinite(numbers[key]) for key in ("loss", "gradient_norm")):
                 share.bad.append(draw.id)
             for key, value in numbers.items():
                 share.means[key] = share.means.get(key, 0.0) + value / batch
         share.waited_s = self.loader.waited_s - waited
+        share.flops, share.counted = self._flops.take()
         shares = self.context.gather(share)
         self.progress.step += 1
         self.progress.samples += batch
         received = max(share.signal for share in shares)
         self._stop = signal.Signals(received) if received else None
         names = list(dict.fromkeys(name for share in shares for name in share.bad))
+        flops = sum(share.flops for share in shares)
+        counted = sum(share.counted for share in shares) / sum(share.residues for share in shares)
         # What processes that work on one sample have to say counts once.
         shares = self.context.leaders(shares)
         total = {key: sum(share.means.get(key, 0.0) for share in shares) for key in share.means}
@@ -210,6 +232,8 @@ class Trainer:
             "residues": float(sum(share.residues for share in shares)),
             "waited_s": max(share.waited_s for share in shares),
             "recycles": float(recycles),
+            "flops": flops,
+            "counted": counted,
             "lr": self._schedule.lr(self.progress.step),
         }
         if names:
@@ -279,18 +303,19 @@ class Trainer:
         """Start writing a checkpoint of everything that the next step depends on."""
         loaders = self.context.leaders(self.context.gather(self.loader.state_dict()))
         state = {"progress": vars(self.progress), "loaders": loaders, "ema": self.ema.counters()}
+        state["settings"] = settings_of(self.config)
         with self.placement.params_on_host():
             self.checkpoints.save(self.progress.step, self._tensors(), state)
 
-    def restore(self, resume: str, *, check: Callable[[], None] = lambda: None) -> Path | None:
+    def restore(self, resume: str, *, check: Callable[[Json], None] = lambda state: None) -> str | None:
         """Continue from a checkpoint, if there is one to continue from.
 
         Args:
             resume: As ``trainer.resume``.
-            check: Called before a checkpoint is read.
+            check: Called with a checkpoint's state before the checkpoint is read.
 
         Returns:
-            Its folder, or None.
+            Its folder or URL, or None.
 
         Raises:
             ConfigError: The checkpoint named is damaged, or belongs to another network.
@@ -298,7 +323,7 @@ class Trainer:
         path = self.checkpoints.find(resume)
         if path is None:
             return None
-        check()
+        check(self.checkpoints.state(path))
         with self.placement.params_on_host():
             tensors = self._tensors()
             state = self.checkpoints.load(path, tensors)

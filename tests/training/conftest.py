@@ -59,12 +59,23 @@ def _overrides(tree: Mapping[str, Any], place: str) -> Iterator[str]:
             yield f"{place}.{key}={value}"
 
 
+ADAM = [
+    "optim=alphafold",
+    "optim.warmup_steps=20",
+    "optim.decay_after=null",
+    "optim.cosine_steps=null",
+    "optim.clip=1.0",
+]
+"""For ``+preset=overfit``: optimizer states that can be sharded, and rates that do not depend on the last step."""
+
 TINY = [
     "+preset=overfit",
+    *ADAM,
     "model=model_3_ptm",
     "model.name=mini",
     *_overrides(_NETWORK, "model.overrides"),
     "data.max_recycles=1",
+    "data.valid_split=null",
     "trainer.device=cpu",
     "trainer.validate_recycles=0",
 ]

@@ -33,6 +33,12 @@ def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
     assert late.optim.final_fraction == 0.0
 
 
+def test_the_rate_of_overfit_falls_to_nothing_in_as_many_steps_as_there_are():
+    for steps in ([], ["trainer.steps=7"]):
+        config = compose_config(["+preset=overfit", *PLACES, *steps])
+        assert config.optim.cosine_steps == config.trainer.steps
+
+
 def test_what_a_user_sets_wins_over_the_preset():
     config = compose_config(
         [*PLACES, "+preset=mini", "optim.lr=0.25", "data.crop_size=7", "data.oversample={1ten: 3}"]
@@ -75,6 +81,11 @@ KEY = "model.overrides.model.embeddings_and_evoformer"
         ([*PLACES, "data.order=random"], "data.order must be one of draw, ready"),
         ([*PLACES, "optim.beta1=1.5"], "optim.beta1 must be at least 0 and below 1, got 1.5"),
         (["learning_rate=1e-3"], r"no setting 'learning_rate'; did you mean optim.lr\?"),
+        (["trainer.keep_checkpoints=5"], r"no setting .*; did you mean trainer.keep_last\?"),
+        (
+            [*PLACES, "trainer.keep_every=750"],
+            "trainer.keep_every=750 must be a multiple of trainer.checkpoint_every=500",
+        ),
         (["trainer.max_steps=10"], r"did you mean trainer.steps\?"),
         (["Optim.Output_Dir=x"], r"did you mean trainer.out\?"),
         (["data.directory=x"], "trainer.out is not set"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, OutputError
+from fastfold.training.checkpoint.storage import FolderStorage
 from fastfold.training.lifecycle.ownership import OWNER
 from fastfold.training.logging.loggers import read_json_lines
 from tests.training.test_train import here
@@ -46,3 +51,52 @@ def test_another_run_neither_continues_one_nor_replaces_it(
         (2, "changed since the last start: optim.lr: 0.001 -> 0.0001"),
         (2, "changed since the last start: trainer.seed: 0 -> 5"),
     ]
+
+
+def test_a_run_whose_last_checkpoint_fails_says_so_in_the_end(
+    data_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its weights are there, but it is not finished: the same command does the last steps again."""
+    out = tmp_path / "run"
+    create = FolderStorage.create
+
+    def full(storage: FolderStorage, path: str) -> AbstractContextManager[BinaryIO]:
+        if "step_00000003" in path:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return create(storage, path)
+
+    steps = ["trainer.steps=3", "trainer.checkpoint_every=1", *ONCE[1:]]
+    with monkeypatch.context() as patched:
+        patched.setattr(FolderStorage, "create", full)
+        with pytest.raises(OutputError, match=r"No space left on device.*step_00000002; remedy that and run"):
+            here(data_folder, out, *steps)
+    assert (out / "mini.safetensors").is_file()
+    (event,) = [entry for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
+    assert "No space left on device" in event["event"]
+    assert here(data_folder, out, *steps)
+    assert "after step 2" in capsys.readouterr().err
+
+
+def test_checkpoints_may_lie_elsewhere(data_folder: Path, tmp_path: Path) -> None:
+    out, place = tmp_path / "run", f"file://{tmp_path}/elsewhere"
+    elsewhere = [f"trainer.checkpoint_dir={place}", "trainer.keep_last=1", "trainer.keep_every=2", *ONCE[1:]]
+    assert here(data_folder, out, *elsewhere, "trainer.steps=5", "trainer.checkpoint_every=1")
+    kept = sorted(path.name for path in (tmp_path / "elsewhere").iterdir())
+    assert kept == ["step_00000002", "step_00000004", "step_00000005"]
+    assert not (out / "checkpoints").exists()
+    assert here(data_folder, out, *elsewhere, "trainer.steps=6")
+    events = [entry["event"] for entry in read_json_lines(out / "metrics.jsonl") if "event" in entry]
+    assert events[0] == f"continues from {place}/step_00000005, after step 5"
+
+    # From another folder it is the same run, whose settings the checkpoint has.
+    with pytest.raises(ConfigError, match=r"trainer\.seed: 0 -> 5.*trainer\.accept_changes=true"):
+        here(data_folder, tmp_path / "again", *elsewhere, "trainer.steps=7", "trainer.seed=5")
+    assert here(data_folder, tmp_path / "again", *elsewhere, "trainer.steps=7", "optim.lr=2e-3")
+    events = [
+        entry["event"] for entry in read_json_lines(tmp_path / "again" / "metrics.jsonl") if "event" in entry
+    ]
+    assert events[0] == f"continues from {place}/step_00000006, after step 6"
+    assert "changed since the last start: optim.lr: 0.001 -> 0.002" in events

@@ -33,13 +33,14 @@ from fastfold.training.trainer import Trainer
 from fastfold.training.validation import score_entry
 from tests.helpers.networks import oracle_config, random_model
 from tests.helpers.sample_chains import ca_trace, chain_structure
-from tests.training.conftest import TINY
+from tests.training.conftest import ADAM, TINY
 
 TREE = oracle_config("synthetic_multimer")
 CA = rc.atom_order["CA"]
 _EMBEDDER = "model.overrides.model.embeddings_and_evoformer"
 MULTIMER = [
     "+preset=overfit",
+    *ADAM,
     "model=model_1_multimer_v3",
     *(option for option in TINY if option.startswith("model.overrides.model")),
     f"{_EMBEDDER}.extra_msa_stack_num_block=1",
@@ -47,6 +48,7 @@ MULTIMER = [
     f"{_EMBEDDER}.num_extra_msa=8",
     f"{_EMBEDDER}.template.enabled=false",
     "data.max_recycles=1",
+    "data.valid_split=null",
     "data.crop_size=20",
     "trainer.device=cpu",
     "trainer.validate_recycles=0",

@@ -198,7 +198,7 @@ class Recorder(TorchDispatchMode):
         if func.is_view or func.namespace in ("c10d", "prim"):
             self._born(out, 0.0)
             return out
-        cost = _cost(func, args, kwargs, out)
+        cost = operator_cost(func, args, kwargs, out)
         inputs = [x for x in tree_iter((args, kwargs)) if isinstance(x, Tensor)]
         outputs = [x for x in tree_iter(out) if isinstance(x, Tensor)]
         floating = [x for x in (*inputs, *outputs) if x.is_floating_point()]
@@ -251,7 +251,15 @@ _WITHOUT_WORK = {
 }
 
 
-def _cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> OperatorCost:
+def operator_cost(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> OperatorCost:
+    """Cost of one call of an operator, as a dispatch mode sees it.
+
+    Args:
+        func: The operator.
+        args: Its arguments.
+        kwargs: Those by name.
+        out: What it returned.
+    """
     name = func._schema.name
     if name in _WITHOUT_WORK:
         return _FREE

@@ -48,21 +48,26 @@ class Change(NamedTuple):
         return self.name.startswith(_DECISIVE) and not self.name.startswith(_HARMLESS)
 
 
-def changes_since(out: Path, config: TrainConfig) -> list[Change]:
+def changes_since(out: Path, config: TrainConfig, otherwise: Mapping[str, Any] | None = None) -> list[Change]:
     """What differs from the last start of a run; nothing if there was none.
 
     Args:
         out: The run's folder.
         config: The settings now.
+        otherwise: Settings by name to compare with where the folder has no record: those of a checkpoint.
 
     Raises:
         ConfigError: The record of the last start cannot be read.
     """
     path = out / CURRENT
-    if not path.is_file():
+    if not path.is_file() and otherwise is None:
         return []
     try:
-        before = _flat(OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))))
+        before = (
+            _flat(OmegaConf.to_container(OmegaConf.create(path.read_text(encoding="utf-8"))))
+            if path.is_file()
+            else dict(otherwise or {})
+        )
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(
             f"{path} cannot be read, so that nobody knows what the run was started with ({type(error).__name__}); "

@@ -86,8 +86,8 @@ class TrainingProgress:
         Args:
             step: Steps done.
             numbers: Numbers of the last step; shown are ``loss`` and its parts, ``lddt_ca`` (0 to 1), ``residues`` of
-                the step, ``waited_s`` for the loader in the step, and ``seconds`` of training so far, from which
-                speeds follow. None has to be there.
+                the step, ``tflops_per_s``, ``waited_s`` for the loader in the step, and ``seconds`` of training so far,
+                from which speeds follow. None has to be there.
         """
         now = time.monotonic()
         pace = self._pace(step, numbers.get("seconds", now - self._started), numbers)
@@ -111,6 +111,8 @@ class TrainingProgress:
         pace = [f"{per_step:.3g} s/step"]
         if "residues" in numbers:
             pace.append(f"{numbers['residues'] / per_step:,.0f} residues/s")
+        if "tflops_per_s" in numbers:
+            pace.append(f"{numbers['tflops_per_s']:.3g} TFLOP/s")
         if "waited_s" in numbers:
             pace.append(f"loader {min(1.0, numbers['waited_s'] / per_step):.1%}")
         return pace

@@ -164,6 +164,8 @@ def _summary(metrics: Sequence[Mapping[str, Any]], quarantined: Sequence[tuple[s
         ("Samples seen", _number(last("samples"), ",.0f")),
         ("Hours of training", _number(last("seconds"), ".2f", 1 / 3600)),
         ("Residues per second", _rate(metrics)),
+        ("TFLOP/s, all devices", _mean(metrics, "tflops_per_s")),
+        ("TFLOP/s of a device", _mean(metrics, "tflops_per_s_device")),
         ("Time spent waiting for the loader", _waiting(metrics)),
         ("Loss at the end", _number(last("loss"), ".4g")),
         ("Learning rate at the end", _number(last("lr"), ".3g")),
@@ -195,6 +197,11 @@ def _seconds_per_step(metrics: Sequence[Mapping[str, Any]]) -> float | None:
 def _rate(metrics: Sequence[Mapping[str, Any]]) -> str | None:
     per_step, residues = _seconds_per_step(metrics), curve(metrics, "residues")[1]
     return f"{residues.mean() / per_step:,.0f}" if per_step and len(residues) else None
+
+
+def _mean(metrics: Sequence[Mapping[str, Any]], name: str) -> str | None:
+    values = curve(metrics, name)[1]
+    return f"{values.mean():.3g}" if len(values) else None
 
 
 def _waiting(metrics: Sequence[Mapping[str, Any]]) -> str | None:

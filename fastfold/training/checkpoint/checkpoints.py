@@ -1,0 +1,317 @@
+"""Checkpoints of a run: sharded safetensors by ``torch.distributed.checkpoint``, and a manifest of the rest.
+
+A checkpoint is a folder ``step_00001000``. Its manifest is written last and has the SHA-256 of every file: what was not
+written to the end or has changed since is never taken for a checkpoint. No pickle is written or read.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from fastfold.errors import ConfigError, FastFoldError, first_line
+from fastfold.parallel import DistributedContext
+from fastfold.training.checkpoint.manifest import MANIFEST, Json, Manifest, ManifestError
+from fastfold.training.checkpoint.shards import Tensors, read_shards, write_shards
+from fastfold.training.checkpoint.storage import Storage, is_url, open_storage
+from fastfold.utils.hashing import file_digest
+
+_NAME = re.compile(r"step_(\d{8})")
+
+T = TypeVar("T")
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        place: Folder or URL where they lie.
+        context: The run's processes; all of them call every method.
+        keep_last: Newest checkpoints to keep.
+        keep_every: Checkpoints of the steps that this divides are kept as well; None for no others.
+        report: Called with one sentence when something was decided or went wrong.
+
+    Attributes:
+        last: The newest one that was written or read.
+        problem: Why the one that was to be written last could not be, or None.
+
+    Raises:
+        ConfigError: The URL cannot be used here.
+        FastFoldError: Nothing can be written there.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        context: DistributedContext,
+        *,
+        keep_last: int,
+        keep_every: int | None = None,
+        report: Callable[[str], None],
+    ) -> None:
+        self._context, self._report = context, report
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self.place, self._storage = place, open_storage(place)
+        # A group of its own: its messages are sent next to those of the training loop.
+        self._group = dist.new_group(backend="gloo") if context.size > 1 else None
+        self._pending: Future[None] | None = None
+        self._manifests: dict[str, Manifest] = {}
+        self._copies: dict[str, tempfile.TemporaryDirectory[str]] = {}
+        self.last: str | None = None
+        self.problem: str | None = None
+        self._on_first(self._storage.prepare)
+
+    # ---- writing ---------------------------------------------------------------------------------------
+
+    def save(self, step: int, tensors: Tensors, state: Json) -> None:
+        """Write a checkpoint in the background, from a copy that is made before this returns.
+
+        A checkpoint that is still being written is waited for.
+
+        Args:
+            step: Steps done.
+            tensors: What is large, by name; the same names on all processes. Of a DTensor each writes its slice.
+            state: What is small, as JSON; the first process's counts.
+        """
+        self.wait()
+        copies = {name: x.detach().to("cpu", copy=True) for name, x in tensors.items()}
+        state = copy.deepcopy(state)
+        done: Future[None] = Future()
+        self._pending = done
+
+        def write() -> None:
+            try:
+                self._write(step, copies, state)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        # A process that fails must end, so that the others hear of it. It would wait for any other kind of thread, and
+        # this one waits for the other processes.
+        threading.Thread(target=write, name="checkpoint", daemon=True).start()
+
+    def poll(self) -> None:
+        """Report what became of a checkpoint that is not being written any more."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written, if any; a failure is reported, not raised."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        self.problem = None
+        try:
+            pending.result()
+        except (Exception, CheckpointException) as error:  # the latter is a BaseException
+            last = f"the last good one is {self.last}" if self.last else "there is none yet"
+            self.problem = f"a checkpoint could not be written ({_reason(error)}); {last}"
+            self._report(self.problem)
+
+    def close(self) -> None:
+        """Finish what is being written."""
+        self.wait()
+
+    def _write(self, step: int, tensors: Tensors, state: Json) -> None:
+        storage, first = self._storage, self._context.is_rank_zero
+        final = storage.join(f"step_{step:08d}")
+        staging = storage.staging(final)
+        try:
+            self._together(lambda: storage.remove(staging) if first else None)
+            written = self._together(lambda: write_shards(storage, staging, tensors, self._group))
+            files = {name: file for part in written for name, file in part.items()}
+
+            def publish() -> None:
+                with storage.create(f"{staging}/{MANIFEST}") as file:
+                    file.write(Manifest(step, files, state).to_json())
+                storage.publish(staging, final)
+
+            self._together(lambda: publish() if first else None)
+        except BaseException:
+            if first:
+                with suppress(Exception):  # what failed before counts more
+                    storage.remove(staging)
+            raise
+        self.last = final
+        if first:
+            self._remove_old()
+
+    def _together(self, action: Callable[[], T]) -> list[T]:
+        """Do something on all processes of the background group; what fails on one of them fails on all.
+
+        Returns:
+            What it gave on each.
+        """
+        found: T | None = None
+        problem: BaseException | None = None
+        try:
+            found = action()
+        except (Exception, CheckpointException) as error:
+            problem = error
+        if self._group is None:
+            if problem is not None:
+                raise problem
+            return [found]  # type: ignore[list-item]
+        own = (found, None if problem is None else _reason(problem))
+        of_all = [own] * self._context.size
+        dist.all_gather_object(of_all, own, group=self._group)
+        reasons = [reason for _, reason in of_all if reason is not None]
+        if reasons:
+            raise OSError(reasons[0]) from problem
+        return [value for value, _ in of_all]  # type: ignore[misc]
+
+    def _remove_old(self) -> None:
+        """Remove what is not kept; what resists stays."""
+        try:
+            for name in self._names()[self._keep_last :]:
+                if self._keep_every is None or int(name[-8:]) % self._keep_every:
+                    self._storage.remove(self._storage.join(name))
+        except Exception as error:  # what drivers raise has no common base
+            self._report(f"an old checkpoint could not be removed ({first_line(error)})")
+
+    def _names(self) -> list[str]:
+        """Checkpoints from the newest to the oldest, whole or not."""
+        return sorted((name for name in self._storage.names() if _NAME.fullmatch(name)), reverse=True)
+
+    # ---- reading ---------------------------------------------------------------------------------------
+
+    def find(self, resume: str) -> str | None:
+        """The checkpoint to resume from; its files are read and compared with their hashes.
+
+        Args:
+            resume: ``auto`` for the newest whole one, or None if there is none; ``never``; or a folder or URL.
+
+        Raises:
+            ConfigError: The folder named is not a whole checkpoint: it says what is missing. Or nothing is to be
+                resumed where there are checkpoints, which those of the new run would replace.
+        """
+        if resume not in ("auto", "never"):
+            problem = self._examine(open_storage(resume), resume)
+            if problem:
+                raise ConfigError(f"{resume} cannot be resumed from: {problem}")
+            return resume
+        names = self._on_first(self._names)
+        if resume == "never":
+            if names:
+                raise ConfigError(
+                    f"{self.place} has checkpoints of a run; to start anew, remove them or choose another trainer.out"
+                )
+            return None
+        for name in names:
+            path = self._storage.join(name)
+            problem = self._examine(self._storage, path)
+            if problem is None:
+                return path
+            self._report(f"checkpoint {path} is left out: {problem}")
+        return None
+
+    def _examine(self, storage: Storage, path: str) -> str | None:
+        """What is wrong with a checkpoint, or None; its files are on this machine afterwards (a collective)."""
+        try:
+            text = self._on_first(lambda: _manifest_text(storage, path))
+            self._manifests[path] = manifest = Manifest.from_json(text)
+        except (ManifestError, ConfigError) as error:
+            return str(error)
+        # Of one folder each process looks at some files; of a URL each has its own copy.
+        own = slice(None) if is_url(path) else slice(self._context.rank, None, self._context.size)
+        problem = None
+        try:
+            for name in sorted(manifest.files)[own]:
+                problem = problem or self._examine_file(storage, path, name, manifest)
+        except Exception as error:  # what drivers raise has no common base
+            problem = f"it cannot be read: {first_line(error)}"
+        return next((one for one in self._context.gather(problem) if one is not None), None)
+
+    def _examine_file(self, storage: Storage, path: str, name: str, manifest: Manifest) -> str | None:
+        record = manifest.files[name]
+        size = storage.size(f"{path}/{name}")
+        if size is None:
+            return f"its shard {name} is missing"
+        if size != record.size:
+            return f"its shard {name} has {size} bytes instead of {record.size}"
+        file = self._local(path) / name
+        if is_url(path):
+            storage.fetch(f"{path}/{name}", file)
+        if record.sha256 is not None and file_digest(file) != record.sha256:
+            return f"its shard {name} was changed after it was written"
+        return None
+
+    def _local(self, path: str) -> Path:
+        """Where the files of a checkpoint are, or shall be, on this machine."""
+        if not is_url(path):
+            return Path(path)
+        if path not in self._copies:
+            self._copies[path] = tempfile.TemporaryDirectory(prefix="fastfold-checkpoint-")
+        return Path(self._copies[path].name)
+
+    def _on_first(self, action: Callable[[], T]) -> T:
+        """What the first process finds, on all of them; its error too."""
+        found: T | None = None
+        problem: FastFoldError | None = None
+        if self._context.is_rank_zero:
+            try:
+                found = action()
+            except FastFoldError as error:
+                problem = error
+            except Exception as error:  # what drivers raise has no common base, and may not be sent
+                problem = ConfigError(f"it cannot be read: {first_line(error)}")
+        found, problem = self._context.gather((found, problem))[0]
+        if problem is not None:
+            raise problem
+        return found  # type: ignore[return-value]
+
+    def state(self, path: str) -> Json:
+        """What is small of a checkpoint from :meth:`find`, as JSON."""
+        return self._manifests[path].state
+
+    def load(self, path: str, tensors: Tensors) -> Json:
+        """Read a checkpoint, whatever the number of processes that wrote it.
+
+        Args:
+            path: The checkpoint, from :meth:`find`.
+            tensors: Tensors of the right names and shapes, which are filled.
+
+        Returns:
+            The state that was saved with them.
+
+        Raises:
+            ConfigError: The checkpoint belongs to another network.
+        """
+        try:
+            read_shards(self._local(path), tensors, self._group)
+        except (Exception, CheckpointException) as error:  # the latter is a BaseException
+            raise ConfigError(
+                f"{path} does not fit this run: {_reason(error)}; resume with the configuration that it was "
+                "written with, or choose another trainer.out"
+            ) from error
+        self.last = path
+        for folder in self._copies.values():
+            folder.cleanup()
+        self._copies.clear()
+        return self.state(path)
+
+
+def _manifest_text(storage: Storage, path: str) -> bytes:
+    try:
+        return storage.read(f"{path}/{MANIFEST}")
+    except FileNotFoundError as error:
+        raise ConfigError(f"it has no {MANIFEST}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The cause inside an error of ``torch.distributed.checkpoint``, in one line."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    return first_line(error)

@@ -1,0 +1,229 @@
+"""Where checkpoints lie: a folder, or a URL of an object store or another file system (fsspec)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from fastfold.errors import ConfigError, first_line
+from fastfold.utils.atomic_files import prepare_output_directory, temporary_name
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Protocols, and the extras of this package that bring their drivers."""
+
+
+class Storage(Protocol):
+    """Folders of files below one place; all paths are text.
+
+    Methods raise :class:`OSError`, or whatever a driver raises.
+    """
+
+    def prepare(self) -> None:
+        """Make the place, and see that files can be made there.
+
+        Raises:
+            FastFoldError: They cannot; says what to do.
+        """
+
+    def names(self) -> list[str]:
+        """What lies in the place, files and folders, in any order; nothing where there is no such place."""
+
+    def join(self, *names: str) -> str:
+        """The path of a file or folder below the place; a path that is one already stays one."""
+
+    def read(self, path: str) -> bytes:
+        """A file's contents.
+
+        Raises:
+            FileNotFoundError: There is none.
+        """
+
+    def size(self, path: str) -> int | None:
+        """A file's length in bytes, or None if it is not there."""
+
+    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """A file to write to, whose folder is made if need be."""
+
+    def staging(self, folder: str) -> str:
+        """Where to write what shall become ``folder``."""
+
+    def publish(self, staging: str, folder: str) -> None:
+        """Let what was written become ``folder``, in place of what was there."""
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder, if it is there."""
+
+    def fetch(self, path: str, to: Path) -> None:
+        """Copy a file to this machine."""
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is a URL and not a path."""
+    return "://" in place
+
+
+def open_storage(place: str) -> Storage:
+    """The storage of a folder or of a URL such as ``s3://bucket/run``, whatever fsspec knows.
+
+    Raises:
+        ConfigError: fsspec or the driver of the URL is not installed, or refuses the URL.
+    """
+    return UrlStorage(place) if is_url(place) else FolderStorage(place)
+
+
+class FolderStorage:
+    """See :class:`Storage`; a folder appears at once, by renaming.
+
+    Args:
+        place: The path.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def prepare(self) -> None:
+        """See :class:`Storage`."""
+        prepare_output_directory(self._place)
+
+    def names(self) -> list[str]:
+        """See :class:`Storage`."""
+        with suppress(FileNotFoundError):
+            return os.listdir(self._place)
+        return []
+
+    def join(self, *names: str) -> str:
+        """See :class:`Storage`."""
+        return os.path.join(self._place, *names)
+
+    def read(self, path: str) -> bytes:
+        """See :class:`Storage`."""
+        return Path(path).read_bytes()
+
+    def size(self, path: str) -> int | None:
+        """See :class:`Storage`."""
+        file = Path(path)
+        return file.stat().st_size if file.is_file() else None
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """See :class:`Storage`."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            yield file
+            if not file.closed:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def staging(self, folder: str) -> str:
+        """See :class:`Storage`."""
+        path = Path(folder)
+        return str(path.with_name(f".{path.name}.tmp"))
+
+    def publish(self, staging: str, folder: str) -> None:
+        """See :class:`Storage`."""
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(staging, folder)
+
+    def remove(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def fetch(self, path: str, to: Path) -> None:
+        """See :class:`Storage`."""
+        shutil.copyfile(path, to)
+
+
+class UrlStorage:
+    """See :class:`Storage`; object stores rename nothing, so that what is written last has to tell what is whole.
+
+    Args:
+        place: The URL.
+
+    Raises:
+        ConfigError: fsspec or the driver of the URL is not installed, or refuses the URL.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place.rstrip("/")
+        try:
+            from fsspec.core import url_to_fs
+
+            self._files: Any = url_to_fs(place)[0]
+        except ImportError as error:
+            protocol = place.partition("://")[0]
+            extra = _EXTRAS.get(protocol, "fsspec")
+            raise ConfigError(
+                f'{place} needs a package that is not installed ({first_line(error)}): pip install "fastfold[{extra}]"'
+            ) from error
+        except Exception as error:
+            raise ConfigError(f"{place} is no place for checkpoints: {first_line(error)}") from error
+
+    def prepare(self) -> None:
+        """See :class:`Storage`."""
+        probe = self.join(temporary_name())
+        try:
+            with self.create(probe) as file:
+                file.write(b"\n")
+            self._files.rm(probe)
+        except Exception as error:  # what drivers raise has no common base
+            raise ConfigError(
+                f"no checkpoint can be written to {self._place}: {first_line(error)}; see that the address is right "
+                "and that you may write there"
+            ) from error
+
+    def names(self) -> list[str]:
+        """See :class:`Storage`."""
+        self._files.invalidate_cache()
+        with suppress(FileNotFoundError):
+            return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._place, detail=False)]
+        return []
+
+    def join(self, *names: str) -> str:
+        """See :class:`Storage`."""
+        path = self._place
+        for name in names:
+            path = name if is_url(name) else f"{path}/{name}"
+        return path
+
+    def read(self, path: str) -> bytes:
+        """See :class:`Storage`."""
+        found: bytes = self._files.cat_file(path)
+        return found
+
+    def size(self, path: str) -> int | None:
+        """See :class:`Storage`."""
+        with suppress(FileNotFoundError):
+            return int(self._files.info(path)["size"])
+        return None
+
+    @contextmanager
+    def create(self, path: str) -> Iterator[BinaryIO]:
+        """See :class:`Storage`."""
+        try:
+            opened = self._files.open(path, "wb")
+        except FileNotFoundError:
+            # Not before: where folders are nothing, that would make a bucket of a misspelt name.
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            opened = self._files.open(path, "wb")
+        with opened as file:
+            yield file
+
+    def staging(self, folder: str) -> str:
+        """See :class:`Storage`."""
+        return folder
+
+    def publish(self, staging: str, folder: str) -> None:
+        """See :class:`Storage`."""
+
+    def remove(self, folder: str) -> None:
+        """See :class:`Storage`."""
+        with suppress(FileNotFoundError):
+            self._files.rm(folder, recursive=True)
+
+    def fetch(self, path: str, to: Path) -> None:
+        """See :class:`Storage`."""
+        self._files.get_file(path, str(to))
