@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.network_settings import apply_settings, recycle_tolerance
 from fastfold.inference.output.prediction import Prediction, Recycle
+from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
@@ -42,6 +43,21 @@ MAX_PAE_RESIDUES = 5000
 """Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
+
+
+class DistributedRun(Protocol):
+    """Several processes that fold one target together."""
+
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+
+    def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
+        """The least that one of them has; arguments as of :meth:`FoldMemory.here`."""
+
+    @property
+    def run(self) -> RunNetwork:
+        """Runs a network on all of them."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,7 @@ class TargetPredictor:
         device: Where to fold.
         templates: Those of its chains, for the networks that take them; None for no templates at all.
         say: Told of every smaller plan.
-        run: Runs the networks on several processes, which nobody plans for; by default :func:`run_network` does here.
+        distributed: Runs the networks on several processes; by default :func:`run_network` does here.
 
     Raises:
         InputError: The initial guess cannot be used, or the target does not fit into memory.
@@ -97,10 +113,11 @@ class TargetPredictor:
         device: torch.device,
         templates: TargetTemplates | None = None,
         say: Callable[[str], None],
-        run: RunNetwork | None = None,
+        distributed: DistributedRun | None = None,
     ) -> None:
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
-        self.device, self._say, self._run = device, say, run
+        self.device, self._say = device, say
+        self._run = run_network if distributed is None else distributed.run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
         if shown and not any(takes_templates(model.config, target) for model in models):
@@ -117,11 +134,21 @@ class TargetPredictor:
                 f"{target.name}: rings in a complex need a multimer network: a monomer network takes its chains as one"
             )
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
-        fit = partial(fit_target, name=target.name, rows=rows, templates=shown)
-        self._fits: dict[int, Fit] = {}
-        for model in models if run is None else ():
-            own = self._configs[id(model)]
-            self._fits[id(model)] = fit(model, device, target.num_residues, config.budget, config=own)
+        where: dict[str, Any] = {"host_memory": config.host_bytes, "offload_dir": config.offload_dir}
+        memory = FoldMemory.here(device, **where) if distributed is None else distributed.memory(**where)
+        fit = partial(
+            fit_target,
+            name=target.name,
+            rows=rows,
+            templates=shown,
+            memory=memory,
+            offload_dir=config.offload_dir,
+            ranks=1 if distributed is None else distributed.ranks,
+        )
+        self._fits: dict[int, Fit] = {
+            id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
+            for model in models
+        }
 
     def num_recycles(self, model: AlphaFold) -> int:
         """How often one of the networks recycles, at most."""
@@ -153,8 +180,7 @@ class TargetPredictor:
             )
             _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
-            fitting = self._fits.get(id(model))
-            prediction = by() if fitting is None else fitting.run(by, self._say)
+            prediction = self._fits[id(model)].run(by, self._say)
         report = None if templates is None or not templates.report else templates.report
         return replace(prediction, templates=report)
 
@@ -224,7 +250,7 @@ def fold(
         pae=keeps_pae(target.num_residues, config.pae),
         dropout_seed=seed if config.dropout else None,
     )
-    result, arrays = (run or partial(run_network, plan=plan))(model, features, passes, watch)
+    result, arrays = (run or run_network)(model, features, passes, watch, plan=plan)
     if not passes.pae:
         for key in ("pae", "max_pae"):
             arrays.pop(key, None)

@@ -267,7 +267,7 @@ class TargetRunner:
             device=self.device,
             templates=templates,
             say=partial(self.progress.line, important=True),
-            run=None if self.distributed is None else self.distributed.run,
+            distributed=self.distributed,
         )
         return _Prepared(predictor, coverage_files(alignments, target, plots=self.config.plots), label)
 

@@ -115,7 +115,7 @@ class AxialAlphaFold(AlphaFold):
             return gather(part, -3, group, [each.stop - each.start for each in within])
 
         return LazyRows(
-            torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), self.policy
+            torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), logits.policy
         )
 
     def _own_rows(self, residues: int) -> slice:
