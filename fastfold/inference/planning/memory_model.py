@@ -310,6 +310,11 @@ def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, ro
     return Operator("triangle multiplication", resident, tuple(candidates), "channels")
 
 
+def template_copies(count: int, *, multimer: bool) -> int:
+    """How often the pair is copied while templates are embedded: away, back, and what each of them reads and writes."""
+    return 4 + count if multimer else 2 + 3 * count
+
+
 def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
     """Templates: all embedded ones held (size 1), or each embedded twice (size 0), in groups of channels.
 
@@ -346,7 +351,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
                 seconds = steps.templates.seconds(
                     -(-c // channels), away=product.share, on_disk=on_disk * product.share
                 )
-                copies = (2 + count * (1 if multimer else 3)) * steps.unit_copy * pair.share
+                copies = template_copies(count, multimer=multimer) * steps.unit_copy * pair.share
                 copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
                 for held, of_held in kept.items():
                     working = of_held + one + max(contraction, joined) + block

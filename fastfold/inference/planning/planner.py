@@ -172,7 +172,7 @@ class Planner:
         Raises:
             BudgetError: The smallest plan needs more.
         """
-        fold = self._fold(residues, rows, templates)
+        fold = self.fold(residues, rows, templates)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
         chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
         everything = FOLDING_POLICY
@@ -207,7 +207,7 @@ class Planner:
 
     def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """The smallest budget in bytes with which there is a plan."""
-        fold = self._fold(residues, rows, templates)
+        fold = self.fold(residues, rows, templates)
         return smallest_that_works(self._operators(fold), host_budget=self.host_memory)
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
@@ -220,7 +220,8 @@ class Planner:
         room = OffloadRoom(self.host_memory, self.disk)
         return operators(self.config, fold, self.costs, room=room)
 
-    def _fold(self, residues: int, rows: int | None, templates: int | None) -> Fold:
+    def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
+        """Sizes of a fold; arguments as of :meth:`plan`."""
         return fold_sizes(
             self.config,
             residues,

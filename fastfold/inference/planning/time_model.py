@@ -27,6 +27,17 @@ _OUTER_CHANNELS = 32
 """Channels of a column in the outer product mean of every official network."""
 
 
+_PAIR_TRAFFIC = {
+    "embedding": 6,
+    "outer product mean": 2,
+    # Twice queries, keys, values and gate (written and read), what is attended, and the pair; two biases; a transition.
+    "triangle attention": 2 * (8 + 2 + 2) + 2 + 2,
+    # Of each: the pair twice and its result, both factors (written and read) and the product (written and read).
+    "triangle multiplication": 3 + 4 + 2,
+}
+"""How often a step of one block reads or writes as much as the pair in the device's memory."""
+
+
 @dataclass(frozen=True)
 class Products:
     """Seconds of steps with triangle multiplications.
@@ -96,6 +107,7 @@ class Costs:
         per_pair: Seconds that a further group of channels adds to a triangle multiplication, per pair of residues.
         bandwidth: Bytes per second to the host and back.
         disk: Bytes per second to a disk and back.
+        memory: Bytes per second of the device's own memory; infinite where ``rate`` was measured with what moves.
     """
 
     rate: float = 1e11
@@ -103,6 +115,7 @@ class Costs:
     per_pair: float = 1e-8
     bandwidth: float = 1e10
     disk: float = 2e9
+    memory: float = float("inf")
 
     def of(self, config: Any, fold: Any) -> StepTimes:
         """Seconds of the steps of a fold.
@@ -152,13 +165,20 @@ class Costs:
 
         # Each of several ranks does its share.
         rate, own_pairs = self.rate * fold.ranks, fold.pairs
+        one_pair = own_pairs * c_z * fold.element_size / self.memory
+        moved = {
+            "embedding": one_pair * _PAIR_TRAFFIC["embedding"],
+            "outer product mean": one_pair * _PAIR_TRAFFIC["outer product mean"] * both,
+            "triangle attention": one_pair * _PAIR_TRAFFIC["triangle attention"] * both,
+        }
 
         def products(count: int, channels: int, other_work: float) -> Products:
             """The steps of a number of blocks, each with two triangle multiplications and other work."""
             multiply = 2 * n**3 * channels
             work = 2 * sum(triangle_flops(pairs, n, channels, channels)) + other_work
+            traffic = _PAIR_TRAFFIC["triangle multiplication"] * own_pairs * channels * fold.element_size
             return Products(
-                count * work / rate,
+                count * max(work / rate, 2 * traffic / self.memory),
                 count * 2 * own_pairs * self.per_pair,
                 count * 2,
                 2 * own_pairs * channels * fold.element_size / self.bandwidth,
@@ -168,7 +188,7 @@ class Costs:
             )
 
         return StepTimes(
-            {name: flops / rate for name, flops in work.items()},
+            {name: max(flops / rate, moved.get(name, 0.0)) for name, flops in work.items()},
             {name: count * self.per_block for name, count in runs.items()},
             products(both, c_z, 0),
             products(template_blocks, 64, 2 * _attention(n, n, 64) + transition_flops(pairs, 64, 2 * 64)),
