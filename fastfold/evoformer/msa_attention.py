@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, GlobalAttention, self_attention
+from fastfold.evoformer.attention import Attention, GlobalAttention, bias_for_blocks, self_attention
 from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
@@ -55,7 +55,7 @@ class MSARowAttention(PolicyModule):
             msa_mask: ``[*, S, N]``, 0 for padding.
             bias: That of the pair if it was computed before.
         """
-        bias = self.bias(pair) if bias is None else bias
+        bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
 
         def add_attention(block: Block) -> Tensor:
             return self_attention(self.norm, self.attention, block, bias, msa_mask[..., block.rows, :])

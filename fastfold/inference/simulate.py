@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,12 +20,20 @@ from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.folding import NetworkPasses, run_network
-from fastfold.inference.planning.memory_model import FIXED_CUDA, FIXED_NCCL
+from fastfold.inference.planning.memory_model import (
+    CONTEXT_CUDA,
+    FIXED_CUDA,
+    FIXED_NCCL,
+    WORKSPACE_CUDA,
+)
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
+from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.common.backend import without_launches
-from fastfold.memory import HostBuffers, SimulatedDevice
+from fastfold.memory import CachingAllocator, HostBuffers, SimulatedDevice
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.planner.fake_run import fake_mesh
+
+AllocatorKind = Literal["segments", "expandable"]
 
 
 class SimulatedHost(HostBuffers):
@@ -85,6 +93,7 @@ class Simulated:
         disk: Most bytes of the disk for what had left the device.
         copied: Bytes that have left the device, to the host and to the disk, and come back.
         sent: Bytes that the rank has sent to others.
+        reserved: Most bytes that the allocator held, with what is outside of it; 0 without one.
     """
 
     plan: FoldPlan
@@ -94,6 +103,7 @@ class Simulated:
     disk: int = 0
     copied: int = 0
     sent: float = 0.0
+    reserved: int = 0
 
 
 def simulate(
@@ -111,6 +121,8 @@ def simulate(
     num_recycles: int = 1,
     pae: bool = False,
     every_block: bool = False,
+    allocator: AllocatorKind | None = None,
+    costs: Costs | None = None,
 ) -> Simulated:
     """Fold on a device without contents, which has the memory that the plan says and no more.
 
@@ -130,12 +142,21 @@ def simulate(
         pae: Whether aligned errors of all pairs are kept.
         every_block: Whether all blocks of rows are run. Few of them find the same peak: blocks have one size but for
             the last one, and the third is the first that finds two before it.
+        allocator: Have a model of PyTorch's allocator hold the tensors: ``segments`` or ``expandable`` ones. It has the
+            budget, but for the driver's context and what NCCL holds; the workspaces of cuBLAS are there from the start.
+        costs: What the plan reckons with, of a GPU for example; by default those of nothing in particular.
 
     Raises:
         BudgetError: There is no plan for the budget.
         DeviceFull: The fold takes more than was planned.
     """
-    device = SimulatedDevice(budget, "meta")
+    outside = CONTEXT_CUDA + (FIXED_NCCL if ranks > 1 else 0)
+    caching = None
+    if allocator is not None:
+        caching = CachingAllocator(budget - outside, expandable=allocator == "expandable")
+        for _ in range(2):
+            caching.allocate(WORKSPACE_CUDA)
+    device = SimulatedDevice(budget, "meta", allocator=caching)
     slower = SimulatedHost(device)
     host = SimulatedHost(device, limit=host_memory, overflow=slower if disk else None)
     with without_launches(), fake_mesh(ParallelPlan(dap=ranks)) as mesh, device.running():
@@ -145,6 +166,7 @@ def simulate(
             config,
             2 if precision == "bf16" else 4,
             "cuda",
+            costs=costs or Costs(),
             host_memory=host_memory,
             parameters=parameter_bytes(model),
             host=host,
@@ -166,4 +188,5 @@ def simulate(
                 plan=plan,
             )
     copied = sum(buffers.sent + buffers.returned for buffers in (host, slower))
-    return Simulated(plan, device.budget, device.peak, host.peak, slower.peak, copied, log.sent)
+    reserved = 0 if caching is None else caching.peak + outside
+    return Simulated(plan, device.budget, device.peak, host.peak, slower.peak, copied, log.sent, reserved)

@@ -4,6 +4,7 @@
 the host for a while lies in :class:`HostBuffers`.
 """
 
+from fastfold.memory.devices.caching_allocator import CachingAllocator
 from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
 from fastfold.memory.devices.simulated import SimulatedDevice
 from fastfold.memory.devices.tiers import NvmeTier, Tier
@@ -16,6 +17,7 @@ from fastfold.utils.units import parse_bytes
 __all__ = [
     "Access",
     "BudgetError",
+    "CachingAllocator",
     "CudaDevice",
     "Device",
     "DeviceFull",

@@ -203,3 +203,21 @@ def test_what_takes_more_than_planned_raises(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_budget_without_a_plan_is_refused() -> None:
     with pytest.raises(BudgetError):
         _simulate(1000, GB // 2)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_expandable_segments_hold_little_more_than_the_tensors(ranks: int) -> None:
+    """All within what the plan leaves to gaps, at a length that no kernel likes."""
+    room = {"host_memory": GB // ranks, "ranks": ranks}
+    budget = _small_budget(1023, **room)
+    found = _simulate(1023, budget, allocator="expandable", **room)
+    assert found.peak < found.reserved <= found.plan.peak <= budget
+
+
+@pytest.mark.slow
+def test_ten_thousand_residues_need_expandable_segments_in_40_gb() -> None:
+    """Segments of fixed sizes leave gaps: memory ends where enough of it is free."""
+    found = _simulate(9_999, 40 * GB, host_memory=30 * GB, allocator="expandable")
+    assert found.reserved <= 40 * GB
+    with pytest.raises(DeviceFull, match="with what the allocator holds free"):
+        _simulate(9_999, 40 * GB, host_memory=30 * GB, allocator="segments")

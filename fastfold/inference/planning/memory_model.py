@@ -41,8 +41,10 @@ _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 Before = Callable[[int], int]
 """Elements of a block to bytes."""
 
-FIXED_CUDA = 768 << 20
-"""Bytes of a GPU that plans leave to the driver's context, PyTorch's workspaces, and gaps."""
+CONTEXT_CUDA, WORKSPACE_CUDA, GAPS_CUDA = 480 << 20, 32 << 20, 320 << 20
+FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
+"""Bytes of a GPU that plans leave to the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on a
+H100), and gaps between blocks of PyTorch's allocator."""
 
 CUDA_BLOCK = 1 << 27
 """Elements of the largest block of attention on a GPU: 2^17 positions with 1,024 channels in all."""
@@ -226,7 +228,9 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
             )
         )
     joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
-    found.append(cut("MSA attention", in_stack, 4 * e, heads * whole * e, peak=joined))
+    # At most lengths the kernels' alignment of it is a copy.
+    joined = max(joined, 2 * heads * whole * e if n % 16 else 0)
+    found.append(cut("MSA attention", in_stack, 4 * e, heads * n * (n + 15) * e, peak=joined))
     side = c.evoformer.outer_product_mean.num_outer_channel * fold.own * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
 
@@ -251,7 +255,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     )
     heads = c.evoformer.triangle_attention_starting_node.num_head
     joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
-    found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * whole * e, peak=joined))
+    found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * n * (n + 15) * e, peak=joined))
     found.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
         found.append(_templates(config, fold, steps, always + msa + extra_features, room))
