@@ -41,7 +41,7 @@ _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 Before = Callable[[int], int]
 """Elements of a block to bytes."""
 
-CONTEXT_CUDA, WORKSPACE_CUDA, GAPS_CUDA = 480 << 20, 32 << 20, 320 << 20
+CONTEXT_CUDA, WORKSPACE_CUDA, GAPS_CUDA = 480 << 20, 32 << 20, 256 << 20
 FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
 """Bytes of a GPU that plans leave to the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on a
 H100), and gaps between blocks of PyTorch's allocator."""
