@@ -64,7 +64,9 @@ class MSARowAttention(PolicyModule):
 
     def bias(self, pair: Tensor) -> Tensor:
         """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
-        return kernels.pair_bias(pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight)
+        return kernels.pair_bias(
+            pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight, aligned=True
+        )
 
 
 class MSAColumnAttention(PolicyModule):

@@ -71,4 +71,6 @@ class TriangleAttention(PolicyModule):
 
     def bias(self, pair: Tensor) -> Tensor:
         """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, as read along its rows."""
-        return kernels.pair_bias(pair, self.norm.weight, self.norm.bias, self.pair_bias.weight)
+        return kernels.pair_bias(
+            pair, self.norm.weight, self.norm.bias, self.pair_bias.weight, aligned=self.starting
+        )

@@ -44,6 +44,8 @@ class InferConfig:
         host_memory: Memory of this machine for what leaves the device for a while, in the same way; None for most of
             what is free, and for none where the device is a CPU.
         offload_dir: Folder on a fast disk for what finds no room there; None for no disk.
+        checkpoint_after: Seconds of a pass from which on its state is kept on disk, so that a fold that is killed goes
+            on after its last finished pass.
         max_msa: Alignment rows that are cluster centres and those of the extra MSA; None for each network's own
             numbers.
         dropout: Whether dropout stays on, which makes the predictions of different seeds more diverse.
@@ -75,6 +77,7 @@ class InferConfig:
     memory_budget: str | int | None = None
     host_memory: str | int | None = None
     offload_dir: Path | None = None
+    checkpoint_after: float = 180.0
     max_msa: tuple[int, int] | None = None
     dropout: bool = False
     recycle_tolerance: float | None = None
@@ -92,7 +95,11 @@ class InferConfig:
         for name, least, most in (("num_recycles", 0, 1000), ("num_ensemble", 1, 64)):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least, most)
-        for name, highest in (("recycle_tolerance", 1000.0), ("stop_at_score", 100.0)):
+        for name, highest in (
+            ("recycle_tolerance", 1000.0),
+            ("stop_at_score", 100.0),
+            ("checkpoint_after", 1e9),
+        ):
             _check_number(name, getattr(self, name), highest)
         for name, choices in (
             ("rank", get_args(RankBy)),

@@ -31,6 +31,7 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.network_settings import apply_settings, recycle_tolerance
 from fastfold.inference.output.prediction import Prediction, Recycle
+from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
@@ -154,13 +155,21 @@ class TargetPredictor:
         """How often one of the networks recycles, at most."""
         return int(self._configs[id(model)].model.num_recycle)
 
-    def predict(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> Prediction:
+    def predict(
+        self,
+        model: AlphaFold,
+        seed: int,
+        on_cycle: OnCycle | None = None,
+        *,
+        state: RecycleState | None = None,
+    ) -> Prediction:
         """Fold by one of the networks with a seed.
 
         Args:
             model: The network.
             seed: Seed of everything random.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+            state: Where the state after each pass is kept, of one process without dropout; None for nowhere.
 
         Raises:
             InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
@@ -180,6 +189,8 @@ class TargetPredictor:
             )
             _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            if state is not None:
+                by = partial(by, state=state)
             prediction = self._fits[id(model)].run(by, self._say)
         report = None if templates is None or not templates.report else templates.report
         return replace(prediction, templates=report)
@@ -209,6 +220,7 @@ def fold(
     seed: int = 0,
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
+    state: RecycleState | None = None,
 ) -> Prediction:
     """Run the network on a target's features: in place and without gradients.
 
@@ -221,6 +233,7 @@ def fold(
         seed: Seed of the features, and of dropout.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
+        state: See :meth:`TargetPredictor.predict`.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -231,6 +244,8 @@ def fold(
 
     order = _input_order(sampler)
     recycles: list[Recycle] = []
+    if state is not None:
+        state.recycles = recycles
 
     def watch(cycle: int, found: dict[str, Any]) -> None:
         if cycle == 0:
@@ -250,7 +265,9 @@ def fold(
         pae=keeps_pae(target.num_residues, config.pae),
         dropout_seed=seed if config.dropout else None,
     )
-    result, arrays = (run or run_network)(model, features, passes, watch, plan=plan)
+    result, arrays = (run or run_network)(
+        model, features, passes, watch, plan=plan, **({} if state is None else {"state": state})
+    )
     if not passes.pae:
         for key in ("pae", "max_pae"):
             arrays.pop(key, None)
@@ -296,6 +313,7 @@ def run_network(
     on_cycle: OnCycle | None,
     *,
     plan: FoldPlan | None = None,
+    state: RecycleState | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
@@ -309,6 +327,7 @@ def run_network(
         passes: What the network is told.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         plan: How to run it; by default with :data:`FOLDING_POLICY`.
+        state: See :meth:`TargetPredictor.predict`.
     """
     if plan is None:
         set_policy(model, FOLDING_POLICY)
@@ -333,6 +352,7 @@ def run_network(
                 num_ensemble=passes.num_ensemble,
                 recycle_tolerance=passes.recycle_tolerance,
                 on_cycle=on_cycle,
+                **({} if state is None else {"state": state}),
             )
             return result, _confidences(result, passes.is_complex, passes.pae)
     finally:

@@ -228,8 +228,6 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
             )
         )
     joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
-    # At most lengths the kernels' alignment of it is a copy.
-    joined = max(joined, 2 * heads * whole * e if n % 16 else 0)
     found.append(cut("MSA attention", in_stack, 4 * e, heads * n * (n + 15) * e, peak=joined))
     side = c.evoformer.outer_product_mean.num_outer_channel * fold.own * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
