@@ -16,8 +16,14 @@ def prepare_environment() -> None:
     Large tensors lie in huge pages (Linux): the first touch of memory costs a fault for 2 MiB instead of 4 KiB, a
     tenth of the time of an Evoformer block of 256 residues.
 
+    On a GPU the memory that PyTorch holds grows by pages instead of segments of fixed sizes, which a long target would
+    leave with gaps that nothing fits into: in the simulation of 30,000 residues on eight GPUs of 80 GB memory ends with
+    them.
+
     Where the user has decided, nothing is changed.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if "PYTORCH_ALLOC_CONF" not in os.environ:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")

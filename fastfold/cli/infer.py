@@ -335,6 +335,24 @@ def _add_machine(group: Any) -> None:
         help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
         "blocks follow from it",
     )
+    group.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="memory of this machine for what leaves a GPU for a while (default: most of what is free; 0 for none)",
+    )
+    group.add_argument(
+        "--offload-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder on a fast disk for what finds no room there (default: none)",
+    )
+    group.add_argument(
+        "--checkpoint-after",
+        type=float,
+        default=InferConfig.checkpoint_after,
+        metavar="SECONDS",
+        help="keep the state after each pass that takes so long, so that a fold that is killed goes on (default 180)",
+    )
     add_worker_option(group)
 
 
@@ -388,6 +406,9 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         device=options.device,
         parallel=options.parallel,
         memory_budget=options.memory_budget or None,
+        host_memory=options.host_memory,
+        offload_dir=options.offload_dir,
+        checkpoint_after=options.checkpoint_after,
         max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
         dropout=options.dropout,
         recycle_tolerance=options.recycle_tolerance,

@@ -22,6 +22,11 @@ traced without data; the rates are the data sheet's (shares of them are assumed,
 How to fold within a memory budget: predicted peak, sizes of the blocks, expected slow-down, longest target that fits.
 
   fastfold plan --residues 3000 --memory-budget 24GiB --model model_1 --msa 512
+
+How to fold on GPUs that need not be here: memory of each, what waits on the host and on a disk, bytes over PCIe and
+between GPUs, and hours, with all that is assumed.
+
+  fastfold plan --residues 12000 --gpu h100 --gpus 8 --host-memory 256GiB
 """
 
 
@@ -31,7 +36,7 @@ def add_plan_command(commands: Any) -> None:
         "plan",
         help="plan a training step on many GPUs, or a fold within a memory budget",
         usage="fastfold plan --gpus N --gpu NAME [options]\n       fastfold plan --residues N --memory-budget SIZE "
-        "[options]",
+        "[options]\n       fastfold plan --fold --residues N --gpu NAME [--gpus N] [options]",
         description=PLAN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -58,7 +63,12 @@ def add_plan_command(commands: Any) -> None:
         metavar="FILE",
         help="JSON of measured rates, to use in place of the data sheet's",
     )
-    folding = parser.add_argument_group("folding on one device")
+    folding = parser.add_argument_group("folding")
+    folding.add_argument(
+        "--fold",
+        action="store_true",
+        help="plan a fold, not a training step (so do --memory-budget, --host-memory, --disk and --templates)",
+    )
     folding.add_argument(
         "--memory-budget", metavar="SIZE", help="memory that a fold may take, 24GiB for example"
     )
@@ -68,7 +78,10 @@ def add_plan_command(commands: Any) -> None:
     folding.add_argument(
         "--host-memory",
         metavar="SIZE",
-        help="of the machine, for a GPU's (default: most of what is free here)",
+        help="of each machine, for what leaves its GPUs (default: most of what is free here; with --gpu none)",
+    )
+    folding.add_argument(
+        "--disk", metavar="SIZE", help="of each machine, for what finds no room on the host (default: none)"
     )
     folding.add_argument(
         "--templates", type=int, metavar="N", help="templates (default: as many as it takes)"
@@ -82,11 +95,22 @@ def run_plan(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: What was asked for is not enough, unknown or impossible.
     """
+    of_fold = (options.memory_budget, options.host_memory, options.disk, options.templates)
+    if options.gpu is not None and (options.fold or any(x is not None for x in of_fold)):
+        from fastfold.inference.planning.gpu_report import report_gpu_plan
+
+        print(report_gpu_plan(options))
+        return 0
     if options.memory_budget is not None:
         from fastfold.inference.planning.report import report_fold_plan
 
         print(report_fold_plan(options))
         return 0
+    if options.fold or any(x is not None for x in of_fold):
+        raise ConfigError(
+            "fastfold plan needs --memory-budget, or --gpu for a fold on another machine, for example: "
+            "fastfold plan --fold --residues 12000 --gpu h100 --gpus 8"
+        )
     if options.gpus is None or options.gpu is None:
         missing = (
             "--gpus and --gpu"

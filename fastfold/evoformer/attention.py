@@ -98,6 +98,13 @@ def self_attention(
     )
 
 
+def bias_for_blocks(attention: Attention, bias: Tensor) -> Tensor:
+    """``bias [*, H, N, N]`` as the blocks of an attention read it; copied at most once for all of them."""
+    if torch.is_grad_enabled():
+        return bias.contiguous()
+    return kernels.attention_bias(bias, attention.query.out_features // attention.heads)
+
+
 class GlobalAttention(nn.Module):
     """Attention with one averaged query per row and one key and value head (supplement Algorithm 19).
 

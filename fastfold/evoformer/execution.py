@@ -68,6 +68,8 @@ class ExecutionPolicy:
         hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
             rather than embed it twice.
         offload: Host memory for the pair while templates are embedded; None leaves it on the device.
+        offload_kept: With ``offload``: share of the pair's rows that stay on the device, from 0 to 1.
+        reshard_blocks: Where ranks share a protein: blocks of channels in which a shard is cut along its other axis.
         lazy_logits: Give the logits of pairs as :class:`LazyRows`, computed when they are asked for.
         heads: Names of the heads to run; None for all. What no head needs is freed early.
     """
@@ -77,6 +79,8 @@ class ExecutionPolicy:
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
     hold_templates: bool = True
     offload: HostBuffers | None = None
+    offload_kept: float = 0.0
+    reshard_blocks: int = 4
     lazy_logits: bool = False
     heads: tuple[str, ...] | None = None
 
@@ -119,7 +123,7 @@ class ExecutionPolicy:
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
         if self.offload is None or not self.inplace or not alone or torch.is_grad_enabled():
             return PairRows(pair)
-        return OffloadedPairRows(pair, self.offload)
+        return OffloadedPairRows(pair, self.offload, kept=self.offload_kept)
 
     def map(
         self,
@@ -193,10 +197,11 @@ class OffloadedPairRows(PairRows):
     Args:
         pair: Contiguous and alone in its memory; not to be used before :meth:`restore`.
         host: Where it goes.
+        kept: Share of its rows that stay on the device, in memory of their own.
     """
 
-    def __init__(self, pair: Tensor, host: HostBuffers) -> None:
-        self._offloaded = OffloadedRows(pair, host)
+    def __init__(self, pair: Tensor, host: HostBuffers, *, kept: float = 0.0) -> None:
+        self._offloaded = OffloadedRows(pair, host, kept=kept)
         super().__init__(self._offloaded.placeholder)
 
     def read(self, rows: slice) -> Tensor:
@@ -225,11 +230,11 @@ class LazyRows:
     def __init__(
         self, function: Callable[[slice], Tensor], shape: tuple[int, ...], policy: ExecutionPolicy
     ) -> None:
-        self.rows, self.shape, self._policy = function, torch.Size(shape), policy
+        self.rows, self.shape, self.policy = function, torch.Size(shape), policy
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """All rows in order, a block at a time, each with its index."""
-        size, limit = self.shape[-3], self._policy.block_elements
+        size, limit = self.shape[-3], self.policy.block_elements
         step = size if limit is None else max(1, limit * size // max(1, self.shape.numel()))
         for start in range(0, size, max(1, step)):
             index = slice(start, min(size, start + step))

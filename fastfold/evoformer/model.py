@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,16 @@ FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]
 """Features stacked along a leading axis (cycles times ensemble members), or a function that makes those of one
 cycle and ensemble member when they are needed."""
 OnCycle = Callable[[int, dict[str, Any]], None]
+
+
+class KeptState(Protocol):
+    """Where what a pass leaves to the next is kept, for a fold that is interrupted."""
+
+    def load(self, device: torch.device) -> tuple[int, int, Features] | None:
+        """The pass to go on with, the last one, and what the one before left; None to begin at the beginning."""
+
+    def save(self, cycle: int, limit: int, previous: Features) -> None:
+        """Keep what is left to pass ``cycle``; ``limit`` is the number of the last one."""
 
 
 class AlphaFold(PolicyModule):
@@ -127,6 +137,7 @@ class AlphaFold(PolicyModule):
         num_ensemble: int = 1,
         recycle_tolerance: float | None = None,
         on_cycle: OnCycle | None = None,
+        state: KeptState | None = None,
     ) -> dict[str, Any]:
         """Fold.
 
@@ -141,6 +152,8 @@ class AlphaFold(PolicyModule):
                 that; 0 to make them all; by default the configuration's.
             on_cycle: Called after each pass with its number and ``mean_plddt``, a number from 0 to 100, ``plddt [N]``,
                 ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``.
+            state: Where to go on from, and where what each pass leaves is kept; None for nowhere. The result is that
+                of a fold without interruption, unless something is drawn from PyTorch's generator.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
@@ -152,6 +165,9 @@ class AlphaFold(PolicyModule):
             tolerance = self.config.model.get("recycle_early_stop_tolerance", 0.0)
         previous: Features | None = None
         cycle = 0
+        kept = None if state is None else state.load(self.single_projection.weight.device)
+        if kept is not None:
+            cycle, limit, previous = kept
         while True:
             last = cycle == limit
             members = [self._features(features, cycle, e, num_ensemble) for e in range(num_ensemble)]
@@ -173,6 +189,8 @@ class AlphaFold(PolicyModule):
                 previous = updated
                 del representations, structure, updated
             cycle += 1
+            if state is not None:
+                state.save(cycle, limit, previous)
         representations, structure = self._iterate(members, previous)
         self._report(on_cycle, cycle, representations, structure)
         result: dict[str, Any] = {

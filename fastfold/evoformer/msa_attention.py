@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, GlobalAttention, self_attention
+from fastfold.evoformer.attention import Attention, GlobalAttention, bias_for_blocks, self_attention
 from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
@@ -55,7 +55,7 @@ class MSARowAttention(PolicyModule):
             msa_mask: ``[*, S, N]``, 0 for padding.
             bias: That of the pair if it was computed before.
         """
-        bias = self.bias(pair) if bias is None else bias
+        bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
 
         def add_attention(block: Block) -> Tensor:
             return self_attention(self.norm, self.attention, block, bias, msa_mask[..., block.rows, :])
@@ -64,7 +64,9 @@ class MSARowAttention(PolicyModule):
 
     def bias(self, pair: Tensor) -> Tensor:
         """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
-        return kernels.pair_bias(pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight)
+        return kernels.pair_bias(
+            pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight, aligned=True
+        )
 
 
 class MSAColumnAttention(PolicyModule):

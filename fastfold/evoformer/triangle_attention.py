@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.evoformer.attention import Attention, self_attention
+from fastfold.evoformer.attention import Attention, bias_for_blocks, self_attention
 from fastfold.evoformer.execution import Block, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear, SharedDropout
 
@@ -56,9 +56,8 @@ class TriangleAttention(PolicyModule):
             bias: That of the pair if it was computed before.
         """
         bias = self.bias(pair) if bias is None else bias
-        if not self.starting:
-            # Transposed once, not for every block; the operator reads a contiguous one fastest.
-            bias = bias.transpose(-2, -1).contiguous()
+        # Transposed and aligned once, not for every block.
+        bias = bias_for_blocks(self.attention, bias if self.starting else bias.transpose(-2, -1))
 
         def add_attention(block: Block) -> Tensor:
             if self.starting:
@@ -72,4 +71,6 @@ class TriangleAttention(PolicyModule):
 
     def bias(self, pair: Tensor) -> Tensor:
         """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, as read along its rows."""
-        return kernels.pair_bias(pair, self.norm.weight, self.norm.bias, self.pair_bias.weight)
+        return kernels.pair_bias(
+            pair, self.norm.weight, self.norm.bias, self.pair_bias.weight, aligned=self.starting
+        )

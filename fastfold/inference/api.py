@@ -34,6 +34,7 @@ AnyMsa = str | Path | Msa
 """An A3M or Stockholm file, a folder of alignments, or an alignment that was read before."""
 _NOT_FOR_PYTHON = {
     "plots": "Prediction.save(folder, plots=True) draws them",
+    "checkpoint_after": "fastfold infer keeps the state of folds in its folder",
     "device": "load_model(path, device=...) sets it",
     "parallel": "only fastfold infer folds on several devices",
     "seeds": "predict takes seed=, predict_many seeds=",

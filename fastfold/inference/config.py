@@ -40,7 +40,12 @@ class InferConfig:
         parallel: ``dap=<number>``: as many processes fold each target together
             (:mod:`fastfold.inference.distributed`); None for one process.
         memory_budget: Memory that a fold may take, ``24GiB`` or a number of bytes for example; None for what the
-            device has free. The sizes of all blocks follow from it.
+            device has free. The sizes of all blocks follow from it. Of several processes each may take so much.
+        host_memory: Memory of this machine for what leaves the device for a while, in the same way; None for most of
+            what is free, and for none where the device is a CPU.
+        offload_dir: Folder on a fast disk for what finds no room there; None for no disk.
+        checkpoint_after: Seconds of a pass from which on its state is kept on disk, so that a fold that is killed goes
+            on after its last finished pass.
         max_msa: Alignment rows that are cluster centres and those of the extra MSA; None for each network's own
             numbers.
         dropout: Whether dropout stays on, which makes the predictions of different seeds more diverse.
@@ -70,6 +75,9 @@ class InferConfig:
     device: str = "auto"
     parallel: str | None = None
     memory_budget: str | int | None = None
+    host_memory: str | int | None = None
+    offload_dir: Path | None = None
+    checkpoint_after: float = 180.0
     max_msa: tuple[int, int] | None = None
     dropout: bool = False
     recycle_tolerance: float | None = None
@@ -87,7 +95,11 @@ class InferConfig:
         for name, least, most in (("num_recycles", 0, 1000), ("num_ensemble", 1, 64)):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), least, most)
-        for name, highest in (("recycle_tolerance", 1000.0), ("stop_at_score", 100.0)):
+        for name, highest in (
+            ("recycle_tolerance", 1000.0),
+            ("stop_at_score", 100.0),
+            ("checkpoint_after", 1e9),
+        ):
             _check_number(name, getattr(self, name), highest)
         for name, choices in (
             ("rank", get_args(RankBy)),
@@ -103,12 +115,17 @@ class InferConfig:
         object.__setattr__(self, "seeds", check_seeds(self.seeds))
         if self.max_msa is not None:
             object.__setattr__(self, "max_msa", _check_max_msa(self.max_msa))
-        if self.memory_budget is not None:
-            if isinstance(self.memory_budget, bool) or not isinstance(self.memory_budget, (int, str)):
-                raise ConfigError(
-                    f"memory_budget must be text or a number of bytes, got {self.memory_budget!r}"
-                )
-            object.__setattr__(self, "memory_budget", parse_bytes(self.memory_budget))
+        for name in ("memory_budget", "host_memory"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, str)):
+                raise ConfigError(f"{name} must be text or a number of bytes, got {value!r}")
+            object.__setattr__(self, name, parse_bytes(value, none=name == "host_memory"))
+        if self.offload_dir is not None:
+            if not isinstance(self.offload_dir, (str, Path)):
+                raise ConfigError(f"offload_dir must be a path, got {self.offload_dir!r}")
+            object.__setattr__(self, "offload_dir", Path(self.offload_dir))
         if self.initial_guess is not None:
             if not isinstance(self.initial_guess, (str, Path)):
                 raise ConfigError(f"initial_guess must be a path, got {self.initial_guess!r}")
@@ -121,6 +138,11 @@ class InferConfig:
     def budget(self) -> int | None:
         """``memory_budget`` in bytes."""
         return None if self.memory_budget is None else int(self.memory_budget)
+
+    @property
+    def host_bytes(self) -> int | None:
+        """``host_memory`` in bytes."""
+        return None if self.host_memory is None else int(self.host_memory)
 
 
 def check_seeds(seeds: int | Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 Rank 0 is the process that a person sees. It reads the inputs and the weights, and writes the results; the
 others wait for what it sends: a network, then for each target the features of every cycle. Where memory is short,
-MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.shard`).
+MSA and pair representation are cut over the processes (:func:`fastfold.parallel.alphafold.shard`). Rank 0 plans for
+all: each process has a part of the machine, and every one makes the same plan of the same numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,9 @@ from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.folding import NetworkPasses, OnCycle, run_network
+from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.memory import HostBuffers
 from fastfold.parallel import (
     DistributedContext,
     ParallelPlan,
@@ -55,6 +60,26 @@ class DistributedFolder:
 
     context: DistributedContext
     _networks: list[AlphaFold] = field(default_factory=list)
+    _host: HostBuffers = field(default_factory=HostBuffers)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes fold one target."""
+        return self.context.size
+
+    def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
+        """On rank 0: the least that one of the processes has for a fold.
+
+        Args:
+            host_memory: As of :meth:`FoldMemory.here`; of each machine.
+            offload_dir: As of :meth:`FoldMemory.here`.
+
+        Raises:
+            ConfigError: The folder cannot be used in one of the processes.
+        """
+        where = (host_memory, offload_dir)
+        self._send("memory", where)
+        return self._least(*where)
 
     def run(
         self,
@@ -62,6 +87,8 @@ class DistributedFolder:
         features: FeatureFunction,
         passes: NetworkPasses,
         on_cycle: OnCycle | None,
+        *,
+        plan: FoldPlan | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """On rank 0: :func:`fastfold.inference.folding.run_network` by all processes.
 
@@ -82,8 +109,8 @@ class DistributedFolder:
             if not any(model is known for known in self._networks):
                 self._share(model)
             number = next(i for i, known in enumerate(self._networks) if model is known)
-            self._send("fold", (number, passes))
-            return run_network(model, sent, passes, on_cycle)
+            self._send("fold", (number, passes, None if plan is None else plan.request))
+            return run_network(model, sent, passes, on_cycle, plan=plan)
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
@@ -99,16 +126,40 @@ class DistributedFolder:
             if message == "network":
                 self._take(*content)
             elif message == "fold":
-                number, passes = content
+                number, passes, request = content
                 model = self._networks[number].to(self.context.device)
                 with suppress(_Abandoned):
-                    run_network(model, self._features, passes, None)
+                    plan = None if request is None else request.plan(self._host)
+                    run_network(model, self._features, passes, None, plan=plan)
                 model.to("cpu")
+            elif message == "memory":
+                with suppress(ConfigError):  # which rank 0 raises too
+                    self._least(*content)
             message, content = self._receive()
 
     def stop(self) -> None:
         """On rank 0: let the others end."""
         self._send("stop", None)
+
+    def _least(self, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
+        """See :meth:`memory`; on every rank, which keeps buffers of that size for what leaves its device."""
+        own: FoldMemory | ConfigError
+        try:
+            own = FoldMemory.here(
+                self.context.device,
+                host_memory=host_memory,
+                offload_dir=offload_dir,
+                processes=self.context.local_size,
+            )
+        except ConfigError as error:
+            own = error
+        found = self.context.gather(own)
+        for one in found:
+            if isinstance(one, ConfigError):
+                raise one
+        least = FoldMemory(*(min(getattr(one, name) for one in found) for name in ("free", "host", "disk")))
+        self._host = offload_buffers(least.host, offload_dir)
+        return least
 
     def _features(self, cycle: int, member: int) -> Mapping[str, Tensor]:
         message, content = self._receive()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from fastfold.inference.config import InferConfig
 from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.network_settings import apply_settings, recycle_tolerance
 from fastfold.inference.output.prediction import Prediction, Recycle
+from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
@@ -43,6 +45,21 @@ MAX_PAE_RESIDUES = 5000
 """Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
 """Something with the arguments and results of :func:`run_network`."""
+
+
+class DistributedRun(Protocol):
+    """Several processes that fold one target together."""
+
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+
+    def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
+        """The least that one of them has; arguments as of :meth:`FoldMemory.here`."""
+
+    @property
+    def run(self) -> RunNetwork:
+        """Runs a network on all of them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,7 @@ class TargetPredictor:
         device: Where to fold.
         templates: Those of its chains, for the networks that take them; None for no templates at all.
         say: Told of every smaller plan.
-        run: Runs the networks on several processes, which nobody plans for; by default :func:`run_network` does here.
+        distributed: Runs the networks on several processes; by default :func:`run_network` does here.
 
     Raises:
         InputError: The initial guess cannot be used, or the target does not fit into memory.
@@ -98,10 +115,11 @@ class TargetPredictor:
         device: torch.device,
         templates: TargetTemplates | None = None,
         say: Callable[[str], None],
-        run: RunNetwork | None = None,
+        distributed: DistributedRun | None = None,
     ) -> None:
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
-        self.device, self._say, self._run = device, say, run
+        self.device, self._say = device, say
+        self._run = run_network if distributed is None else distributed.run
         rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
         shown = 0 if templates is None else templates.number
         if shown and not any(takes_templates(model.config, target) for model in models):
@@ -118,23 +136,41 @@ class TargetPredictor:
                 f"{target.name}: rings in a complex need a multimer network: a monomer network takes its chains as one"
             )
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
-        fit = partial(fit_target, name=target.name, rows=rows, templates=shown)
-        self._fits: dict[int, Fit] = {}
-        for model in models if run is None else ():
-            own = self._configs[id(model)]
-            self._fits[id(model)] = fit(model, device, target.num_residues, config.budget, config=own)
+        where: dict[str, Any] = {"host_memory": config.host_bytes, "offload_dir": config.offload_dir}
+        memory = FoldMemory.here(device, **where) if distributed is None else distributed.memory(**where)
+        fit = partial(
+            fit_target,
+            name=target.name,
+            rows=rows,
+            templates=shown,
+            memory=memory,
+            offload_dir=config.offload_dir,
+            ranks=1 if distributed is None else distributed.ranks,
+        )
+        self._fits: dict[int, Fit] = {
+            id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
+            for model in models
+        }
 
     def num_recycles(self, model: AlphaFold) -> int:
         """How often one of the networks recycles, at most."""
         return int(self._configs[id(model)].model.num_recycle)
 
-    def predict(self, model: AlphaFold, seed: int, on_cycle: OnCycle | None = None) -> Prediction:
+    def predict(
+        self,
+        model: AlphaFold,
+        seed: int,
+        on_cycle: OnCycle | None = None,
+        *,
+        state: RecycleState | None = None,
+    ) -> Prediction:
         """Fold by one of the networks with a seed.
 
         Args:
             model: The network.
             seed: Seed of everything random.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+            state: Where the state after each pass is kept, of one process without dropout; None for nowhere.
 
         Raises:
             InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
@@ -154,8 +190,9 @@ class TargetPredictor:
             )
             _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
-            fitting = self._fits.get(id(model))
-            prediction = by() if fitting is None else fitting.run(by, self._say)
+            if state is not None:
+                by = partial(by, state=state)
+            prediction = self._fits[id(model)].run(by, self._say)
         report = None if templates is None or not templates.report else templates.report
         return replace(prediction, templates=report)
 
@@ -184,6 +221,7 @@ def fold(
     seed: int = 0,
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
+    state: RecycleState | None = None,
 ) -> Prediction:
     """Run the network on a target's features: in place and without gradients.
 
@@ -196,6 +234,7 @@ def fold(
         seed: Seed of the features, and of dropout.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
+        state: See :meth:`TargetPredictor.predict`.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -206,6 +245,8 @@ def fold(
 
     order = _input_order(sampler)
     recycles: list[Recycle] = []
+    if state is not None:
+        state.recycles = recycles
 
     def watch(cycle: int, found: dict[str, Any]) -> None:
         if cycle == 0:
@@ -225,7 +266,9 @@ def fold(
         pae=keeps_pae(target.num_residues, config.pae),
         dropout_seed=seed if config.dropout else None,
     )
-    result, arrays = (run or partial(run_network, plan=plan))(model, features, passes, watch)
+    result, arrays = (run or run_network)(
+        model, features, passes, watch, plan=plan, **({} if state is None else {"state": state})
+    )
     if not passes.pae:
         for key in ("pae", "max_pae"):
             arrays.pop(key, None)
@@ -271,6 +314,7 @@ def run_network(
     on_cycle: OnCycle | None,
     *,
     plan: FoldPlan | None = None,
+    state: RecycleState | None = None,
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
 
@@ -284,6 +328,7 @@ def run_network(
         passes: What the network is told.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         plan: How to run it; by default with :data:`FOLDING_POLICY`.
+        state: See :meth:`TargetPredictor.predict`.
     """
     if plan is None:
         set_policy(model, FOLDING_POLICY)
@@ -314,6 +359,7 @@ def run_network(
                 num_ensemble=passes.num_ensemble,
                 recycle_tolerance=passes.recycle_tolerance,
                 on_cycle=on_cycle,
+                **({} if state is None else {"state": state}),
             )
             return result, _confidences(result, passes.is_complex, passes.pae)
     finally:

@@ -22,6 +22,7 @@ from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding import TargetPredictor, keeps_pae
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.evaluate import compare_target, find_reference
+from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
 from fastfold.inference.output.writer import (
     Wanted,
@@ -267,7 +268,7 @@ class TargetRunner:
             device=self.device,
             templates=templates,
             say=partial(self.progress.line, important=True),
-            run=None if self.distributed is None else self.distributed.run,
+            distributed=self.distributed,
         )
         return _Prepared(predictor, coverage_files(alignments, target, plots=self.config.plots), label)
 
@@ -285,13 +286,29 @@ class TargetRunner:
             peak_memory(self.device) as peak,
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
-            prediction = prepared.predictor.predict(model, job.seed, on_cycle)
+            state = self._state(results, job, prepared.label)
+            kept = {} if state is None else {"state": state}
+            prediction = prepared.predictor.predict(model, job.seed, on_cycle, **kept)
             most = peak()
         took = {
             "seconds": round(time.monotonic() - start, 1),
             "peak_memory": None if most is None else round(most / 2**20),
         }
-        return write_prediction(results, job.record, prediction, took, self.config, more=prepared.coverage)
+        record = write_prediction(results, job.record, prediction, took, self.config, more=prepared.coverage)
+        if state is not None:
+            state.remove()
+        return record
+
+    def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState | None:
+        """Where what a long pass of a prediction leaves is kept; of several processes, and with dropout, nowhere."""
+        if self.distributed is not None or self.config.dropout:
+            return None
+        return RecycleState(
+            results.state / f"{job.id}.state",
+            f"{job.id} {self.device} {self.config.save_recycles}",
+            after=self.config.checkpoint_after,
+            say=lambda line: self.progress.line(f"{label}: {line}", important=True),
+        )
 
     def _check_networks(self) -> None:
         """Before the first fold, load all networks: one that cannot be used ends the run, or is left out."""

@@ -6,7 +6,7 @@ function, which is what networks call; the fast paths are modules next to it.
 
 from fastfold.kernels import reference
 from fastfold.kernels.ops.attention.op import attention
-from fastfold.kernels.ops.gated_attention.op import gated_attention
+from fastfold.kernels.ops.gated_attention.op import attention_bias, gated_attention
 from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.outer_product_mean.op import OuterProductRows, outer_product_mean
 from fastfold.kernels.ops.pair_bias.op import pair_bias
@@ -20,6 +20,7 @@ from fastfold.kernels.ops.triangle_multiplication.update_op import triangle_upda
 __all__ = [
     "OuterProductRows",
     "attention",
+    "attention_bias",
     "gated_attention",
     "layer_norm",
     "outer_product_mean",

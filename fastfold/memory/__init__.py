@@ -4,11 +4,12 @@
 the host for a while lies in :class:`HostBuffers`.
 """
 
+from fastfold.memory.devices.caching_allocator import CachingAllocator
 from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
 from fastfold.memory.devices.simulated import SimulatedDevice
 from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.manager import Gemini
-from fastfold.memory.offload import HostBuffers
+from fastfold.memory.offload import HostBuffers, disk_buffers
 from fastfold.memory.planner.planner import choose_spans, plan, with_spans
 from fastfold.memory.planner.schedule import Access, BudgetError, Plan, Span, smallest_budget
 from fastfold.utils.units import parse_bytes
@@ -16,6 +17,7 @@ from fastfold.utils.units import parse_bytes
 __all__ = [
     "Access",
     "BudgetError",
+    "CachingAllocator",
     "CudaDevice",
     "Device",
     "DeviceFull",
@@ -27,6 +29,7 @@ __all__ = [
     "Span",
     "Tier",
     "choose_spans",
+    "disk_buffers",
     "parse_bytes",
     "plan",
     "smallest_budget",

@@ -26,6 +26,7 @@ class Candidate:
         working: Bytes that it takes in addition to what is resident.
         seconds: What it costs.
         host: Bytes that it takes of the host's memory, if the operator runs elsewhere.
+        disk: Bytes that it takes of a disk, as memory that is slower still.
         settings: What else has to be told to the operator, by whatever name it has there.
     """
 
@@ -33,6 +34,7 @@ class Candidate:
     working: int
     seconds: float
     host: int = 0
+    disk: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,6 +85,11 @@ class ChunkPlan:
         return max(c.host for c in self.chosen.values())
 
     @property
+    def disk(self) -> int:
+        """Most bytes of the disk at any time."""
+        return max(c.disk for c in self.chosen.values())
+
+    @property
     def seconds(self) -> float:
         """Time of everything once."""
         return sum(c.seconds for c in self.chosen.values())
@@ -123,7 +130,7 @@ def choose_candidates(
                 f"works is {smallest:,} bytes",
                 smallest,
             )
-        chosen[operator.name] = min(fitting, key=lambda c: (c.seconds, c.working, c.host))
+        chosen[operator.name] = min(fitting, key=lambda c: (c.seconds, c.working, c.host, c.disk))
     return ChunkPlan(tuple(operators), chosen, budget)
 
 

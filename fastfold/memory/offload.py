@@ -1,4 +1,4 @@
-"""A tensor that is made in parts, waits in the host's memory, and is read back in blocks of rows.
+"""A tensor that is made in parts, waits in the host's memory or on a disk, and is read back in blocks of rows.
 
 On CUDA the host's memory is pinned and all copies run on a stream of their own: while the part after it is
 computed, a part leaves; while a block is used, the next one comes. Elsewhere the same copies are made one after the
@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+from fastfold.memory.devices.tiers import NvmeTier
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 """``(elements, dtype)`` to a flat tensor in the host's memory, with any content."""
@@ -48,48 +51,116 @@ def pin(buffer: Tensor, device: torch.device) -> bool:
     return False
 
 
+class _Region:
+    """Memory of the host, parts of which are in use.
+
+    Args:
+        memory: Bytes.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        # First and last byte of each part, with what was handed out of it.
+        self._parts: list[tuple[int, int, weakref.ref[Tensor]]] = []
+
+    def used(self) -> list[tuple[int, int]]:
+        """Parts that somebody holds, in order."""
+        self._parts = [part for part in self._parts if part[2]() is not None]
+        return sorted((start, stop) for start, stop, _ in self._parts)
+
+    def gap(self, nbytes: int, alignment: int) -> tuple[int, int] | None:
+        """Size and beginning of the smallest free part that has room; None if there is none."""
+        found, free = [], 0
+        for start, stop in [*self.used(), (self.memory.nbytes, self.memory.nbytes)]:
+            if start - free >= nbytes:
+                found.append((start - free, free))
+            free = -(-stop // alignment) * alignment
+        return min(found, default=None)
+
+    def hand_out(self, start: int, elements: int, dtype: torch.dtype) -> Tensor:
+        """Flat memory from byte ``start`` on; in use as long as somebody holds what is returned."""
+        stop = start + elements * dtype.itemsize
+        part = self.memory[start:stop].view(dtype)
+        self._parts.append((start, stop, weakref.ref(part)))
+        return part
+
+
 class HostBuffers:
     """Buffers in the host's memory for what leaves the device for a while; kept from one use to the next.
 
     Args:
         allocate: Where the memory comes from.
+        limit: Bytes that may be in use here at a time where ``overflow`` takes the rest; None for any number.
+        overflow: Where goes what finds no room here, see :func:`disk_buffers`; None for nowhere.
 
     Attributes:
-        sent: Bytes that have left the device.
-        returned: Bytes that have come back.
+        sent: Bytes that have left the device to here.
+        returned: Bytes that have come back from here.
+        overflow: See above.
+        expected: Bytes that will be in use at a time: so much is allocated when the first of them are asked for, so
+            that one use leaves room for the next.
     """
 
-    def __init__(self, allocate: Allocate = host_memory) -> None:
-        self._allocate = allocate
-        # Each with the tensor that was last handed out of it.
-        self._buffers: list[tuple[Tensor, weakref.ref[Tensor]]] = []
+    def __init__(
+        self,
+        allocate: Allocate = host_memory,
+        *,
+        limit: int | None = None,
+        overflow: HostBuffers | None = None,
+    ) -> None:
+        self._allocate, self._limit, self.overflow = allocate, limit, overflow
+        self._regions: list[_Region] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: set[int] = set()  # addresses
-        self.sent = self.returned = 0
+        self._pins = True
+        self.sent = self.returned = self.expected = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes held in the host's memory."""
-        return sum(buffer.nbytes for buffer, _ in self._buffers)
+        return sum(region.memory.nbytes for region in self._regions)
 
     def buffer(self, elements: int, like: Tensor) -> Tensor:
         """Flat memory of the dtype of ``like``, pinned if that is on a GPU; with any content.
 
         It is the caller's for as long as the caller keeps what is returned, views of it not counted.
         """
-        free = [buffer for buffer, user in self._buffers if user() is None]
-        enough = [b for b in free if b.dtype == like.dtype and len(b) >= elements]
-        if enough:
-            buffer = min(enough, key=len)
-            self._buffers = [held for held in self._buffers if held[0] is not buffer]
-        else:
-            self._release(free)
-            buffer = self._allocate(elements, like.dtype)
-            if like.is_cuda and pin(buffer, like.device):
-                self._pinned.add(buffer.data_ptr())
-        handed_out = buffer[:elements]
-        self._buffers.append((buffer, weakref.ref(handed_out)))
-        return handed_out
+        nbytes = elements * like.dtype.itemsize
+        found = ((region.gap(nbytes, like.dtype.itemsize), region) for region in self._regions)
+        gaps = [(gap, region) for gap, region in found if gap is not None]
+        if gaps:
+            (_, start), region = min(gaps, key=lambda found: found[0])
+            return region.hand_out(start, elements, like.dtype)
+        self._release([region for region in self._regions if not region.used()])
+        region = _Region(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))
+        if self._pins and like.is_cuda and pin(region.memory, like.device):
+            self._pinned.add(region.memory.data_ptr())
+        self._regions.append(region)
+        return region.hand_out(0, elements, like.dtype)
+
+    def split(self, sizes: Sequence[int], like: Tensor) -> list[tuple[HostBuffers, Tensor, int]]:
+        """Memory for consecutive pieces: the first of them here, those that find no room in ``overflow``.
+
+        Args:
+            sizes: Elements of each piece.
+            like: See :meth:`buffer`.
+
+        Returns:
+            For here and for there, where anything is: the buffers, flat memory for the pieces, and their number.
+        """
+        here = len(sizes)
+        if self.overflow is not None and self._limit is not None:
+            used = sum(stop - start for region in self._regions for start, stop in region.used())
+            room, here = (self._limit - used) // like.dtype.itemsize, 0
+            while here < len(sizes) and sizes[here] <= room:
+                room -= sizes[here]
+                here += 1
+        parts = ((self, sizes[:here], here), (self.overflow, sizes[here:], len(sizes) - here))
+        return [
+            (buffers, buffers.buffer(sum(own), like), count)
+            for buffers, own, count in parts
+            if buffers and count
+        ]
 
     def resize(self, tensor: Tensor, nbytes: int) -> None:
         """Give a tensor's memory on the device back (0 bytes), or get it again."""
@@ -105,68 +176,113 @@ class HostBuffers:
 
     def free(self) -> None:
         """Give the memory back."""
-        self._release([buffer for buffer, _ in self._buffers])
+        self._release(self._regions)
 
-    def _release(self, buffers: Sequence[Tensor]) -> None:
-        if self._pinned and buffers:
+    def _release(self, regions: Sequence[_Region]) -> None:
+        if self._pinned and regions:
             torch.cuda.synchronize()
-            for address in self._pinned & {buffer.data_ptr() for buffer in buffers}:
+            for address in self._pinned & {region.memory.data_ptr() for region in regions}:
                 torch.cuda.cudart().cudaHostUnregister(address)
                 self._pinned.remove(address)
-        gone = {id(buffer) for buffer in buffers}
-        self._buffers = [held for held in self._buffers if id(held[0]) not in gone]
+        self._regions = [region for region in self._regions if region not in regions]
 
     def __del__(self) -> None:
         if self._pinned:
             self.free()
 
 
+def disk_buffers(folder: str | os.PathLike[str] | None = None) -> HostBuffers:
+    """Buffers in files without names on a disk (:class:`~fastfold.memory.devices.tiers.NvmeTier`).
+
+    Args:
+        folder: On that disk; None for the system's folder of temporary files.
+    """
+    tier = NvmeTier(folder)
+    found = HostBuffers(lambda elements, dtype: tier.allocate(elements, dtype, "what waits on the disk"))
+    found._pins = False  # the driver pins no memory of files
+    return found
+
+
+def kept_rows(rows: int, kept: float) -> int:
+    """How many of ``rows`` rows stay on the device where a share of them does, and no part of a row leaves."""
+    return min(rows, math.ceil(rows * kept - 1e-9))
+
+
 class OffloadedRows:
-    """A tensor ``[*, N, N, c]`` without memory on the device, which is read and written on the host in blocks of rows.
+    """A tensor ``[*, N, N, c]`` most of whose memory on the device is free, read and written in blocks of rows.
+
+    Its first rows may stay on the device, in memory of their own; the others wait on the host or on a disk.
 
     Args:
         tensor: Contiguous and alone in its memory; not to be used until :meth:`restore`.
         host: Where it waits.
+        kept: Share of the rows that stay on the device, from 0 to 1.
 
     Attributes:
         placeholder: A tensor of its shape without memory or contents, to be cut into blocks in its place.
     """
 
-    def __init__(self, tensor: Tensor, host: HostBuffers) -> None:
+    def __init__(self, tensor: Tensor, host: HostBuffers, *, kept: float = 0.0) -> None:
         self.placeholder = tensor.new_empty(()).expand(tensor.shape)
         self._tensor, self._host = tensor, host
-        self._memory = host.buffer(tensor.numel(), tensor)
-        self._host_copy = self._memory.view(tensor.shape)
-        self._host_copy.copy_(tensor, non_blocking=True)
-        host.sent += tensor.nbytes
+        *lead, rows, columns, channels = tensor.shape
+        first, each = kept_rows(rows, kept), math.prod(lead) * columns * channels
+        self._memory = host.split([each] * (rows - first), tensor)  # rows are the pieces
+        # What of the rows lies where; without buffers it is the device.
+        self._parts: list[tuple[HostBuffers | None, slice, Tensor]] = []
+        if first:
+            self._parts.append((None, slice(0, first), tensor[..., :first, :, :].clone()))
+        for buffers, memory, count in self._memory:
+            waiting = memory.view(*lead, count, columns, channels)
+            self._parts.append((buffers, slice(first, first + count), waiting))
+            waiting.copy_(tensor[..., first : first + count, :, :], non_blocking=True)
+            buffers.sent += waiting.nbytes
+            first += count
         # Freed memory is used again by what is queued on this stream, after the copy.
         host.resize(tensor, 0)
 
+    def _within(self, index: slice) -> Iterator[tuple[HostBuffers | None, Tensor, slice]]:
+        """Parts of rows that lie together, and which of the rows ``index`` they are."""
+        for buffers, rows, memory in self._parts:
+            start, stop = max(index.start, rows.start), min(index.stop, rows.stop)
+            if start < stop:
+                found = memory[..., start - rows.start : stop - rows.start, :, :]
+                yield buffers, found, slice(start - index.start, stop - index.start)
+
     def rows(self, index: slice) -> Tensor:
         """Rows ``[*, rows, N, c]`` on the device."""
-        found = self._host_copy[..., index, :, :]
-        self._host.returned += found.nbytes
-        return torch.empty(found.shape, dtype=found.dtype, device=self._tensor.device).copy_(
-            found, non_blocking=True
-        )
+        *lead, _, columns, channels = self._tensor.shape
+        shape = (*lead, index.stop - index.start, columns, channels)
+        found = torch.empty(shape, dtype=self._tensor.dtype, device=self._tensor.device)
+        for buffers, memory, where in self._within(index):
+            found[..., where, :, :].copy_(memory, non_blocking=True)
+            if buffers is not None:
+                buffers.returned += memory.nbytes
+        return found
 
     def write(self, index: slice, rows: Tensor) -> None:
         """Let rows ``[*, rows, N, c]`` take the place of those that wait."""
-        self._host_copy[..., index, :, :].copy_(rows, non_blocking=True)
-        self._host.sent += rows.nbytes
+        for buffers, memory, where in self._within(index):
+            memory.copy_(rows[..., where, :, :], non_blocking=True)
+            if buffers is not None:
+                buffers.sent += memory.nbytes
 
     def restore(self) -> Tensor:
         """The tensor, with its memory and contents."""
         self._host.resize(self._tensor, self._tensor.nbytes)
-        self._host.returned += self._tensor.nbytes
-        return self._tensor.copy_(self._host_copy, non_blocking=True)
+        for buffers, rows, memory in self._parts:
+            self._tensor[..., rows, :, :].copy_(memory, non_blocking=True)
+            if buffers is not None:
+                buffers.returned += memory.nbytes
+        self._parts = []  # what had stayed has a copy now
+        return self._tensor
 
 
 class StreamedRows:
     """A tensor ``[c, N, N]`` that is written in parts of channels and rows, and read in blocks of rows.
 
     Args:
-        host: Where it waits.
+        host: Where it waits, the first blocks in memory where there is not enough for all.
         channels: c.
         blocks: The blocks of rows, in order.
         columns: N.
@@ -184,12 +300,14 @@ class StreamedRows:
         like: Tensor,
     ) -> None:
         self.channels, self.blocks, self.columns = channels, blocks, columns
-        self._host, self._staging = host, staging
+        self._staging = staging
         sizes = [channels * (block.stop - block.start) * columns for block in blocks]
-        self._memory = host.buffer(sum(sizes), like)
-        self._waiting = [
-            part.view(channels, -1, columns) for part in self._memory.split(sizes)
-        ]  # each block without gaps
+        self._memory = host.split(sizes, like)
+        # Each block without gaps, and whose memory it is.
+        self._waiting: list[tuple[HostBuffers, Tensor]] = []
+        for buffers, memory, count in self._memory:
+            here = sizes[len(self._waiting) :][:count]
+            self._waiting += [(buffers, part.view(channels, -1, columns)) for part in memory.split(here)]
         self._device = like.device
         self._stream = host.stream(like.device)
         self._left: list[torch.cuda.Event | None] = [None, None]
@@ -205,9 +323,9 @@ class StreamedRows:
 
     def send(self, part: Tensor, first: int, block: int) -> None:
         """Let the part leave for the channels from ``first`` of a block; its memory is used again later."""
-        target = self._waiting[block][first : first + len(part)]
-        self._left[self._turn] = self._copy(target, part)
-        self._host.sent += part.nbytes
+        buffers, waiting = self._waiting[block]
+        self._left[self._turn] = self._copy(waiting[first : first + len(part)], part)
+        buffers.sent += part.nbytes
         self._turn = 1 - self._turn
 
     def read(self, buffers: tuple[Tensor, Tensor]) -> Iterator[tuple[slice, Tensor]]:
@@ -216,6 +334,8 @@ class StreamedRows:
         Args:
             buffers: Memory on the device, each for a block.
         """
+        if not self.blocks:
+            return
         ready = self._fetch(0, buffers)
         for index, block in enumerate(self.blocks):
             found, arrived = ready
@@ -226,9 +346,9 @@ class StreamedRows:
             yield block, found
 
     def _fetch(self, index: int, buffers: tuple[Tensor, Tensor]) -> tuple[Tensor, torch.cuda.Event | None]:
-        waiting = self._waiting[index]
+        home, waiting = self._waiting[index]
         target = _shaped(buffers[index % 2], *waiting.shape)
-        self._host.returned += waiting.nbytes
+        home.returned += waiting.nbytes
         return target, self._copy(target, waiting)
 
     def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event | None:

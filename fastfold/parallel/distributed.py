@@ -48,6 +48,11 @@ class DistributedContext:
         return self.rank == 0
 
     @property
+    def local_size(self) -> int:
+        """How many of the processes are on this machine."""
+        return min(self.size, int(os.environ.get("LOCAL_WORLD_SIZE", self.size)))
+
+    @property
     def dp_rank(self) -> int:
         """Which part of the samples this process works on, from 0."""
         return self.mesh.group("dp").rank

@@ -12,12 +12,13 @@ GIB = 1024**3
 _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, *, none: bool = False) -> int:
     """Bytes of ``"20GiB"``, ``"512 MB"``, ``"1.5g"`` or a plain number.
 
     Args:
         text: ``KiB``, ``MiB``, ``GiB``, ``TiB`` count in 1024; ``kB``, ``MB``, ``GB``, ``TB`` in 1000; single letters
             in 1024.
+        none: Whether 0 is an amount too.
 
     Raises:
         ConfigError: Not an amount of memory, or none at all.
@@ -33,7 +34,7 @@ def parse_bytes(text: str | int) -> int:
         number, letter, ending = found.groups()
         base = 1000 if letter and ending == "B" else 1024
         amount = int(float(number) * base ** (_UNITS[letter] if letter else 0))
-    if amount <= 0:
+    if amount < 0 or (amount == 0 and not none):
         raise ConfigError(f"a memory budget of {text!r} leaves nothing to work with; write for example 20GiB")
     return amount
 

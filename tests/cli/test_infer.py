@@ -64,6 +64,10 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "steps": ("--save-recycles", {"save_recycles": True}),
     "device": ("--device cuda:1", {"device": "cuda:1"}),
     "memory": ("--memory-budget 24GiB", {"memory_budget": "24GiB"}),
+    "host": ("--host-memory 64GiB", {"host_memory": "64GiB"}),
+    "no host": ("--host-memory 0", {"host_memory": "0"}),
+    "disk": ("--offload-dir d", {"offload_dir": Path("d")}),
+    "state": ("--checkpoint-after 0", {"checkpoint_after": 0.0}),
     "parallel": ("--parallel dap=4", {"parallel": "dap=4"}),
 }
 AROUND: dict[str, tuple[str, dict[str, Any]]] = {

@@ -88,6 +88,7 @@ def test_every_policy_gives_the_same_numbers(name: str) -> None:
         ExecutionPolicy(1500, True, ContractionPlan(3, HostBuffers()), hold_templates=False),
         ExecutionPolicy(1500, True, ContractionPlan(3, host), hold_templates=False, offload=host),
         ExecutionPolicy(1500, True, ContractionPlan(3), hold_templates=False, offload=host),
+        ExecutionPolicy(1500, True, ContractionPlan(3, host, 0.4), offload=host, offload_kept=0.6),
         ExecutionPolicy(700, True, ContractionPlan(5), lazy_logits=True),
         ExecutionPolicy(5000, False, hold_templates=False),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,32 @@ def test_two_processes_write_the_prediction_of_one(cli: CommandLine) -> None:
     ours, theirs = (_coordinates(folder / pdb) for folder in (together, cli.out))
     assert ours.shape == theirs.shape
     # Sums in another order, in float32, and three decimals in the file.
+    assert np.abs(ours - theirs).max() < 0.01
+
+
+def _together(cli: CommandLine, fasta: Path, *more: object) -> list[tuple[int, str]]:
+    """Exit code and errors of two processes that fold a file into a folder of their own."""
+    arguments = ["infer", *QUICK, "--parallel", "dap=2", "--device", "cpu", "--weights", cli.weights()]
+    arguments += ["--out", cli.folder / "together", fasta, *more]
+    started = [fork_command(*arguments, env=environment) for environment in rank_environments(2)]
+    errors = [process.communicate()[1] for process in started]
+    return [(process.returncode, text) for process, text in zip(started, errors, strict=True)]
+
+
+def test_two_processes_fold_by_a_plan_and_refuse_a_budget_that_is_too_small(cli: CommandLine) -> None:
+    """What the smallest plan needs of each is said; with that, and with some of it on a disk, it is the same fold."""
+    fasta = cli.fasta({"T1": SEQUENCE})
+    assert cli.infer(fasta).code == 0
+    room = ("--host-memory", "20kB", "--offload-dir", cli.folder)
+    (code, said), (other, _) = _together(cli, fasta, "--memory-budget", "1MiB", *room)
+    assert (code, other) == (1, 0)
+    smallest = re.search(r"too small for 23 residues; the smallest that works is ([0-9.]+) GiB", said)
+    assert smallest is not None, said
+    assert not list((cli.folder / "together").glob("*.pdb"))
+    budget = f"{float(smallest[1]) + 0.005:.3f}GiB"
+    assert [code for code, _ in _together(cli, fasta, "--memory-budget", budget, *room)] == [0, 0]
+    pdb = next(name for name in cli.names() if name.endswith(".pdb"))
+    ours, theirs = (_coordinates(folder / pdb) for folder in (cli.folder / "together", cli.out))
     assert np.abs(ours - theirs).max() < 0.01
 
 

@@ -63,23 +63,23 @@ def _simulate(
     return simulate(config, lambda *_: dict(features), n, budget, rows=clusters + extra, **options)
 
 
-def _small_budget(n: int, host: int, preset: str = MONOMER) -> int:
-    """Little more than the smallest that works, so that there are many blocks."""
-    planner = Planner(_config(preset), 2, "cuda", host_memory=host, parameters=15 * 10**6)
-    return planner.smallest(n, rows=64) * 21 // 20
+def _small_budget(n: int, config: Any = None, **room: int) -> int:
+    """Little more than the smallest that works, so that there are many blocks and what can leave does."""
+    planner = Planner(config or _config(), 2, "cuda", parameters=15 * 10**6, **room)
+    return planner.smallest(n, rows=64) + n * n * 32 // room.get("ranks", 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "host", "halves"), [(60, 0, 0), (40, 30, 2), (30, 100, 3)])
-def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int, halves: int) -> None:
+@pytest.mark.parametrize(("limit", "host"), [(60, 0), (40, 30), (30, 100)])
+def test_ten_thousand_residues_take_what_is_planned(limit: int, host: int) -> None:
     """In bfloat16 with four templates and one recycle, under 60 GB, and under 40 GB and 30 GB with the host."""
     found = _simulate(10_000, limit * GB, host_memory=host * GB)
     assert found.plan.streams == (host > 0)
     assert found.peak <= found.planned < found.plan.peak < limit * GB
-    assert found.peak >= 0.98 * found.planned
+    assert found.peak >= 0.97 * found.planned  # blocks, which fill what is left, are counted from above
     # First the pair, while templates are embedded, and beside it, where the device is too small for them, products of
     # theirs, which are half as large; after that, in the same memory, products of the pair's own size.
-    assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
+    assert found.host == found.plan.chunks.host <= min(host * GB, 3 * found.plan.unit // 2)
 
 
 @pytest.mark.slow
@@ -91,20 +91,51 @@ def test_ten_thousand_residues_with_a_deep_alignment_take_what_is_planned(limit:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("limit", "host", "halves"), [(67, 0, 0), (42, 30, 2), (40, 40, 3)])
-def test_ten_thousand_residues_of_a_complex_take_what_is_planned(limit: int, host: int, halves: int) -> None:
+@pytest.mark.parametrize(("limit", "host"), [(67, 0), (42, 30), (40, 40)])
+def test_ten_thousand_residues_of_a_complex_take_what_is_planned(limit: int, host: int) -> None:
     """The multimer network, which holds the sum of all templates beside each of them."""
     found = _simulate(10_000, limit * GB, config=_config(MULTIMER), host_memory=host * GB)
     assert found.plan.streams == (host > 0)
     assert 0.97 * found.planned <= found.peak <= found.planned < limit * GB
-    assert found.host == found.plan.chunks.host == halves * found.plan.unit // 2
+    assert found.host == found.plan.chunks.host <= host * GB
 
 
 @pytest.mark.slow
 def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() -> None:
     found = _simulate(20_000, 139 * GIB, host_memory=128 * GIB)
     assert 0.98 * found.planned <= found.peak <= found.planned < 139 * GIB
-    assert found.host == found.plan.chunks.host == found.plan.unit
+    assert found.host == found.plan.chunks.host <= 128 * GIB
+
+
+@pytest.mark.parametrize(
+    ("ranks", "host", "disk", "n"),
+    [
+        (8, 0.05, 0.0, 1024),
+        pytest.param(8, 0.02, 0.05, 1023, marks=pytest.mark.slow),
+        pytest.param(2, 0.0, 0.0, 1023, marks=pytest.mark.slow),
+        pytest.param(2, 0.1, 0.2, 1001, marks=pytest.mark.slow),
+        pytest.param(3, 0.1, 0.0, 1001, marks=pytest.mark.slow),
+        pytest.param(16, 0.01, 0.0, 1024, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_of_several_takes_what_is_planned(ranks: int, host: float, disk: float, n: int) -> None:
+    """Under the smallest budgets, even shards and others, with some of what waits on the host and some on a disk."""
+    room = {"host_memory": int(host * GB), "disk": int(disk * GB), "ranks": ranks}
+    found = _simulate(n, _small_budget(n, **room), **room)
+    # The largest block of attention is longer than a whole shard here.
+    assert found.planned - 2 * CUDA_BLOCK - (64 << 20) <= found.peak <= found.planned
+    assert found.host <= found.plan.chunks.host <= room["host_memory"]
+    assert found.disk <= found.plan.chunks.disk <= room["disk"]
+    assert (found.disk > 0) == (disk > 0)
+    assert found.sent > 0
+
+
+@pytest.mark.slow
+def test_thirty_thousand_residues_fit_eight_gpus_of_80_gb() -> None:
+    """Each with 32 GiB of the host's memory."""
+    found = _simulate(30_000, 80 * GB, host_memory=32 * GIB, ranks=8)
+    assert 0.97 * found.planned <= found.peak <= found.planned < 80 * GB
+    assert 0 < found.host <= found.plan.chunks.host <= 32 * GIB
 
 
 @pytest.mark.parametrize(
@@ -118,17 +149,19 @@ def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() ->
 )
 def test_the_peak_of_a_shorter_target_is_what_is_planned(host: int, preset: str) -> None:
     """The same code at 1,024 residues, whose blocks are less than the largest ones that the plan has room for."""
-    config, budget = _config(preset), _small_budget(1024, host * GB, preset)
+    config = _config(preset)
+    budget = _small_budget(1024, config, host_memory=host * GB)
     found = _simulate(1024, budget, config=config, host_memory=host * GB)
     assert found.plan.streams == (found.plan.policy.offload is not None) == (host > 0)
     assert found.planned - 2 * CUDA_BLOCK - (32 << 20) <= found.peak <= found.planned
-    assert found.host == found.plan.chunks.host == (3 * found.plan.unit // 2 if host else 0)
+    assert found.host == found.plan.chunks.host <= (3 * found.plan.unit // 2 if host else 0)
+    assert (found.copied > 0) == (host > 0)
 
 
 @pytest.mark.parametrize("host", [0, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_recycled_pair_takes_no_memory_of_its_own(host: int) -> None:
     """It is the pair of the next cycle, and waits on the host with that while templates are embedded."""
-    budget = _small_budget(192, host * GB)
+    budget = _small_budget(192, host_memory=host * GB)
     once, twice = (_simulate(192, budget, host_memory=host * GB, num_recycles=k) for k in (0, 1))
     assert (twice.plan.policy.offload is not None) == (host > 0)
     assert (once.peak, once.host) == (twice.peak, twice.host)
@@ -140,15 +173,15 @@ def test_members_of_an_ensemble_take_what_is_planned(members: int) -> None:
     """The pair of the cycle before, the sum of the members and the pair of the one that is embedded."""
     config = _config()
     config.data.eval.num_ensemble = members
-    found = _simulate(512, 10**12, config=config)
-    alone = _simulate(512, 10**12)
+    found = _simulate(2048, 10**12, config=config)
+    alone = _simulate(2048, 10**12)
     more = (members - 1) * found.plan.unit
     assert more <= found.peak - alone.peak <= found.planned - alone.planned <= 1.15 * more
 
 
 @pytest.mark.slow
 def test_left_out_blocks_change_no_peak() -> None:
-    few, every = (_simulate(384, _small_budget(384, 0), every_block=every) for every in (False, True))
+    few, every = (_simulate(384, _small_budget(384), every_block=every) for every in (False, True))
     assert (few.plan.blocks["templates"] or 0) * 5 < 384**2 * 64
     assert few.peak == every.peak
 
@@ -170,3 +203,21 @@ def test_what_takes_more_than_planned_raises(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_budget_without_a_plan_is_refused() -> None:
     with pytest.raises(BudgetError):
         _simulate(1000, GB // 2)
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_expandable_segments_hold_little_more_than_the_tensors(ranks: int) -> None:
+    """All within what the plan leaves to gaps, at a length that no kernel likes."""
+    room = {"host_memory": GB // ranks, "ranks": ranks}
+    budget = _small_budget(1023, **room)
+    found = _simulate(1023, budget, allocator="expandable", **room)
+    assert found.peak < found.reserved <= found.plan.peak <= budget
+
+
+@pytest.mark.slow
+def test_ten_thousand_residues_need_expandable_segments_in_40_gb() -> None:
+    """Segments of fixed sizes leave gaps: memory ends where enough of it is free."""
+    found = _simulate(9_999, 40 * GB, host_memory=30 * GB, allocator="expandable")
+    assert found.reserved <= 40 * GB
+    with pytest.raises(DeviceFull, match="with what the allocator holds free"):
+        _simulate(9_999, 40 * GB, host_memory=30 * GB, allocator="segments")

@@ -1,9 +1,16 @@
-"""How much memory a device and its host have free."""
+"""How much memory a device, its host and a disk have free for a fold."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 
+from fastfold.errors import ConfigError
+from fastfold.memory import HostBuffers, disk_buffers
 from fastfold.utils.host_memory import host_available_bytes
 
 _sharers = 1
@@ -30,3 +37,67 @@ def available_bytes(device: torch.device) -> int:
         pool = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + pool
     return host_available_bytes()
+
+
+@dataclass(frozen=True)
+class FoldMemory:
+    """What one process has for a fold.
+
+    Attributes:
+        free: Bytes of the device.
+        host: Bytes of the host's memory for what leaves the device.
+        disk: Bytes of a disk for what finds no room there.
+    """
+
+    free: int
+    host: int = 0
+    disk: int = 0
+
+    @classmethod
+    def here(
+        cls,
+        device: torch.device,
+        *,
+        host_memory: int | None = None,
+        offload_dir: Path | None = None,
+        processes: int = 1,
+    ) -> FoldMemory:
+        """What there is now.
+
+        Args:
+            device: Where to fold.
+            host_memory: Most bytes of this machine's for what leaves the device; None for most of what is free, and on
+                a CPU for none.
+            offload_dir: Folder on a disk for what finds no room there; None for no disk.
+            processes: How many of this machine fold one target together; each has an equal part.
+
+        Raises:
+            ConfigError: The folder cannot be used.
+        """
+        host = host_memory_bytes(device.type) if host_memory is None else host_memory // _sharers
+        free = available_bytes(device)
+        shared = free // processes if device.type == "cpu" else free
+        return cls(shared, host // processes, free_disk_bytes(offload_dir) // (processes * _sharers))
+
+
+def free_disk_bytes(folder: Path | None) -> int:
+    """Bytes for what leaves a device of those that are free on a folder's disk: nine tenths; 0 for no folder.
+
+    Raises:
+        ConfigError: There is no such folder, or nothing may be written there.
+    """
+    if folder is None:
+        return 0
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"offload_dir {str(folder)!r} is no folder that can be written to; create it first")
+    return shutil.disk_usage(folder).free * 9 // 10
+
+
+def offload_buffers(host: int, offload_dir: Path | None) -> HostBuffers:
+    """Where a fold's tensors wait: in the host's memory, and in a folder on a disk if one is given.
+
+    Args:
+        host: Bytes of the host's memory.
+        offload_dir: The folder.
+    """
+    return HostBuffers(limit=host, overflow=None if offload_dir is None else disk_buffers(offload_dir))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.planning.available_memory import available_bytes, host_memory_bytes
+from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import measure_costs
 from fastfold.memory import BudgetError
@@ -104,6 +105,9 @@ def fit_target(
     rows: int | None = None,
     templates: int | None = None,
     config: Any = None,
+    memory: FoldMemory | None = None,
+    offload_dir: Path | None = None,
+    ranks: int = 1,
 ) -> Fit:
     """Plan a target's fold by a network, or refuse the target, before hours are spent on it.
 
@@ -113,31 +117,39 @@ def fit_target(
         model: The network, wherever it is now.
         device: Where it is going to fold.
         residues: Length of the target, all chains together.
-        budget: Bytes that the fold may take, parameters included; None for what the device has free.
+        budget: Bytes that the fold may take on the device, parameters included; None for what it has free.
         name: The target's name.
         rows: Rows of all alignments; None for as many as the network takes.
         templates: Shown to the network; None for as many as it takes.
         config: Official configuration tree to fold with, if it is not the network's own.
+        memory: What there is; by default what this process finds. Of several processes the least that one has.
+        offload_dir: Folder on a disk for what leaves the device and finds no room in the host's memory.
+        ranks: How many processes share the target.
 
     Raises:
         InputError: The smallest plan needs more; says how much, and what fits.
     """
     weight = next(model.evoformer.parameters())
+    memory = memory or FoldMemory.here(device, offload_dir=offload_dir)
     planner = Planner(
         model.config if config is None else config,
         weight.element_size(),
         device.type,
-        host_memory=host_memory_bytes(device.type),
+        host_memory=memory.host,
         parameters=parameter_bytes(model),
+        host=offload_buffers(memory.host, offload_dir),
+        disk=memory.disk,
+        ranks=ranks,
     )
-    free = available_bytes(device) + (planner.parameters if weight.device.type == device.type else 0)
+    free = memory.free + (planner.parameters if weight.device.type == device.type else 0)
     smallest = planner.smallest(residues, rows=rows, templates=templates)
     if smallest > free and (budget is None or smallest <= budget):
         halved = replace(planner, element_size=2).smallest(residues, rows=rows, templates=templates)
         fits = planner.longest(free, rows=rows, templates=templates)
         remedy = "use --precision bf16, or " if weight.element_size() > 2 and halved <= free else ""
         raise InputError(
-            f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory; {device.type} has "
+            f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
+            f"{f' in each of {ranks} processes' if ranks > 1 else ''}; {device.type} has "
             f"{free / GIB:,.1f} GiB free, enough for about {fits:,} residues; {remedy}take a device with more memory, "
             "or fold shorter pieces",
             record=name,

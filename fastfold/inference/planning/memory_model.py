@@ -1,20 +1,29 @@
 """What every step of a fold holds in memory, and in which ways it can be run.
 
 Each function counts the tensors that live at once in one step, as the code of :mod:`fastfold.evoformer` makes them.
-``U``, the size of the pair tensor, is what all the rest is small against in a long target.
+``U``, the size of the pair tensor, is what all the rest is small against in a long target. Of several ranks that share
+a target each holds a shard of it, and what it sends and receives in addition to that
+(:mod:`fastfold.inference.planning.shard_memory`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fastfold.evoformer.config import ensemble_size, is_multimer
+from fastfold.inference.planning.offload_room import OffloadRoom
+from fastfold.inference.planning.shard_memory import (
+    RESHARD_BLOCKS,
+    contraction_exchange_bytes,
+    gather_bytes,
+    reshard_bytes,
+)
 from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.autochunk import Candidate, Operator
+from fastfold.memory.offload import kept_rows
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks
 # leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and
@@ -32,13 +41,19 @@ _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 Before = Callable[[int], int]
 """Elements of a block to bytes."""
 
-FIXED_CUDA = 768 << 20
-"""Bytes of a GPU that plans leave to the driver's context, PyTorch's workspaces, and gaps."""
+CONTEXT_CUDA, WORKSPACE_CUDA, GAPS_CUDA = 480 << 20, 32 << 20, 256 << 20
+FIXED_CUDA = CONTEXT_CUDA + 2 * WORKSPACE_CUDA + GAPS_CUDA
+"""Bytes of a GPU that plans leave to the driver's context, the workspaces of cuBLAS and cuBLASLt (32 MiB each on a
+H100), and gaps between blocks of PyTorch's allocator."""
 
 CUDA_BLOCK = 1 << 27
 """Elements of the largest block of attention on a GPU: 2^17 positions with 1,024 channels in all."""
+FIXED_NCCL = 1 << 30
+"""Bytes of a GPU that plans leave to the buffers of NCCL where several share a target."""
 MAX_BLOCK = 1 << 22
-"""Elements of the largest blocks that rows are cut into: larger ones gain nothing."""
+"""Elements of the largest blocks that rows are cut into on a CPU: larger ones gain nothing."""
+MAX_BLOCK_CUDA = 1 << 26
+"""The same on a GPU: 200 rows of a target of 2,500 residues, 26 rows of one of 20,000."""
 TEMPLATE_BLOCK = 1 << 20
 """Elements of the blocks in which templates are embedded."""
 
@@ -56,6 +71,7 @@ class Fold:
         rows: Rows of all alignments.
         parameters: Bytes of the parameters.
         device: ``cpu`` or ``cuda``.
+        ranks: How many share the target.
     """
 
     residues: int
@@ -66,6 +82,35 @@ class Fold:
     rows: int
     parameters: int
     device: str
+    ranks: int = 1
+
+    @property
+    def own(self) -> int:
+        """Residues of the largest shard."""
+        return -(-self.residues // self.ranks)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of residues of the largest shard."""
+        return self.own * self.residues
+
+    @property
+    def max_block(self) -> int:
+        """Elements of the largest block of rows."""
+        return MAX_BLOCK if self.device == "cpu" else MAX_BLOCK_CUDA
+
+    @property
+    def msa_positions(self) -> int:
+        """Positions of the largest shard of the MSA, templates included, cut along either axis."""
+        return self._msa_shard(self.clusters + self.templates)
+
+    @property
+    def extra_positions(self) -> int:
+        """The same of the extra MSA."""
+        return self._msa_shard(self.extra)
+
+    def _msa_shard(self, rows: int) -> int:
+        return max(-(-rows // self.ranks) * self.residues, rows * self.own)
 
 
 def fold_sizes(
@@ -77,6 +122,7 @@ def fold_sizes(
     templates: int | None = None,
     parameters: int = 0,
     device: str = "cpu",
+    ranks: int = 1,
 ) -> Fold:
     """Sizes of a fold by a network; None for as many rows and templates as it takes."""
     c = config.model.embeddings_and_evoformer
@@ -91,13 +137,12 @@ def fold_sizes(
     rows = most_clusters + most_extra if alignment_rows is None else max(1, alignment_rows)
     clusters = min(rows, most_clusters)
     extra = min(max(1, rows - clusters), most_extra)
-    return Fold(
-        residues, element_size, clusters, extra, min(templates, most_templates), rows, parameters, device
-    )
+    shown = min(templates, most_templates)
+    return Fold(residues, element_size, clusters, extra, shown, rows, parameters, device, ranks)
 
 
 def pair_bytes(config: Any, fold: Fold) -> int:
-    """U: bytes of the pair tensor."""
+    """U: bytes of the whole pair tensor."""
     channels: int = config.model.embeddings_and_evoformer.pair_channel
     return fold.residues**2 * channels * fold.element_size
 
@@ -107,73 +152,88 @@ def row_elements(config: Any, fold: Fold) -> dict[str, int]:
     c = config.model.embeddings_and_evoformer
     n = fold.residues
     names = ("embedding", "outer product mean", "triangle attention", "structure module")
+    # Along the sequences all of a column is here, along the residues all of a row.
     columns = max(fold.extra * c.extra_msa_channel, (fold.clusters + fold.templates) * c.msa_channel)
     bins = config.model.heads.predicted_aligned_error.num_bins
     return dict.fromkeys(names, n * c.pair_channel) | {"MSA attention": columns, "heads": n * bins}
 
 
-def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Operator]:
+def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> list[Operator]:
     """Every step of a fold that can be the largest, with the candidates for running it.
 
     Args:
         config: Official configuration tree.
         fold: Sizes.
         costs: What the candidates cost.
-        host: Whether something may wait in the host's memory.
+        room: For what may leave the device.
     """
     c = config.model.embeddings_and_evoformer
-    n, e, pairs = fold.residues, fold.element_size, fold.residues**2
-    unit, mask = pair_bytes(config, fold), pairs * e
+    n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
+    shard, mask = pairs * c.pair_channel * e, whole * e
     fixed = _FIXED_CPU + fold.rows * n * (_RAW_MULTIMER if is_multimer(config) else _RAW)
     if fold.device == "cuda":
-        fixed = FIXED_CUDA + CUDA_BLOCK * e
+        fixed = FIXED_CUDA + CUDA_BLOCK * e + (FIXED_NCCL if ranks > 1 else 0)
     msa_rows = fold.clusters + fold.templates
-    msa = msa_rows * n * c.msa_channel * e
-    extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra * n * c.extra_msa_channel * e
+    msa = fold.msa_positions * c.msa_channel * e
+    extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra_positions * c.extra_msa_channel * e
     features = fold.clusters * n * _CLUSTER_FEATURES + extra_features
     # Of an ensemble: the pair before the cycle, from which each member starts, the sum of those that are done, and the
     # features of those to come.
     members = ensemble_size(config)
-    ensemble = (min(members, 3) - 1) * unit + (members - 1) * features
-    always = fixed + fold.parameters + unit + mask + ensemble
+    ensemble = (min(members, 3) - 1) * shard + (members - 1) * features
+    always = fixed + fold.parameters + shard + mask + ensemble
     steps, row = costs.of(config, fold), row_elements(config, fold)
 
     def cut(
-        name: str, resident: int, per_element: float, constant: int = 0, before: Before = lambda _: 0
+        name: str,
+        resident: int,
+        per_element: float,
+        constant: int = 0,
+        before: Before = lambda _: 0,
+        peak: int = 0,
     ) -> Operator:
-        """A step cut in blocks of rows, which take ``per_element`` bytes for each element, or more ``before`` that."""
+        """A step cut in blocks of rows, which take ``per_element`` bytes for each element; or ``before`` that, or at
+        its ``peak``, more."""
         gaps = 0
         if fold.device == "cpu":
             gaps = (_GAPS_EXACT if name in ("embedding", "structure module") else _GAPS_CPU) * e
-        sizes = [max(1, min(n, MAX_BLOCK // row[name]) >> k) for k in range(24)]
+        sizes = [max(1, min(fold.own, fold.max_block // row[name]) >> k) for k in range(24)]
         candidates = tuple(
             Candidate(
                 size,
-                max(before(size * row[name]), constant + int(per_element * size * row[name]))
+                max(before(size * row[name]), peak, constant + int(per_element * size * row[name]))
                 + gaps * size * row[name],
-                steps.work[name] + steps.per_block[name] * -(-n // size),
+                steps.work[name] + steps.per_block[name] * -(-fold.own // size),
             )
             for size in dict.fromkeys(sizes)
         )
         return Operator(name, resident, candidates, "rows")
 
     embedding = max(5 * e + _EMBEDDING / c.pair_channel, 14)
-    found = [
-        cut(
-            "embedding",
-            always + msa + features,
-            embedding,
-        )
-    ]
+    found = [cut("embedding", always + msa + features, embedding)]
     heads = c.evoformer.msa_row_attention_with_pair_bias.num_head
     masks = (fold.extra + msa_rows) * n * e
     in_stack = always + msa + extra + masks + fold.clusters * n * _CLUSTER_REST
-    found.append(cut("MSA attention", in_stack, 4 * e, heads * pairs * e))
-    side = c.evoformer.outer_product_mean.num_outer_channel * n * e
+    if ranks > 1:
+        largest = max(shard, msa, extra)
+        found.append(
+            Operator(
+                "exchange",
+                in_stack,
+                tuple(
+                    Candidate(blocks, reshard_bytes(largest, blocks, ranks), blocks * steps.per_exchange)
+                    for blocks in RESHARD_BLOCKS
+                ),
+                "blocks of channels",
+            )
+        )
+    joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
+    found.append(cut("MSA attention", in_stack, 4 * e, heads * n * (n + 15) * e, peak=joined))
+    side = c.evoformer.outer_product_mean.num_outer_channel * fold.own * e
     stacks = ((fold.extra, c.extra_msa_channel), (msa_rows, c.msa_channel))
 
     depth = max(fold.extra, msa_rows)
-    deepest, exact_mask = depth * side, 4 * depth * n
+    deepest, exact_mask = depth * side, 4 * depth * fold.own
 
     def preparation(elements: int) -> int:
         """The right side and its mask, with a block of the MSA normalised and projected."""
@@ -186,80 +246,128 @@ def operators(config: Any, fold: Fold, costs: Costs, *, host: bool) -> list[Oper
     # and the norm of each pair.
     normalised = max(rows * width for rows, width in stacks) * e
     per_element = (8 * n + normalised + (deepest + exact_mask) / n) / row["outer product mean"]
-    found.append(cut("outer product mean", in_stack, per_element, deepest + exact_mask, preparation))
+    # Of several ranks one left side after the other passes: this rank's, that in use, and two that are on their way.
+    passing = 4 * deepest if ranks > 1 else 0
+    found.append(
+        cut("outer product mean", in_stack, per_element, deepest + exact_mask + passing, preparation)
+    )
     heads = c.evoformer.triangle_attention_starting_node.num_head
-    found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * pairs * e))
-    places = (False, True) if host else (False,)
-    found.append(_multiplication(config, fold, steps, in_stack, places))
+    joined = gather_bytes(heads * pairs * e, heads * whole * e, ranks)
+    found.append(cut("triangle attention", in_stack, 0.5 * e, 2 * heads * n * (n + 15) * e, peak=joined))
+    found.append(_multiplication(config, fold, steps, in_stack, room))
     if fold.templates:
-        found.append(_templates(config, fold, steps, always + msa + extra_features, places))
+        found.append(_templates(config, fold, steps, always + msa + extra_features, room))
     structure = config.model.heads.structure_module
     per_pair = 4 * (3 * c.pair_channel + 6 * structure.num_head) + _POINTS
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
-    found.append(cut("heads", trunk_done, 4 * 3, 2 * 4 * pairs))
+    # The rows of a block are one rank's, who sends a copy of them to each.
+    found.append(cut("heads", trunk_done, 4 * (3 + (ranks + 2 if ranks > 1 else 0)), 2 * 4 * whole))
     return found
 
 
-def channel_groups(channels: int) -> list[int]:
-    """How many channels at a time a triangle multiplication can be given, the fastest first."""
+def channel_groups(channels: int, ranks: int = 1) -> list[int]:
+    """How many channels at a time a triangle multiplication can be given, the fastest first; each rank has one."""
     most = max(1, channels // 4)
-    return [most >> k for k in range(most.bit_length())]
+    return list(dict.fromkeys(max(min(channels, ranks), most >> k) for k in range(most.bit_length())))
 
 
-def _multiplication(
-    config: Any, fold: Fold, steps: StepTimes, resident: int, places: Sequence[bool]
-) -> Operator:
-    """Triangle multiplication in groups of channels, with the product here (False) or on the host (True)."""
+def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
+    """Bytes of a triangle multiplication with its product here but for a share of its rows, its mask included."""
+    n, e = fold.residues, fold.element_size
+    if fold.ranks == 1:
+        return contraction_bytes(n, c, e, channels=channels, streamed=away > 0, kept=1.0 - away) + n * n
+    group = channels * fold.pairs * e
+    # The factors, what becomes of them, and what is under way between the ranks.
+    contracting = 3 * group + contraction_exchange_bytes(n, e, channels=channels, ranks=fold.ranks)
+    # The shard is cut along its columns or along its rows.
+    kept = max(kept_rows(n, 1.0 - away) * fold.own, kept_rows(fold.own, 1.0 - away) * n)
+    # Two parts that leave, and later two blocks that come back, which fit where the factors were.
+    staging = 2 * group * channels // c if away else 0
+    return kept * c * e + max(contracting, 2 * group if away else 0) + staging
+
+
+def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
+    """Triangle multiplication in groups of channels, with all of the product here, or some of its rows."""
     evoformer = config.model.embeddings_and_evoformer.evoformer
     n, e = fold.residues, fold.element_size
     c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
-    candidates = tuple(
-        Candidate(
-            channels,
-            contraction_bytes(n, c, e, channels=channels, streamed=streamed) + n * n,
-            steps.trunk.seconds(-(-c // channels), streamed=streamed),
-            host=n * n * c * e if streamed else 0,
-            settings={"streamed": streamed},
-        )
-        for streamed in places
-        for channels in channel_groups(c)
-    )
-    return Operator("triangle multiplication", resident, candidates, "channels")
+    candidates = []
+    for away in room.choices(n, fold.pairs * c * e // n):
+        for channels in channel_groups(c, fold.ranks):
+            host, disk = room.split(away.nbytes, channels * fold.pairs * e)
+            if disk > room.disk:
+                continue
+            on_disk = disk / (fold.pairs * c * e)
+            candidates.append(
+                Candidate(
+                    channels,
+                    _product_bytes(fold, c, channels=channels, away=away.share),
+                    steps.trunk.seconds(-(-c // channels), away=away.share, on_disk=on_disk),
+                    host=host,
+                    disk=disk,
+                    settings={"kept": away.kept},
+                )
+            )
+    return Operator("triangle multiplication", resident, tuple(candidates), "channels")
 
 
-def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, places: Sequence[bool]) -> Operator:
+def template_copies(count: int, *, multimer: bool) -> int:
+    """How often the pair is copied while templates are embedded: away, back, and what each of them reads and writes."""
+    return 4 + count if multimer else 2 + 3 * count
+
+
+def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: OffloadRoom) -> Operator:
     """Templates: all embedded ones held (size 1), or each embedded twice (size 0), in groups of channels.
 
-    The products of their triangle multiplications may wait on the host, and so may the pair: its memory on the device
-    is free meanwhile, and each template reads it on the host.
+    The products of their triangle multiplications may wait elsewhere, and so may the pair: its memory on the device
+    is free meanwhile, and each template reads it where it is.
     """
     template = config.model.embeddings_and_evoformer.template
-    n, e, pairs, count = fold.residues, fold.element_size, fold.residues**2, fold.templates
+    n, e, pairs, count = fold.residues, fold.element_size, fold.pairs, fold.templates
     multimer = is_multimer(config)
     stack = template.template_pair_stack
     c = template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
-    one, unit = pairs * c * e, pair_bytes(config, fold)
+    one = pairs * c * e
+    shard = pairs * config.model.embeddings_and_evoformer.pair_channel * e
     block = min(TEMPLATE_BLOCK, pairs * 128) // 128 * _TEMPLATE_FEATURES
     # In addition to the template that is embedded: the sum of those before, or their scores, and those that are held.
     scores = 0 if multimer else 4 * count * template.attention.num_head * pairs
     kept = {1: one if multimer else (count - 1) * one + scores}
     if not multimer and count > 1:
         kept[0] = scores
+    heads = stack.triangle_attention_ending_node.num_head
+    joined = 0
+    if fold.ranks > 1:
+        joined = gather_bytes(heads * pairs * e, heads * n * n * e, fold.ranks)
+        joined = max(joined, reshard_bytes(one, RESHARD_BLOCKS[0], fold.ranks))
     candidates = []
-    for held, offloaded, streamed in itertools.product(kept, places, places):
-        for channels in channel_groups(c):
-            working = one + contraction_bytes(n, c, e, channels=channels, streamed=streamed) + pairs + block
-            seconds = steps.templates.seconds(-(-c // channels), streamed=streamed) * (1 if held else 2)
-            if offloaded:
-                seconds += (2 + count * (1 if multimer else 3)) * steps.unit_copy
-            candidates.append(
-                Candidate(
-                    held,
-                    max(0, kept[held] + working - (unit if offloaded else 0)),
-                    seconds,
-                    host=(unit if offloaded else 0) + (one if streamed else 0),
-                    settings={"offloaded": offloaded, "streamed": streamed, "channels": channels},
+    for pair in room.choices(fold.own, shard // fold.own):
+        for product in room.choices(n, one // n, taken=pair.nbytes):
+            for channels in channel_groups(c, fold.ranks):
+                contraction = _product_bytes(fold, c, channels=channels, away=product.share) + pairs
+                host, disk = room.split(pair.nbytes + product.nbytes, channels * pairs * e)
+                if disk > room.disk:
+                    continue
+                on_disk = disk / max(1, pair.nbytes + product.nbytes)
+                seconds = steps.templates.seconds(
+                    -(-c // channels), away=product.share, on_disk=on_disk * product.share
                 )
-            )
+                copies = template_copies(count, multimer=multimer) * steps.unit_copy * pair.share
+                copies *= 1.0 + (steps.templates.disk - 1.0) * on_disk
+                for held, of_held in kept.items():
+                    working = of_held + one + max(contraction, joined) + block
+                    # What of the pair stays has memory of its own, which is made before the other is free.
+                    stays = shard - pair.nbytes if pair.rows else 0
+                    free = shard - stays if pair.rows else 0
+                    candidates.append(
+                        Candidate(
+                            held,
+                            max(0, stays, working - free),
+                            seconds * (1 if held else 2) + copies,
+                            host=host,
+                            disk=disk,
+                            settings={"pair": pair.kept, "product": product.kept, "channels": channels},
+                        )
+                    )
     return Operator("templates", resident, tuple(candidates), "kept")

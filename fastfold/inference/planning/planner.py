@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ from fastfold.inference.planning.memory_model import (
     pair_bytes,
     row_elements,
 )
+from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers
 from fastfold.memory.autochunk import (
-    Candidate,
     ChunkPlan,
     Operator,
     choose_candidates,
@@ -41,6 +42,37 @@ FOLDING_POLICY = ExecutionPolicy(
 
 
 @dataclass(frozen=True)
+class FoldRequest:
+    """What a plan was asked for: equal requests give equal plans, in every process.
+
+    Attributes:
+        planner: The attributes of a :class:`Planner` but for ``host``.
+        residues: Length of the target, all chains together.
+        budget: Bytes.
+        rows: Rows of all alignments; None for as many as the network takes.
+        templates: Shown to the network; None for as many as it takes.
+    """
+
+    planner: Mapping[str, Any]
+    residues: int
+    budget: int
+    rows: int | None
+    templates: int | None
+
+    def plan(self, host: HostBuffers) -> FoldPlan:
+        """The plan.
+
+        Args:
+            host: Holds what leaves the device here.
+
+        Raises:
+            BudgetError: There is none.
+        """
+        planner = Planner(host=host, **self.planner)
+        return planner.plan(self.residues, self.budget, rows=self.rows, templates=self.templates)
+
+
+@dataclass(frozen=True)
 class FoldPlan:
     """A way to run a fold.
 
@@ -51,6 +83,7 @@ class FoldPlan:
         policy: The network's; :data:`FOLDING_POLICY` where everything fits.
         blocks: Its ``block_elements`` of each step; empty where everything fits.
         templates: The contraction of the templates' own pair stacks.
+        request: What it was asked for.
     """
 
     chunks: ChunkPlan
@@ -59,9 +92,15 @@ class FoldPlan:
     policy: ExecutionPolicy
     blocks: dict[str, int | None]
     templates: ContractionPlan
+    request: FoldRequest
 
     def apply(self, model: AlphaFold) -> None:
         """Let a network run by the plan."""
+        host = self.policy.contraction.host or self.policy.offload or self.templates.host
+        if host is not None:
+            host.expected = self.chunks.host
+            if host.overflow is not None:
+                host.overflow.expected = self.chunks.disk
         set_policy(model, self.policy, self.blocks)
         if model.template_embedder is not None:
             stack = model.template_embedder.get_submodule("stack")
@@ -74,7 +113,7 @@ class FoldPlan:
 
     @property
     def streams(self) -> bool:
-        """Whether products of triangle multiplications wait on the host."""
+        """Whether products of triangle multiplications wait on the host, or a part of them."""
         return self.policy.contraction.host is not None
 
     def table(self) -> list[tuple[str, str, int]]:
@@ -85,10 +124,10 @@ class FoldPlan:
             words = f"{candidate.size:,} {operator.unit}"
             if operator.unit == "kept":
                 words = "all kept" if candidate.size else "embedded twice"
-            if candidate.settings.get("offloaded"):
-                words += ", pair on the host"
-            if candidate.settings.get("streamed"):
-                words += ", product on the host"
+            for key, what in (("pair", "pair"), ("product", "product"), ("kept", "product")):
+                away = 1.0 - candidate.settings.get(key, 1.0)
+                if away:
+                    words += f", {what if away == 1.0 else f'{away:.0%} of the {what}'} on the host"
             rows.append((operator.name, words, operator.resident + candidate.working))
         return rows
 
@@ -105,6 +144,8 @@ class Planner:
         host_memory: Bytes of the host's memory for what leaves the device; 0 for none.
         parameters: Bytes of the parameters.
         host: Holds what leaves the device.
+        disk: Bytes of a disk for what leaves the device and finds no room in the host's memory.
+        ranks: How many processes share the target, each with a device like this one and this much of the host.
     """
 
     config: Any
@@ -114,6 +155,8 @@ class Planner:
     host_memory: int = 0
     parameters: int = 0
     host: HostBuffers = field(default_factory=HostBuffers)
+    disk: int = 0
+    ranks: int = 1
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
@@ -129,33 +172,42 @@ class Planner:
         Raises:
             BudgetError: The smallest plan needs more.
         """
-        fold = self._fold(residues, rows, templates)
+        fold = self.fold(residues, rows, templates)
         chunks = choose_candidates(self._operators(fold), budget, host_budget=self.host_memory)
         chosen, unit = chunks.chosen, pair_bytes(self.config, fold)
+        everything = FOLDING_POLICY
+        if self.device != "cpu":
+            everything = replace(everything, block_elements=fold.max_block)
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "host"}
+        request = FoldRequest(own, residues, budget, rows, templates)
         if all(chosen[o.name] == o.candidates[0] for o in chunks.operators):
-            return FoldPlan(chunks, unit, 1.0, FOLDING_POLICY, {}, FOLDING_POLICY.contraction)
+            return FoldPlan(chunks, unit, 1.0, everything, {}, everything.contraction, request)
 
-        def on_host(candidate: Candidate, what: str) -> HostBuffers | None:
-            return self.host if candidate.settings[what] else None
+        def contraction(channels: int, kept: float) -> ContractionPlan:
+            return ContractionPlan(channels, self.host, kept) if kept < 1.0 else ContractionPlan(channels)
 
         product, embedding = chosen["triangle multiplication"], chosen.get("templates")
-        policy = replace(
-            FOLDING_POLICY, contraction=ContractionPlan(product.size, on_host(product, "streamed"))
-        )
+        policy = replace(everything, contraction=contraction(product.size, product.settings["kept"]))
+        if "exchange" in chosen:
+            policy = replace(policy, reshard_blocks=chosen["exchange"].size)
         of_templates = policy.contraction
         if embedding is not None:
+            kept = embedding.settings["pair"]
             policy = replace(
-                policy, hold_templates=embedding.size > 0, offload=on_host(embedding, "offloaded")
+                policy,
+                hold_templates=embedding.size > 0,
+                offload=self.host if kept < 1.0 else None,
+                offload_kept=kept if kept < 1.0 else 0.0,
             )
-            of_templates = ContractionPlan(embedding.settings["channels"], on_host(embedding, "streamed"))
+            of_templates = contraction(embedding.settings["channels"], embedding.settings["product"])
         row = row_elements(self.config, fold)
         blocks: dict[str, int | None] = {name: chosen[name].size * row[name] for name in row}
         blocks["templates"] = TEMPLATE_BLOCK
-        return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates)
+        return FoldPlan(chunks, unit, chunks.slow_down, policy, blocks, of_templates, request)
 
     def smallest(self, residues: int, *, rows: int | None = None, templates: int | None = None) -> int:
         """The smallest budget in bytes with which there is a plan."""
-        fold = self._fold(residues, rows, templates)
+        fold = self.fold(residues, rows, templates)
         return smallest_that_works(self._operators(fold), host_budget=self.host_memory)
 
     def longest(self, budget: int, *, rows: int | None = None, templates: int | None = None) -> int:
@@ -165,9 +217,11 @@ class Planner:
         )
 
     def _operators(self, fold: Fold) -> list[Operator]:
-        return operators(self.config, fold, self.costs, host=self.host_memory > 0)
+        room = OffloadRoom(self.host_memory, self.disk)
+        return operators(self.config, fold, self.costs, room=room)
 
-    def _fold(self, residues: int, rows: int | None, templates: int | None) -> Fold:
+    def fold(self, residues: int, rows: int | None = None, templates: int | None = None) -> Fold:
+        """Sizes of a fold; arguments as of :meth:`plan`."""
         return fold_sizes(
             self.config,
             residues,
@@ -176,6 +230,7 @@ class Planner:
             templates=templates,
             parameters=self.parameters,
             device=self.device,
+            ranks=self.ranks,
         )
 
 

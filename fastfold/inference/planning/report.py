@@ -26,26 +26,26 @@ def report_fold_plan(options: argparse.Namespace) -> str:
 
     Args:
         options: ``model``, ``residues``, ``msa`` and ``extra_msa`` (rows), ``templates``, ``precision``,
-            ``memory_budget``, ``device`` and ``host_memory``, as the command line has them.
+            ``memory_budget``, ``device``, ``host_memory`` and ``disk``, as the command line has them.
 
     Raises:
         ConfigError: The model is unknown, or a number makes no sense.
         InputError: The budget is too small; says which would work.
     """
-    if options.residues < 1 or options.msa < 1 or options.extra_msa < 0 or (options.templates or 0) < 0:
-        raise ConfigError(
-            "--residues and --msa have to be at least 1, --extra-msa and --templates at least 0"
-        )
+    check_sizes(options)
     device = choose_device(options.device)
     element_size = 2 if options.precision == "bf16" else 4
     config = model_config(options.model)
-    host = parse_bytes(options.host_memory) if options.host_memory else host_memory_bytes(device.type)
+    host = host_memory_bytes(device.type)
+    if options.host_memory is not None:
+        host = parse_bytes(options.host_memory, none=True)
     planner = Planner(
         config,
         element_size,
         device.type,
         costs=measure_costs(device, torch.bfloat16 if element_size == 2 else torch.float32),
-        host_memory=host if device.type == "cuda" or options.host_memory else 0,
+        host_memory=host,
+        disk=0 if options.disk is None else parse_bytes(options.disk, none=True),
         parameters=count_parameters(config) * element_size,
     )
     budget = parse_bytes(options.memory_budget)
@@ -59,15 +59,41 @@ def report_fold_plan(options: argparse.Namespace) -> str:
     return f"{what}\n\n{plan_text(plan)}\nlongest that fits   {longest:,} residues"
 
 
+def check_sizes(options: argparse.Namespace) -> None:
+    """See that the sizes of a fold make sense.
+
+    Args:
+        options: ``residues``, ``msa``, ``extra_msa`` and ``templates``.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    if options.residues < 1 or options.msa < 1 or options.extra_msa < 0 or (options.templates or 0) < 0:
+        raise ConfigError(
+            "--residues and --msa have to be at least 1, --extra-msa and --templates at least 0"
+        )
+
+
+def plan_lines(plan: FoldPlan) -> list[str]:
+    """Each step with its blocks and its peak, in a table."""
+    rows = [
+        (name, chunks, f"{peak / GIB:.2f}", f"{peak / plan.unit:.2f}") for name, chunks, peak in plan.table()
+    ]
+    width = max(34, *(len(row[1]) + 2 for row in rows))
+    return [
+        f"{name:<26}{chunks:<{width}}{peak:>9}{in_units:>8}"
+        for name, chunks, peak, in_units in [("step", "chunks", "peak GiB", "peak U"), *rows]
+    ]
+
+
 def plan_text(plan: FoldPlan) -> str:
     """Peak, blocks and slow-down, a line for each step."""
-    lines = [f"{'step':<26}{'chunks':<34}{'peak GiB':>9}{'peak U':>8}"]
-    for name, chunks, peak in plan.table():
-        lines.append(f"{name:<26}{chunks:<34}{peak / GIB:>9.2f}{peak / plan.unit:>8.2f}")
-    lines.append("")
+    lines = [*plan_lines(plan), ""]
     lines.append(f"predicted peak      {plan.peak / GIB:,.2f} GiB, {plan.peak / plan.unit:.2f} U")
     if plan.chunks.host:
         lines.append(f"on the host         {plan.chunks.host / GIB:,.2f} GiB")
+    if plan.chunks.disk:
+        lines.append(f"on the disk         {plan.chunks.disk / GIB:,.2f} GiB")
     lines.append(f"expected slow-down  {plan.slow_down:.2f} times the time with memory without end")
     return "\n".join(lines)
 

@@ -27,6 +27,17 @@ _OUTER_CHANNELS = 32
 """Channels of a column in the outer product mean of every official network."""
 
 
+_PAIR_TRAFFIC = {
+    "embedding": 6,
+    "outer product mean": 2,
+    # Twice queries, keys, values and gate (written and read), what is attended, and the pair; two biases; a transition.
+    "triangle attention": 2 * (8 + 2 + 2) + 2 + 2,
+    # Of each: the pair twice and its result, both factors (written and read) and the product (written and read).
+    "triangle multiplication": 3 + 4 + 2,
+}
+"""How often a step of one block reads or writes as much as the pair in the device's memory."""
+
+
 @dataclass(frozen=True)
 class Products:
     """Seconds of steps with triangle multiplications.
@@ -34,16 +45,35 @@ class Products:
     Attributes:
         work: All of them in one group of channels.
         per_group: What each further group adds.
-        streaming: What is added when their products wait on the host.
+        count: How many multiplications that is.
+        copies: Of one product, to the host and back; they run beside the contraction.
+        contraction: Of one product.
+        latency: What is added to each where anything is copied.
+        disk: How often slower copies to a disk are.
     """
 
     work: float
     per_group: float
-    streaming: float
+    count: int
+    copies: float
+    contraction: float
+    latency: float
+    disk: float
 
-    def seconds(self, groups: int, *, streamed: bool) -> float:
-        """Seconds of a step in a number of groups of channels."""
-        return self.work + self.per_group * (groups - 1) + (self.streaming if streamed else 0.0)
+    def seconds(self, groups: int, *, away: float = 0.0, on_disk: float = 0.0) -> float:
+        """Seconds of a step in a number of groups of channels.
+
+        Args:
+            groups: At least one.
+            away: Share of each product that waits elsewhere.
+            on_disk: Share of each product that waits on a disk; a part of ``away``.
+        """
+        seconds = self.work + self.per_group * (groups - 1)
+        if not away:
+            return seconds
+        copies = self.copies * (away + (self.disk - 1.0) * on_disk)
+        # Copies run at the same time as the contraction and wait for it, or it for them.
+        return seconds + self.count * (max(0.0, copies - self.contraction) + self.latency)
 
 
 @dataclass(frozen=True)
@@ -56,6 +86,7 @@ class StepTimes:
         trunk: Triangle multiplications of the trunk.
         templates: All templates once.
         unit_copy: A copy of the pair to the host, or back.
+        per_exchange: What each further block adds in which a tensor is exchanged between ranks.
     """
 
     work: dict[str, float]
@@ -63,6 +94,7 @@ class StepTimes:
     trunk: Products
     templates: Products
     unit_copy: float
+    per_exchange: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,12 +106,16 @@ class Costs:
         per_block: Seconds that a block of rows adds to a step.
         per_pair: Seconds that a further group of channels adds to a triangle multiplication, per pair of residues.
         bandwidth: Bytes per second to the host and back.
+        disk: Bytes per second to a disk and back.
+        memory: Bytes per second of the device's own memory; infinite where ``rate`` was measured with what moves.
     """
 
     rate: float = 1e11
     per_block: float = 2e-4
     per_pair: float = 1e-8
     bandwidth: float = 1e10
+    disk: float = 2e9
+    memory: float = float("inf")
 
     def of(self, config: Any, fold: Any) -> StepTimes:
         """Seconds of the steps of a fold.
@@ -127,21 +163,37 @@ class Costs:
         template_blocks = c.template.template_pair_stack.num_block if c.template.enabled else 0
         template_blocks *= fold.templates
 
+        # Each of several ranks does its share.
+        rate, own_pairs = self.rate * fold.ranks, fold.pairs
+        one_pair = own_pairs * c_z * fold.element_size / self.memory
+        moved = {
+            "embedding": one_pair * _PAIR_TRAFFIC["embedding"],
+            "outer product mean": one_pair * _PAIR_TRAFFIC["outer product mean"] * both,
+            "triangle attention": one_pair * _PAIR_TRAFFIC["triangle attention"] * both,
+        }
+
         def products(count: int, channels: int, other_work: float) -> Products:
             """The steps of a number of blocks, each with two triangle multiplications and other work."""
             multiply = 2 * n**3 * channels
-            traffic = 2 * pairs * channels * fold.element_size / self.bandwidth
-            # Copies run at the same time as the contraction and wait for it, or it for them.
-            waiting = max(0.0, traffic - multiply / self.rate) + 2 * self.per_block
             work = 2 * sum(triangle_flops(pairs, n, channels, channels)) + other_work
-            return Products(count * work / self.rate, count * 2 * pairs * self.per_pair, count * 2 * waiting)
+            traffic = _PAIR_TRAFFIC["triangle multiplication"] * own_pairs * channels * fold.element_size
+            return Products(
+                count * max(work / rate, 2 * traffic / self.memory),
+                count * 2 * own_pairs * self.per_pair,
+                count * 2,
+                2 * own_pairs * channels * fold.element_size / self.bandwidth,
+                multiply / rate,
+                2 * self.per_block,
+                self.bandwidth / self.disk,
+            )
 
         return StepTimes(
-            {name: flops / self.rate for name, flops in work.items()},
+            {name: max(flops / rate, moved.get(name, 0.0)) for name, flops in work.items()},
             {name: count * self.per_block for name, count in runs.items()},
             products(both, c_z, 0),
             products(template_blocks, 64, 2 * _attention(n, n, 64) + transition_flops(pairs, 64, 2 * 64)),
-            pairs * c_z * fold.element_size / self.bandwidth,
+            own_pairs * c_z * fold.element_size / self.bandwidth,
+            4 * both * self.per_block if fold.ranks > 1 else 0.0,
         )
 
 

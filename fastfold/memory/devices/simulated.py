@@ -20,6 +20,7 @@ from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fastfold.memory.devices.caching_allocator import Block, CachingAllocator
 from fastfold.memory.devices.device import Device, DeviceFull
 
 
@@ -34,10 +35,15 @@ class SimulatedDevice(Device):
     Args:
         budget: Bytes.
         device: Where its tensors are: ``cpu``, or ``meta`` for sizes alone.
+        allocator: What holds the operators' tensors, which has a limit of its own; None for exact bytes alone.
     """
 
-    def __init__(self, budget: int, device: str = "cpu") -> None:
+    def __init__(
+        self, budget: int, device: str = "cpu", *, allocator: CachingAllocator | None = None
+    ) -> None:
         super().__init__(budget, torch.device(device))
+        self.allocator = allocator
+        self._blocks: dict[int, Block] = {}
         self.other = self._highest = 0
         self._known: dict[int, int] = {}
         self._paused = 0
@@ -92,6 +98,7 @@ class SimulatedDevice(Device):
             return
         self._charge(size, "a tensor made by an operator")
         self._known[key] = size
+        self._place(key, size)
         self.other += size
         self._highest = max(self._highest, self.other)
         weakref.finalize(storage, self._gone, key)
@@ -105,6 +112,7 @@ class SimulatedDevice(Device):
         else:
             self._discharge(-more)
         self._known[storage._cdata] += more
+        self._place(storage._cdata, storage.nbytes())
         self.other += more
         self._highest = max(self._highest, self.other)
 
@@ -115,8 +123,19 @@ class SimulatedDevice(Device):
         weakref.finalize(storage, self._known.pop, storage._cdata, None)
         return tensor
 
+    def _place(self, key: int, size: int) -> None:
+        """Have the allocator hold a tensor of another size than before."""
+        if self.allocator is None:
+            return
+        before = self._blocks.pop(key, None)
+        if before is not None:
+            self.allocator.free(before)
+        if size:
+            self._blocks[key] = self.allocator.allocate(size)
+
     def _gone(self, key: int) -> None:
         size = self._known.pop(key)
+        self._place(key, 0)
         self.other -= size
         self._discharge(size)
 

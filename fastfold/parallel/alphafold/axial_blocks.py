@@ -36,22 +36,26 @@ def works_in_place(policy: ExecutionPolicy) -> bool:
     return policy.inplace and not torch.is_grad_enabled()
 
 
-def reshard_pair(shards: AxialShards, pair: Tensor, *, columns: bool, inplace: bool = False) -> AsyncTensor:
+def reshard_pair(shards: AxialShards, pair: Tensor, policy: ExecutionPolicy, *, columns: bool) -> AsyncTensor:
     """Start resharding the pair to a shard along its columns, or to one along its rows.
 
     In place it is done at once, and the result takes the memory of ``pair``.
     """
     cut, join = (-2, -3) if columns else (-3, -2)
     where = {"cut": cut, "join": join, "length": pair.shape[cut]}
-    return (
-        completed(shards.reshard_into(pair, pair, **where))
-        if inplace
-        else shards.reshard_async(pair, **where)
-    )
+    if works_in_place(policy):
+        return completed(shards.reshard_into(pair, pair, **where, blocks=policy.reshard_blocks))
+    return shards.reshard_async(pair, **where)
 
 
 def reshard_msa(
-    shards: AxialShards, msa: Tensor, msa_mask: Tensor, *, residues: bool, memory: Tensor | None = None
+    shards: AxialShards,
+    msa: Tensor,
+    msa_mask: Tensor,
+    policy: ExecutionPolicy,
+    *,
+    residues: bool,
+    memory: Tensor | None = None,
 ) -> AsyncTensor:
     """Start resharding the MSA to a shard along its residues, or to one along its sequences.
 
@@ -60,11 +64,9 @@ def reshard_msa(
     sequences, length = msa_mask.shape[-2:]
     cut, join, whole = (-2, -3, sequences) if residues else (-3, -2, length)
     where = {"cut": cut, "join": join, "length": whole}
-    return (
-        shards.reshard_async(msa, **where)
-        if memory is None
-        else completed(shards.reshard_into(msa, memory, **where))
-    )
+    if memory is None:
+        return shards.reshard_async(msa, **where)
+    return completed(shards.reshard_into(msa, memory, **where, blocks=policy.reshard_blocks))
 
 
 def run_pair_steps(
@@ -82,12 +84,12 @@ def run_pair_steps(
     """
     for step in steps:
         if step.columns != columns:
-            moving = reshard_pair(shards, pair, columns=step.columns, inplace=works_in_place(step.policy))
-            pair, columns = moving.wait(), step.columns
+            pair = reshard_pair(shards, pair, step.policy, columns=step.columns).wait()
+            columns = step.columns
         pair = step(pair, shards.take(pair_mask, -1 if columns else -2))
     if columns == end:
         return pair
-    return reshard_pair(shards, pair, columns=end, inplace=works_in_place(steps[-1].policy)).wait()
+    return reshard_pair(shards, pair, steps[-1].policy, columns=end).wait()
 
 
 def refuse_missing_steps(model: nn.Module) -> None:
@@ -146,12 +148,14 @@ class AxialEvoformerBlock(EvoformerBlock):
         return moving.wait(), pair
 
     def _by_sequence(self, msa: Tensor, msa_mask: Tensor, memory: Tensor | None) -> AsyncTensor:
-        return reshard_msa(self.shards, msa, msa_mask, residues=False, memory=memory)
+        policy = self.msa_transition.policy
+        return reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory)
 
     def _update_msa(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, memory: Tensor | None) -> Tensor:
         """From ``[*, s, N, c_m]`` to the updated ``[*, S, n, c_m]``."""
         msa = self.msa_row_attention(msa, pair, self.shards.take(msa_mask, -2))
-        msa = reshard_msa(self.shards, msa, msa_mask, residues=True, memory=memory).wait()
+        policy = self.msa_transition.policy
+        msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=True, memory=memory).wait()
         assert self.msa_column_attention is not None  # blocks without are refused
         msa = self.msa_column_attention(msa, self.shards.take(msa_mask, -1))
         return self.msa_transition(msa)
@@ -199,24 +203,24 @@ class AxialEvoformerStack(EvoformerStack):
         keep_gathered(self)
         first = self.blocks[0]
         assert isinstance(first, AxialEvoformerBlock)
-        residues, inplace = first.outer_product_first, works_in_place(first.msa_transition.policy)
-        memory = msa if inplace else None
-        moving = self._entering(pair, pair_mask, inplace=inplace)
+        residues, policy = first.outer_product_first, first.msa_transition.policy
+        memory = msa if works_in_place(policy) else None
+        moving = self._entering(pair, pair_mask, policy)
         if residues:
-            msa = reshard_msa(self.shards, msa, msa_mask, residues=True, memory=memory).wait()
+            msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=True, memory=memory).wait()
         msa, pair = super().forward(msa, moving.wait(), msa_mask, pair_mask)
-        moving = self._leaving(pair, pair_mask, inplace=inplace)
+        moving = self._leaving(pair, pair_mask, policy)
         if residues:
-            msa = reshard_msa(self.shards, msa, msa_mask, residues=False, memory=memory).wait()
+            msa = reshard_msa(self.shards, msa, msa_mask, policy, residues=False, memory=memory).wait()
         return msa, moving.wait()
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
         """Start moving rows of the pair to what the blocks work on."""
-        return reshard_pair(self.shards, pair, columns=True, inplace=inplace)
+        return reshard_pair(self.shards, pair, policy, columns=True)
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
         """Start moving it back."""
-        return reshard_pair(self.shards, pair, columns=False, inplace=inplace)
+        return reshard_pair(self.shards, pair, policy, columns=False)
 
 
 class AxialTemplatePairStack(TemplatePairStack):

@@ -146,8 +146,7 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
             # The official program contracts left[k, j] with right[k, i].
             return self.shards.contract(right.mT, left.mT, -2, length)
 
-        product = self.product(pair, pair_mask, contract, self.shards.group.size)
-        return self.updated(pair, product, self._dropout(pair))
+        return self.multiplied(pair, pair_mask, contract, self.shards.group.size, self._dropout(pair))
 
     def _dropout(self, pair: Tensor) -> Tensor | None:
         """This rank's part of the factors for the whole pair, which every rank draws alike."""

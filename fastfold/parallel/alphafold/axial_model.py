@@ -12,7 +12,7 @@ from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
-from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, OnCycle
+from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle
 from fastfold.evoformer.primitives import Linear
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
 from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
@@ -70,6 +70,7 @@ class AxialAlphaFold(AlphaFold):
         num_ensemble: int = 1,
         recycle_tolerance: float | None = None,
         on_cycle: OnCycle | None = None,
+        state: KeptState | None = None,
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
         result = super().forward(
@@ -78,6 +79,7 @@ class AxialAlphaFold(AlphaFold):
             num_ensemble=num_ensemble,
             recycle_tolerance=recycle_tolerance,
             on_cycle=on_cycle,
+            state=state,
         )
         group = self.shards.group
         for name in ("distogram", "predicted_aligned_error", "masked_msa"):
@@ -115,7 +117,7 @@ class AxialAlphaFold(AlphaFold):
             return gather(part, -3, group, [each.stop - each.start for each in within])
 
         return LazyRows(
-            torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), self.policy
+            torch.no_grad()(rows), (*logits.shape[:-3], residues, *logits.shape[-2:]), logits.policy
         )
 
     def _own_rows(self, residues: int) -> slice:

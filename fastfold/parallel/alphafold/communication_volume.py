@@ -9,6 +9,7 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.parallel.alphafold.dap import shard
 from fastfold.parallel.axial.grid import Grid
+from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import CommunicationLog
 from fastfold.parallel.mesh import ParallelMesh
@@ -25,6 +26,30 @@ def fastfold_elements(ranks: int, residues: int, sequences: int) -> float:
     r, s = residues, sequences
     gathered = 272 * r * r + 32 * s * r
     return (ranks - 1) / ranks * (gathered + 512 * (s * r + r * r) / ranks)
+
+
+def inference_elements(
+    ranks: int, residues: int, sequences: int, *, c_m: int = 256, c_z: int = 128, msa_heads: int = 8
+) -> float:
+    """Elements that a rank sends in the forward pass of a block without gradients, on average over the ranks.
+
+    Gathers of three biases, the left projection of the outer product mean that passes, four reshards, and both triangle
+    products, in the way that sends less (:func:`fastfold.parallel.axial.matmul.choose_contraction`).
+
+    Args:
+        ranks: How many share the protein along one axis.
+        residues: N.
+        sequences: Rows of the MSA.
+        c_m: MSA channels.
+        c_z: Pair channels, those of the triangle products too.
+        msa_heads: Heads of the row attention; triangle attention has four.
+    """
+    n, area = residues, residues * residues
+    way = choose_contraction("auto", n, n, n, c_z, ranks)
+    products = 2 * c_z * area * (3 / ranks if way == "channels" else 1)
+    gathered = (msa_heads + 2 * 4) * area + 32 * sequences * n
+    resharded = 2 * (c_z * area + c_m * sequences * n) / ranks
+    return (ranks - 1) / ranks * (gathered + resharded + products)
 
 
 def block_communication(

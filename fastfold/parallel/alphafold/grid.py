@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairStack
+from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
@@ -58,10 +59,10 @@ class GridEvoformerStack(AxialEvoformerStack):
 
     layout: GridLayout
 
-    def _entering(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
+    def _entering(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
         return rows_to_blocks(self.layout.grid, pair, pair_mask.shape[-1])
 
-    def _leaving(self, pair: Tensor, pair_mask: Tensor, *, inplace: bool) -> AsyncTensor:
+    def _leaving(self, pair: Tensor, pair_mask: Tensor, policy: ExecutionPolicy) -> AsyncTensor:
         return blocks_to_rows(self.layout.grid, pair, pair_mask.shape[-1])
 
 

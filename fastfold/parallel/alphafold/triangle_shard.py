@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from fastfold import kernels
 from fastfold.evoformer.execution import Block
 from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.kernels.common.layout import batch_elements
+from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 Contract = Callable[[Tensor, Tensor], Tensor]
 """From blocks or shards ``[*, c, rows, columns]`` of both factors to those of their product, for any c."""
@@ -18,6 +21,58 @@ Contract = Callable[[Tensor, Tensor], Tensor]
 
 class ShardedTriangleMultiplication(TriangleMultiplication):
     """Triangle multiplication of which this rank holds a part; the contraction is the derived class's matter."""
+
+    def multiplied(
+        self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int, dropout: Tensor | None
+    ) -> Tensor:
+        """``pair`` plus its update; the product waits where the policy says, but for what the policy keeps.
+
+        Args:
+            pair: ``[*, rows, columns, c_z]``, any part of the pair.
+            mask: ``[*, rows, columns]``, the same part.
+            contract: Gets the left and the right factor.
+            ranks: See :meth:`product`.
+            dropout: Factors for this part of the pair, the same in all of its rows, or None.
+        """
+        host = self.policy.contraction.host
+        if host is None or torch.is_grad_enabled():
+            return self.updated(pair, self.product(pair, mask, contract, ranks), dropout)
+        out = pair if self.policy.inplace else torch.empty_like(pair)
+        for i in batch_elements(pair):
+            for rows, product in self._streamed(pair[i], mask[i], contract, ranks, host):
+                found = self.updated(pair[i][rows], product, None if dropout is None else dropout[i])
+                if out is not pair:
+                    out[i][rows] = found
+        return out
+
+    def _streamed(
+        self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int, host: HostBuffers
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of rows of the product with their content ``[c, rows, columns]``, when all of it is there."""
+        (length, columns, _), channels = pair.shape, len(self.projection.weight) // 2
+        step = self._step(ranks)
+        first, size = kept_rows(length, self.policy.contraction.kept), max(1, step * length // channels)
+        size = max(1, min(size, length - first))
+        blocks = [slice(start, min(length, start + size)) for start in range(first, length, size)]
+        kept = pair.new_empty(channels, first, columns)
+        staging = pair.new_empty(2, step * size * columns if blocks else 0)
+        waiting = StreamedRows(host, channels, blocks, columns, (staging[0], staging[1]), pair)
+        for start in range(0, channels, step):
+            some = slice(start, min(channels, start + step))
+            part = contract(*self._factors(pair, mask, some).chunk(2, dim=-3))
+            kept[some] = part[:, :first]
+            for index, rows in enumerate(blocks):
+                waiting.send(waiting.part(len(part), index).copy_(part[:, rows]), start, index)
+            del part
+        back = pair.new_empty(2, channels * size * columns if blocks else 0)
+        yield from itertools.chain(
+            [(slice(0, first), kept)] if first else [], waiting.read((back[0], back[1]))
+        )
+
+    def _step(self, ranks: int) -> int:
+        """Channels that are contracted at a time without gradients."""
+        channels = len(self.projection.weight) // 2
+        return min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
 
     def product(self, pair: Tensor, mask: Tensor, contract: Contract, ranks: int) -> Tensor:
         """The contracted edges of both gated projections, ``[*, c, rows, columns]``.
@@ -34,7 +89,7 @@ class ShardedTriangleMultiplication(TriangleMultiplication):
         channels = len(self.projection.weight) // 2
         if torch.is_grad_enabled():
             return contract(*self._factors(pair, mask, slice(0, channels)).chunk(2, dim=-3))
-        step = min(channels, max(ranks, self.policy.contraction.channels or -(-channels // 4)))
+        step = self._step(ranks)
         out = pair.new_empty(0)
         for start in range(0, channels, step):
             some = slice(start, min(channels, start + step))

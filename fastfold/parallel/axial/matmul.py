@@ -104,8 +104,8 @@ class _Terms(Function):
                 yield [async_ops.start_reduce_scatter(product, spec.dim, spec.group, spec.sizes)]
                 del product
 
-        for block, (part,) in zip(ctx.blocks, drain(terms()), strict=True):
-            block.put(out, part)
+        for block, found in zip(ctx.blocks, drain(terms()), strict=True):
+            block.put(out, found.pop())  # zip holds the list until the next one is there
         return out
 
     @staticmethod
@@ -140,11 +140,11 @@ class _Channels(Function):
                 if keeps:
                     kept.extend(both)
                 product = both[0] @ both[1].mT
-                del both
+                both.clear()  # zip holds the list until the next one is there
                 yield [_from_channels(product, spec.dim, spec.sizes, block, spec.group)]
 
-        for block, (part,) in zip(ctx.blocks, drain(products()), strict=True):
-            block.put(out, part)
+        for block, found in zip(ctx.blocks, drain(products()), strict=True):
+            block.put(out, found.pop())
         ctx.save_for_backward(*kept)
         return out
 
@@ -206,6 +206,22 @@ def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: i
     return "channels" if less and ranks <= channels else "terms"
 
 
+def block_channels(per_channel: int, channels: int, ranks: int, *, training: bool = False) -> int:
+    """Channels whose products a rank has at a time in :func:`contract`, where nobody says how many.
+
+    A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much more
+    that blocks may be as large as the share: the fewer, the fewer kernels and messages.
+
+    Args:
+        per_channel: Elements of one channel's product.
+        channels: Of the product.
+        ranks: Number of ranks.
+        training: Whether gradients are recorded.
+    """
+    parts = max(4, ranks) if training else max(16, 4 * ranks)
+    return max(1, min(channels, max(_BLOCK, channels * per_channel // parts) // per_channel))
+
+
 def contract(
     left: Tensor,
     right: Tensor,
@@ -242,10 +258,8 @@ def contract(
     way = choose_contraction(way, a, b, sum(spec.contracted), channels, group.size)
     per_channel = max(1, left.shape[:-3].numel() * a * b)
     if block_elements is None:
-        # A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much
-        # more that blocks may be as large as the share: the fewer, the fewer kernels and messages.
-        parts = max(4, group.size) if torch.is_grad_enabled() else max(16, 4 * group.size)
-        block_elements = max(_BLOCK, channels * per_channel // parts)
-    step = max(1, min(channels, block_elements // per_channel))
+        step = block_channels(per_channel, channels, group.size, training=torch.is_grad_enabled())
+    else:
+        step = max(1, min(channels, block_elements // per_channel))
     result: Tensor = (_Channels if way == "channels" else _Terms).apply(left, right, spec, step)
     return result

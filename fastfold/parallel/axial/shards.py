@@ -31,8 +31,8 @@ from fastfold.parallel.data_parallel.buckets import Buckets
 # Bytes of a tensor that are summed up at a time on a GPU, eight times as many in between.
 _CHECKSUM_BLOCK = 2**22
 
-# A reshard in place: blocks of channels at most, and fewest elements of one.
-_BLOCKS, _BLOCK = 4, 2**18
+# A reshard in place: fewest elements of a block of channels.
+_BLOCK = 2**18
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,9 @@ class AxialShards:
         """``x``, a shard along ``join`` of an axis of ``length``, as a shard along ``cut`` of the same tensor."""
         return self.reshard_async(x, cut=cut, join=join, length=length).wait()
 
-    def reshard_into(self, x: Tensor, memory: Tensor, *, cut: int, join: int, length: int) -> Tensor:
+    def reshard_into(
+        self, x: Tensor, memory: Tensor, *, cut: int, join: int, length: int, blocks: int = 4
+    ) -> Tensor:
         """:meth:`reshard`, without gradients, in ``memory`` if the result fits there.
 
         By blocks of channels, so that little exists in addition to the two.
@@ -85,6 +87,7 @@ class AxialShards:
             cut: Dimension to cut, -3 or -2.
             join: The other one.
             length: Whole length of ``join``.
+            blocks: How many blocks at most: more of them hold less at a time.
         """
         sizes, joined = self.sizes(x.shape[cut]), self.sizes(length)
         shape = list(x.shape)
@@ -94,13 +97,13 @@ class AxialShards:
         )
         out = memory.view(-1)[: math.prod(shape)].view(shape) if fits else x.new_empty(shape)
         # Whatever its rows and columns, a channel of all of them lies where it lay: a block overwrites nothing else.
-        blocks = shard_slices(x.shape[-1], max(1, min(_BLOCKS, x.numel() // _BLOCK)))
+        parts = shard_slices(x.shape[-1], max(1, min(blocks, x.numel() // _BLOCK)))
         dims = cut % x.dim(), join % x.dim()
         started = (
-            [async_ops.start_all_to_all(x[..., block], *dims, self.group, sizes, joined)] for block in blocks
+            [async_ops.start_all_to_all(x[..., block], *dims, self.group, sizes, joined)] for block in parts
         )
-        for block, (part,) in zip(blocks, drain(started), strict=True):
-            out[..., block] = part
+        for block, (arrived,) in zip(parts, drain(started), strict=True):
+            out[..., block] = arrived
         return out
 
     def contract(

@@ -33,10 +33,12 @@ class AsyncResult:
     Attributes:
         finish: Makes the result of the buffers once they are filled.
         work: What to wait for; None if nothing is under way.
+        sent: What leaves from, which has to stay as long as it is under way.
     """
 
     finish: Callable[[], Tensor]
     work: dist.Work | None = None
+    sent: Tensor | None = None
 
     def wait(self) -> Tensor:
         """The result, once every rank has sent its part (on a GPU: the stream waits, not the host).
@@ -45,7 +47,7 @@ class AsyncResult:
         """
         if self.work is not None:
             self.work.wait()
-            self.work = None
+            self.work = self.sent = None
         finish, self.finish = self.finish, _taken
         return finish()
 
@@ -76,8 +78,12 @@ def _even(sizes: Sequence[int]) -> bool:
 
 def _exchange(
     op: str, pieces: Sequence[Tensor], received: Sequence[int], group: Group
-) -> tuple[Tensor, dist.Work]:
-    """Send piece i to rank i and receive ``received[i]`` elements from it, into one flat buffer."""
+) -> tuple[Tensor, dist.Work, Tensor]:
+    """Send piece i to rank i and receive ``received[i]`` elements from it, into one flat buffer.
+
+    Returns:
+        The buffer, what to wait for, and the memory that is sent.
+    """
     numbers = [piece.numel() for piece in pieces]
     flat = pieces[0].new_empty(sum(numbers))
     # One pass over pieces with gaps, where joining them would take two.
@@ -88,7 +94,7 @@ def _exchange(
         buffer, flat, list(received), numbers, group=group.process_group, async_op=True
     )
     group.report(op, (flat.numel() - numbers[group.rank]) * flat.element_size())
-    return buffer, work
+    return buffer, work, flat
 
 
 def _start_join(
@@ -96,13 +102,13 @@ def _start_join(
 ) -> AsyncResult:
     """Send piece i to rank i, and concatenate along ``dim`` what the ranks send, of these shapes."""
     numbers = [shape.numel() for shape in shapes]
-    buffer, work = _exchange(op, pieces, numbers, group)
+    buffer, work, sent = _exchange(op, pieces, numbers, group)
 
     def finish() -> Tensor:
         parts = buffer.split(numbers)
         return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim)
 
-    return AsyncResult(finish, work)
+    return AsyncResult(finish, work, sent)
 
 
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
@@ -114,7 +120,7 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
         group.report("all_gather", (group.size - 1) * x.numel() * x.element_size())
         # One operation for all ranks' shards: hundreds of views would take longer than the communication.
         shards = flat.view(group.size, *x.shape)
-        return AsyncResult(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work)
+        return AsyncResult(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work, x)
     shapes = [torch.Size((*x.shape[:dim], size, *x.shape[dim + 1 :])) for size in sizes]
     return _start_join("all_gather", [x] * group.size, shapes, dim, group)
 
@@ -126,13 +132,13 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
         out = x.new_empty(stacked.shape[1:])
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
         group.report("reduce_scatter", (group.size - 1) * out.numel() * out.element_size())
-        return AsyncResult(lambda: out, work)
+        return AsyncResult(lambda: out, work, stacked)
     # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that. And
     # backends round half precision after every addition, where a sum over hundreds of ranks is to be rounded once.
     pieces = x.split(list(sizes), dim)
     shape = pieces[group.rank].shape
-    buffer, work = _exchange("reduce_scatter", pieces, [shape.numel()] * group.size, group)
-    return AsyncResult(lambda: buffer.view(group.size, *shape).sum(0), work)
+    buffer, work, sent = _exchange("reduce_scatter", pieces, [shape.numel()] * group.size, group)
+    return AsyncResult(lambda: buffer.view(group.size, *shape).sum(0), work, sent)
 
 
 def start_all_to_all(
@@ -190,8 +196,8 @@ def start_shift(x: Tensor, offset: int, group: Group, dim: int, sizes: Sequence[
     shape = torch.Size((*x.shape[:dim], sizes[source], *x.shape[dim + 1 :]))
     received = [shape.numel() if rank == source else 0 for rank in range(group.size)]
     pieces = [x if rank == target else empty for rank in range(group.size)]
-    buffer, work = _exchange("shift", pieces, received, group)
-    return AsyncResult(lambda: buffer.view(shape), work)
+    buffer, work, sent = _exchange("shift", pieces, received, group)
+    return AsyncResult(lambda: buffer.view(shape), work, sent)
 
 
 def start_redistribute(
@@ -208,7 +214,7 @@ def start_redistribute(
     shapes = [_box_shape(x.shape, dims, box) for box in found]
     shape = _box_shape(x.shape, dims, wanted)
     numbers = [part.numel() for part in shapes]
-    buffer, work = _exchange("all_to_all", pieces, numbers, group)
+    buffer, work, sent = _exchange("all_to_all", pieces, numbers, group)
 
     def finish() -> Tensor:
         out = buffer.new_empty(shape)
@@ -216,7 +222,7 @@ def start_redistribute(
             _cut(out, dims, wanted, box).copy_(part.view(size))
         return out
 
-    return AsyncResult(finish, work)
+    return AsyncResult(finish, work, sent)
 
 
 def _common(one: slice, other: slice) -> slice:

@@ -1,4 +1,7 @@
-"""Rates of accelerators and their links: tabulated from vendors' data sheets, or measured."""
+"""Rates of accelerators and their links: tabulated from vendors' data sheets, or measured.
+
+The table is ``accelerators.json``, which says of each figure where it is from.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,13 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
 
-LINKS = ("bandwidth", "link", "network")
+LINKS = ("bandwidth", "link", "network", "host_link")
 """Rates in bytes/s."""
 
 _DTYPES = ("bfloat16", "float32")
@@ -26,13 +30,13 @@ def read_measured(path: Path, gpu: str) -> dict[str, Any]:
 
     Args:
         path: Either a JSON object with ``gpu`` (the name) and any of ``matrix_rates`` (FLOP/s achieved in the
-            operators, by dtype), ``bandwidth``, ``link`` and ``network`` (bytes/s achieved). Or what
+            operators, by dtype), ``bandwidth``, ``link``, ``network`` and ``host_link`` (bytes/s achieved). Or what
             ``benchmarks/kernels/run.py`` writes, ``kernels_<gpu>_<dtype>.csv``: then our operators' median rates count,
             of products for those that come nearer to the matrix product's ceiling, of bytes for the others.
         gpu: The name that is expected.
 
     Returns:
-        Those of ``matrix_rates``, ``bandwidth``, ``link`` and ``network`` that there are.
+        Those of ``matrix_rates``, ``bandwidth``, ``link``, ``network`` and ``host_link`` that there are.
 
     Raises:
         ConfigError: The file cannot be read, is of another GPU, or holds something else.
@@ -105,7 +109,8 @@ class Accelerator:
         link: Bytes/s that it sends to the others in its machine.
         per_machine: GPUs in one machine.
         network: Bytes/s that it sends to other machines.
-        source: Where the numbers are from.
+        host_link: Bytes/s between it and the host's memory, in each direction.
+        sources: Where each of the figures is from, by its name in the table.
     """
 
     name: str
@@ -115,89 +120,30 @@ class Accelerator:
     link: float
     per_machine: int
     network: float
-    source: str
+    host_link: float
+    sources: Mapping[str, str]
 
 
-def _sheet(
-    name: str,
-    *,
-    gigabytes: float,
-    bf16: float,
-    fp32: float,
-    terabytes_per_second: float,
-    nvlink: float,
-    network: float,
-    source: str,
-) -> Accelerator:
-    """Numbers as the sheets print them: TFLOP/s, both directions of NVLink in GB/s, network in Gbit/s."""
-    rates = {"bfloat16": bf16 * 1e12, "float32": fp32 * 1e12}
-    return Accelerator(
-        name,
-        gigabytes * 1e9,
-        rates,
-        terabytes_per_second * 1e12,
-        nvlink / 2 * 1e9,
-        8,
-        network / 8 * 1e9,
-        source,
-    )
+def _read_table() -> dict[str, Accelerator]:
+    """The table, in bytes and seconds; links are tabulated with both directions together."""
+    text = resources.files("fastfold.parallel.planner").joinpath("accelerators.json").read_text("utf-8")
+    return {
+        name: Accelerator(
+            name,
+            memory=row["memory"]["value"] * 1e9,
+            matrix_rates={dtype: row[dtype]["value"] * 1e12 for dtype in _DTYPES},
+            bandwidth=row["bandwidth"]["value"] * 1e9,
+            link=row["link"]["value"] / 2 * 1e9,
+            per_machine=row["per_machine"]["value"],
+            network=row["network"]["value"] / 8 * 1e9,
+            host_link=row["host_link"]["value"] / 2 * 1e9,
+            sources={key: figure["source"] for key, figure in row.items()},
+        )
+        for name, row in json.loads(text).items()
+    }
 
 
-ACCELERATORS: dict[str, Accelerator] = {
-    sheet.name: sheet
-    for sheet in (
-        _sheet(
-            "a100-40gb",
-            gigabytes=40,
-            bf16=312,
-            fp32=19.5,
-            terabytes_per_second=1.555,
-            nvlink=600,
-            network=200,
-            source="NVIDIA A100 data sheet (SXM, 40 GB); DGX A100: 8 x HDR InfiniBand",
-        ),
-        _sheet(
-            "a100",
-            gigabytes=80,
-            bf16=312,
-            fp32=19.5,
-            terabytes_per_second=2.039,
-            nvlink=600,
-            network=200,
-            source="NVIDIA A100 data sheet (SXM, 80 GB); DGX A100: 8 x HDR InfiniBand",
-        ),
-        _sheet(
-            "h100",
-            gigabytes=80,
-            bf16=989.4,
-            fp32=67,
-            terabytes_per_second=3.35,
-            nvlink=900,
-            network=400,
-            source="NVIDIA H100 data sheet (SXM), without sparsity; DGX H100: 8 x NDR InfiniBand",
-        ),
-        _sheet(
-            "h200",
-            gigabytes=141,
-            bf16=989.4,
-            fp32=67,
-            terabytes_per_second=4.8,
-            nvlink=900,
-            network=400,
-            source="NVIDIA H200 data sheet (SXM), without sparsity; DGX H200: 8 x NDR InfiniBand",
-        ),
-        _sheet(
-            "b200",
-            gigabytes=180,
-            bf16=2250,
-            fp32=75,
-            terabytes_per_second=7.7,
-            nvlink=1800,
-            network=400,
-            source="NVIDIA HGX B200 data sheet, without sparsity; DGX B200: 8 x NDR InfiniBand",
-        ),
-    )
-}
+ACCELERATORS: dict[str, Accelerator] = _read_table()
 """Data sheets by name."""
 
 
@@ -248,6 +194,7 @@ class Rates:
         bandwidth: Achieved bytes/s of the memory.
         link: Achieved bytes/s within a machine.
         network: Achieved bytes/s between machines.
+        host_link: Achieved bytes/s between a GPU and the host's memory, in each direction.
         sheet: The accelerator.
         assumptions: What no table says.
         origin: For each number, by its name in the sheet, where it is from.
@@ -257,9 +204,15 @@ class Rates:
     bandwidth: float
     link: float
     network: float
+    host_link: float
     sheet: Accelerator
     assumptions: Assumptions
     origin: Mapping[str, str]
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether all of the rates were measured."""
+        return all(origin.startswith("measured") for origin in self.origin.values())
 
     @property
     def usable_memory(self) -> float:
@@ -279,16 +232,14 @@ def rates(name: str, assumptions: Assumptions | None = None, measured: Path | No
         ConfigError: No such GPU, or the measurements cannot be read or are of another one.
     """
     sheet, assumptions = accelerator(name), assumptions or Assumptions()
-    table = f"tabulated ({sheet.source})"
     matrix = {dtype: rate * assumptions.matrix_share for dtype, rate in sheet.matrix_rates.items()}
-    origin = {f"matrix_rates.{dtype}": f"{table}, {assumptions.matrix_share:.0%} assumed" for dtype in matrix}
-    values = {
-        "bandwidth": sheet.bandwidth * assumptions.bandwidth_share,
-        "link": sheet.link * assumptions.link_share,
-        "network": sheet.network * assumptions.link_share,
+    shares = {f"matrix_rates.{dtype}": assumptions.matrix_share for dtype in matrix}
+    shares |= dict.fromkeys(LINKS, assumptions.link_share) | {"bandwidth": assumptions.bandwidth_share}
+    origin = {
+        key: f"tabulated ({sheet.sources[key.removeprefix('matrix_rates.')]}), {share:.0%} assumed"
+        for key, share in shares.items()
     }
-    for key, share in zip(LINKS, (assumptions.bandwidth_share, *2 * (assumptions.link_share,)), strict=True):
-        origin[key] = f"{table}, {share:.0%} assumed"
+    values = {key: getattr(sheet, key) * shares[key] for key in LINKS}
     if measured is not None:
         found = read_measured(measured, sheet.name)
         for dtype, rate in found.get("matrix_rates", {}).items():
@@ -296,4 +247,4 @@ def rates(name: str, assumptions: Assumptions | None = None, measured: Path | No
         for key in LINKS:
             if key in found:
                 values[key], origin[key] = found[key], f"measured ({measured.name})"
-    return Rates(matrix, values["bandwidth"], values["link"], values["network"], sheet, assumptions, origin)
+    return Rates(matrix, sheet=sheet, assumptions=assumptions, origin=origin, **values)

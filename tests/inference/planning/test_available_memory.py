@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from fastfold import load_model
-from fastfold.errors import InputError
+from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
 from fastfold.inference.planning import available_memory
 from fastfold.inference.planning import fit as fitting
-from fastfold.inference.planning.available_memory import available_bytes
+from fastfold.inference.planning.available_memory import FoldMemory, available_bytes, offload_buffers
 from fastfold.inference.planning.fit import fit_target
 from fastfold.inference.planning.planner import Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
@@ -68,7 +70,7 @@ def test_what_fits_passes_silently():
 
 
 def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fitting, "available_bytes", lambda device: 16 * GIB)
+    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 16 * GIB)
     model = network()
     with pytest.raises(InputError) as caught:
         fit_target(model, CPU, 5000, None, name="T1")
@@ -84,7 +86,7 @@ def test_what_does_not_fit_is_refused_with_numbers_and_remedies(monkeypatch: pyt
 def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatch):
     model = network()
     free = Planner(model.config, 2, parameters=parameter_bytes(model)).smallest(2000) + 1
-    monkeypatch.setattr(fitting, "available_bytes", lambda _: free)
+    monkeypatch.setattr(available_memory, "available_bytes", lambda _: free)
     with pytest.raises(InputError, match="use --precision bf16, or take a device"):
         fit_target(model, CPU, 2000, None, name="T1")
     monkeypatch.setattr(fitting, "measure_costs", lambda *_: Costs())
@@ -93,7 +95,7 @@ def test_bf16_is_proposed_only_where_it_is_enough(monkeypatch: pytest.MonkeyPatc
 
 def test_the_network_counts_where_it_is_not_yet(monkeypatch: pytest.MonkeyPatch):
     """What a network on the device takes is free for its fold; of one elsewhere it has to be found."""
-    monkeypatch.setattr(fitting, "available_bytes", lambda device: 4 * GIB)
+    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 4 * GIB)
     elsewhere = network()
     there = load_model("mini", device="cpu")
     assert fit_target(elsewhere, CPU, 10, None, name="T1", rows=1).budget == 4 * GIB
@@ -157,3 +159,30 @@ def test_processes_of_one_machine_have_equal_parts_of_the_hosts_memory(monkeypat
     available_memory.share_host_memory(4)
     assert available_memory.host_memory_bytes("cuda") == 20 * GIB
     assert available_memory.host_memory_bytes("cpu") == 0
+    # What a person allows is for all of them too.
+    assert FoldMemory.here(CPU, host_memory=8 * GIB).host == 2 * GIB
+
+
+def test_processes_that_fold_together_have_parts_of_their_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Of the memory of a CPU, of what was said of the host, and of a disk; a GPU is each process's own."""
+    monkeypatch.setattr(available_memory, "available_bytes", lambda device: 30 * GIB)
+    assert FoldMemory.here(CPU, processes=3) == FoldMemory(10 * GIB)
+    found = FoldMemory.here(CPU, host_memory=6 * GIB, offload_dir=tmp_path, processes=3)
+    assert (found.free, found.host) == (10 * GIB, 2 * GIB)
+    assert 0 < found.disk <= shutil.disk_usage(tmp_path).free
+    gpu = FoldMemory.here(torch.device("cuda"), processes=2)
+    assert (gpu.free, gpu.host, gpu.disk) == (30 * GIB, 12 * GIB, 0)
+    with pytest.raises(ConfigError, match="create it first"):
+        FoldMemory.here(CPU, offload_dir=tmp_path / "missing")
+
+
+def test_what_finds_no_room_on_the_host_goes_to_the_folder(tmp_path: Path):
+    host = offload_buffers(100, tmp_path)
+    parts = host.split([20, 20], torch.empty(1))
+    assert [(where is host, len(memory), count) for where, memory, count in parts] == [
+        (True, 20, 1),
+        (False, 20, 1),
+    ]
+    assert offload_buffers(100, None).overflow is None

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import InputError
-from fastfold.kernels import gated_attention, reference
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.kernels import attention_bias, gated_attention, reference
+from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
 from tests.helpers.kernel_checks import (
@@ -263,3 +267,44 @@ def test_blocks_of_rows_have_a_row_at_least_and_a_bounded_size(rows: int, length
     assert step >= 1
     assert step * length <= max(length, 2**17)
     assert step == 1 or step * length >= min(rows * length, 2**14) - length
+
+
+@pytest.mark.parametrize("length", [64, 99])
+def test_a_bias_for_many_blocks_is_copied_once(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Triton's path, which wants aligned rows: at most lengths every block would copy all of it."""
+    copies: list[bool] = []
+    aligned = triton_launch.aligned
+
+    def watched(bias: Tensor) -> Tensor:
+        found = aligned(bias)
+        copies.append(found is not bias)
+        return found
+
+    monkeypatch.setattr(triton_launch, "aligned", watched)
+    config = model_config("model_1").model.embeddings_and_evoformer.evoformer
+    with without_launches(), torch.device("meta"), torch.inference_mode():
+        for node in (config.triangle_attention_starting_node, config.triangle_attention_ending_node):
+            layer = TriangleAttention(node, 128, zero_init=True).eval()
+            layer.policy = ExecutionPolicy(block_elements=9 * length * 128, inplace=True)
+            layer(torch.empty(length, length, 128), torch.empty(length, length))
+    assert len(copies) == 2 * -(-length // 9)
+    assert not any(copies)
+
+
+def test_a_bias_keeps_its_numbers() -> None:
+    bias = torch.randn(2, 3, 7, 7).transpose(-2, -1)
+    found = attention_bias(bias, 8, backend="torch")
+    assert found.is_contiguous()
+    assert torch.equal(found, bias)
+    assert attention_bias(found, 8, backend="torch") is found
+
+
+def test_only_rows_with_room_behind_them_count_as_aligned() -> None:
+    """What would be read behind the last row has to be there, and rows have to begin where pieces of 16 do."""
+    whole = torch.zeros(2, 9, 112)
+    assert triton_launch.aligned(whole[..., :99]).data_ptr() == whole.data_ptr()
+    for bias in (whole[..., 13:], whole.flatten()[: -13 + 112 * 18].as_strided((2, 9, 99), (1009, 112, 1))):
+        found = triton_launch.aligned(bias)
+        assert found.data_ptr() != bias.data_ptr()
+        assert torch.equal(found, bias)
+        assert triton_launch.aligned(found) is found

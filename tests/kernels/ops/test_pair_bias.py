@@ -113,3 +113,20 @@ def test_the_kernel_puts_heads_in_front_of_a_cut_out_pair() -> None:
 def test_parameters_stand_in_the_order_of_the_arguments() -> None:
     names = tuple(inspect.signature(kernels.pair_bias).parameters)
     assert names[1:4] == PairBiasParams._fields
+
+
+@pytest.mark.parametrize("length", [16, 21])
+def test_rows_can_lie_as_attention_wants_them(length: int) -> None:
+    """The same numbers, in memory that is not copied again."""
+    inputs = {name: x.to(DEVICE, torch.float32) for name, x in _inputs(9, length, 16).items()}
+    with torch.no_grad():
+        found = kernels.pair_bias(**inputs, aligned=True, backend="triton")
+        expected = kernels.pair_bias(**inputs, backend="triton")
+    assert torch.equal(found, expected)
+    assert found.stride(-2) == -(-length // 16) * 16
+    with torch.no_grad():
+        assert kernels.attention_bias(found, 8, backend="triton") is found
+    # With gradients, and on the CPU, they are next to each other.
+    assert kernels.pair_bias(**inputs, aligned=True, backend="triton").is_contiguous()
+    with torch.no_grad():
+        assert kernels.pair_bias(**inputs, aligned=True, backend="torch").is_contiguous()

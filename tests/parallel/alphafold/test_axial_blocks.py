@@ -76,20 +76,22 @@ def test_blocks_without_gradients_are_those_of_one_process(name: str, inplace: b
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_pair_and_an_msa_go_from_one_cut_to_the_other_and_back(inplace: bool) -> None:
     pair, msa = torch.randn(7, 7, 4), torch.randn(5, 7, 4)
-    mask = torch.ones(5, 7)
+    mask, policy = torch.ones(5, 7), ExecutionPolicy(inplace=inplace, reshard_blocks=2)
 
+    @torch.no_grad()
     def run(group: Group) -> None:
         shards = AxialShards(group)
         rows, sequences = shards.take(pair, 0).clone(), shards.take(msa, 0).clone()
-        columns = reshard_pair(shards, rows, columns=True, inplace=inplace).wait()
+        columns = reshard_pair(shards, rows, policy, columns=True).wait()
         assert torch.equal(columns, shards.take(pair, 1))
-        back = reshard_pair(shards, columns, columns=False, inplace=inplace).wait()
+        back = reshard_pair(shards, columns, policy, columns=False).wait()
         assert torch.equal(back, shards.take(pair, 0))
+        assert (back.data_ptr() == rows.data_ptr()) == inplace
         memory = torch.empty(20, 7, 4) if inplace else None
-        residues = reshard_msa(shards, sequences, mask, residues=True, memory=memory).wait()
+        residues = reshard_msa(shards, sequences, mask, policy, residues=True, memory=memory).wait()
         assert torch.equal(residues, shards.take(msa, 1))
         assert memory is None or residues.data_ptr() == memory.data_ptr()
-        again = reshard_msa(shards, residues.clone(), mask, residues=False, memory=memory).wait()
+        again = reshard_msa(shards, residues.clone(), mask, policy, residues=False, memory=memory).wait()
         assert torch.equal(again, shards.take(msa, 0))
 
     on_one_line(RANKS, run)

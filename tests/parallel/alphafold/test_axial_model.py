@@ -131,10 +131,13 @@ def test_lazy_logits_are_joined_in_blocks_that_cross_the_shards() -> None:
     def run(group: Group) -> bool:
         shards = AxialShards(group)
         own = shards.take(whole, 0)
-        part = LazyRows(lambda index: own[index], (*own.shape[:1], 7, 4), ExecutionPolicy())
-        model = SimpleNamespace(shards=shards, policy=ExecutionPolicy(block_elements=2 * 7 * 4))
+        # The blocks are those of the head that makes the logits, not those of the network around it.
+        head, network = ExecutionPolicy(block_elements=2 * 7 * 4), ExecutionPolicy()
+        part = LazyRows(lambda index: own[index], (*own.shape[:1], 7, 4), head)
+        model = SimpleNamespace(shards=shards, policy=network)
         joined = AxialAlphaFold._whole_rows(model, part)  # type: ignore[arg-type]
         assert tuple(joined.shape) == (7, 7, 4)
+        assert [rows.stop - rows.start for rows, _ in joined.blocks()] == [2, 2, 2, 1]
         return torch.equal(joined.whole(), whole) and torch.equal(joined.rows(slice(1, 6)), whole[1:6])
 
     assert on_one_line(3, run) == [True] * 3

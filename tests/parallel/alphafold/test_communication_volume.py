@@ -5,10 +5,23 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
+import torch
 
 from benchmarks.parallel import mean_over_ranks
-from fastfold.parallel.alphafold.communication_volume import block_communication, fastfold_elements
+from fastfold.evoformer.config import model_config
+from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.kernels.common.backend import without_launches
+from fastfold.memory import SimulatedDevice
+from fastfold.parallel.alphafold.communication_volume import (
+    block_communication,
+    fastfold_elements,
+    inference_elements,
+)
+from fastfold.parallel.alphafold.dap import shard
+from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.fake_run import fake_mesh
 
 GRIDS = {4: 2, 8: 2, 64: 8, 512: 16}
 
@@ -76,3 +89,29 @@ def test_more_ranks_than_residues_send_no_more_in_the_mean(residues: int, sequen
 
 def test_one_rank_sends_nothing() -> None:
     assert _sent(ParallelPlan(), 256, 128) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "residues", "sequences"), [(2, 512, 64), (3, 512, 100), (8, 512, 64), (16, 640, 5)]
+)
+def test_a_block_without_gradients_sends_what_is_said(ranks: int, residues: int, sequences: int) -> None:
+    """On average: of rank 0, whose shards are the longest, never less and not much more."""
+    trunk = model_config("model_1").model.embeddings_and_evoformer
+    device = SimulatedDevice(1 << 50, "meta")
+    with (
+        fake_mesh(ParallelPlan(dap=ranks)) as mesh,
+        without_launches(),
+        device.running(),
+        torch.device("meta"),
+        torch.inference_mode(),
+    ):
+        block = EvoformerBlock(trunk.evoformer, 256, 128).eval()
+        shard(block, mesh)
+        set_policy(block, ExecutionPolicy(inplace=True))
+        own = AxialShards(mesh.group("dap")).own
+        s, n = own(sequences), own(residues)
+        msa, pair = torch.empty(s.stop, residues, 256), torch.empty(residues, n.stop, 128)
+        with mesh.record() as log:
+            block(msa, pair, torch.ones(sequences, residues), torch.ones(residues, residues))
+    said = 4 * inference_elements(ranks, residues, sequences)
+    assert 0.999 * said <= log.sent <= 1.05 * said

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory import HostBuffers
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from tests.helpers.definitions import close
 from tests.parallel.alphafold.axial_cases import CASES, inputs_of, plain_module
@@ -63,3 +64,27 @@ def test_a_part_of_the_pair_gives_that_part_of_the_factors_and_of_the_update() -
         dropout[:, 1] = 2.0
         plain = layer.updated(pair[part], some, None) - pair[part]
         close(layer.updated(pair[part], some, dropout), pair[part] + dropout * plain)
+
+
+@pytest.mark.parametrize("name", ["outgoing", "incoming"])
+@pytest.mark.parametrize(("kept", "inplace"), [(0.0, True), (0.5, True), (0.4, False), (1.0, True)])
+def test_a_product_that_waits_elsewhere_gives_the_same_update(name: str, kept: float, inplace: bool) -> None:
+    """Some of its rows here, the others on the host; the last block of rows and of channels are shorter."""
+    layer, host = _layer(name), HostBuffers()
+    layer.policy = ExecutionPolicy(inplace=inplace, contraction=ContractionPlan(3, host, kept))
+    pair, mask = inputs_of(CASES[name], (2,))
+    dropout = torch.rand(2, 1, *pair.shape[-2:], dtype=pair.dtype)
+
+    def contract(left: Tensor, right: Tensor) -> Tensor:
+        if layer.outgoing:
+            return torch.einsum("...cik,...cjk->...cij", left, right)
+        return torch.einsum("...ckj,...cki->...cij", left, right)
+
+    with torch.no_grad():
+        own = pair.clone()
+        expected = layer.updated(pair.clone(), layer.product(pair, mask, contract, 1), dropout)
+        found = layer.multiplied(own, mask, contract, 1, dropout)
+        close(found, expected)
+    assert (found.data_ptr() == own.data_ptr()) == inplace
+    n, c = pair.shape[-2], len(layer.projection.weight) // 2
+    assert host.sent == host.returned == 2 * int(n * (1.0 - kept)) * n * c * 8

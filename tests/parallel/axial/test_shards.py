@@ -79,7 +79,8 @@ def _switches(ranks: int) -> list[bool]:
     for lengths in ((A, A), (A, B), (B, A)):
         whole = torch.arange(2.0 * lengths[0] * lengths[1] * CHANNELS).view(2, *lengths, CHANNELS)
         rows = shards.take(whole, -3).clone()
-        columns = shards.reshard_into(rows, rows, cut=-2, join=-3, length=lengths[0])
+        how = {} if lengths == (A, A) else {"blocks": 2}  # the second is larger or smaller than one
+        columns = shards.reshard_into(rows, rows, cut=-2, join=-3, length=lengths[0], **how)
         found.append(torch.equal(columns, shards.take(whole, -2)))
         # Nothing new where there is room.
         found.append((columns.data_ptr() == rows.data_ptr()) == (columns.numel() <= rows.numel()))

@@ -274,9 +274,19 @@ def aligned(bias: Tensor) -> Tensor:
     All rows of an attention read it, in pieces of 16 bytes, and the kernels are compiled once for all lengths.
     """
     keys = bias.shape[-1]
-    if keys % 16 == 0 and bias.stride(-1) == 1 and bias.stride(-2) % 16 == 0:
+    room = -(-keys // 16) * 16
+    if bias.stride(-1) == 1 and bias.stride(-2) % 16 == 0 and (keys == room or _has_room(bias, room)):
         return bias
-    return bias.new_empty(*bias.shape[:-1], -(-keys // 16) * 16)[..., :keys].copy_(bias)
+    return bias.new_empty(*bias.shape[:-1], room)[..., :keys].copy_(bias)
+
+
+def _has_room(bias: Tensor, room: int) -> bool:
+    """Whether rows begin at multiples of 16, as those of a copy do, and none ends outside of the memory."""
+    last = sum((size - 1) * step for size, step in zip(bias.shape[:-1], bias.stride()[:-1], strict=True))
+    here = bias.storage_offset()
+    held = bias.untyped_storage().nbytes() // bias.element_size()
+    steps = (here, *bias.stride()[:-1])
+    return bias.numel() > 0 and all(step % 16 == 0 for step in steps) and here + last + room <= held
 
 
 def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:

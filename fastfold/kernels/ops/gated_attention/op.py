@@ -233,6 +233,24 @@ def _backward_cost(call: Arguments) -> OperatorCost:
     return OperatorCost(flops, 25 * size_in_bytes(call["x"]), launches=14)
 
 
+def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:
+    """``bias`` as :func:`gated_attention` reads it: one that serves many calls is copied once, not in each of them.
+
+    Args:
+        bias: ``[*, H, N, N]``, with any strides.
+        channels: Of each head.
+        backend: As of :func:`gated_attention`.
+
+    Returns:
+        The same numbers; for Triton with rows that begin at multiples of 16 elements, whatever N is.
+    """
+    if attention_backend(bias, channels, backend) == "torch":
+        return bias.contiguous()
+    from fastfold.kernels.ops.attention.triton_fwd import aligned
+
+    return aligned(bias)
+
+
 def gated_attention(
     x: Tensor,
     bias: Tensor | None,

@@ -137,7 +137,13 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 
 
 def pair_bias(
-    z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor, *, backend: str | None = None
+    z: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    weight: Tensor,
+    *,
+    aligned: bool = False,
+    backend: str | None = None,
 ) -> Tensor:
     """``LN(z) Wᵀ`` with the heads in front, as attention reads it (supplement algorithms 7, 13 and 14).
 
@@ -146,6 +152,8 @@ def pair_bias(
         norm_weight: ``[c]``, scale of the normalisation.
         norm_bias: ``[c]``, its shift.
         weight: W ``[H, c]``.
+        aligned: Where no gradients are recorded, let Triton leave rows as far apart as
+            :func:`~fastfold.kernels.attention_bias` wants them, so that it need not copy them.
         backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; more than 256 channels or 16 heads are
             PyTorch's in any case.
 
@@ -157,4 +165,17 @@ def pair_bias(
     """
     chosen = products_backend(z, weight.shape[1], backend)
     chosen = chosen if weight.shape[0] <= MAX_HEADS else "torch"
-    return _pair_bias(z, PairBiasParams(norm_weight, norm_bias, weight), chosen)
+    parameters = PairBiasParams(norm_weight, norm_bias, weight)
+    if aligned and chosen == "triton" and not torch.is_grad_enabled():
+        return _aligned(z, parameters)
+    return _pair_bias(z, parameters, chosen)
+
+
+@without_autocast
+def _aligned(z: Tensor, parameters: PairBiasParams) -> Tensor:
+    """Without an operator's record, which knows contiguous results alone."""
+    from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
+
+    with torch.cuda.device_of(z):
+        cast = parameters._replace(weight=parameters.weight.to(z.dtype))
+        return pair_bias_forward(z, cast, EPS, multiple=16)

@@ -62,10 +62,15 @@ def padded_blocks(heads: int, channels: int) -> dict[str, int]:
     return {"BC": padded(channels), "BH": padded(heads)}
 
 
-def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float) -> Tensor:
-    """Bias ``[*, H, A, B]`` of ``z [*, A, B, c]``; the weight ``[H, c]`` is in the dtype of ``z``."""
+def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, multiple: int = 1) -> Tensor:
+    """Bias ``[*, H, A, B]`` of ``z [*, A, B, c]``; the weight ``[H, c]`` is in the dtype of ``z``.
+
+    Without a batch its rows lie ``multiple`` elements apart, or a multiple of that.
+    """
     heads, channels = parameters.weight.shape
-    out = z.new_empty(*z.shape[:-3], heads, *z.shape[-3:-1])
+    *batch, length, columns, _ = z.shape
+    width = columns if batch else -(-columns // multiple) * multiple
+    out = z.new_empty(*batch, heads, length, width)[..., :columns]
     if z.numel() == 0:
         return out
     rows = rows_of(z, out.movedim(-3, -1), channels_apart=(1,))

@@ -2,7 +2,7 @@
 
 All of a pair tensor takes part in each element of the product, so old and new exist together. The product is made for
 a group of channels at a time, because only so many of its factors then exist; with :class:`HostBuffers` its finished
-parts leave the device, and come back in blocks of rows when all are there.
+parts leave the device, but for some of its rows, and come back in blocks of rows when all are there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.layout import batch_elements
 from fastfold.kernels.common.scratch import Scratch
-from fastfold.memory.offload import HostBuffers, StreamedRows
+from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,17 @@ class ContractionPlan:
     Attributes:
         channels: Channels whose factors exist at a time; None leaves it to the backend.
         host: Where the product waits; None for the device.
+        kept: With ``host``: share of the product's rows that stay on the device, from 0 to 1.
     """
 
     channels: int | None = None
     host: HostBuffers | None = None
+    kept: float = 0.0
 
 
-def contraction_bytes(n: int, c: int, element_size: int, *, channels: int, streamed: bool) -> int:
+def contraction_bytes(
+    n: int, c: int, element_size: int, *, channels: int, streamed: bool, kept: float = 0.0
+) -> int:
     """Memory on the device that :func:`multiply` takes in addition to its arguments, without what its backend takes.
 
     Args:
@@ -41,12 +45,14 @@ def contraction_bytes(n: int, c: int, element_size: int, *, channels: int, strea
         element_size: Bytes per element.
         channels: Channels whose factors exist at a time.
         streamed: Whether the product waits on the host.
+        kept: Share of its rows that do not.
     """
     factors = 2 * channels * n * n
-    if not streamed:
+    first = kept_rows(n, kept) if streamed else n
+    if first == n:
         return element_size * (factors + c * n * n)
-    rows = block_rows(n, c, channels)
-    return element_size * (max(factors, 2 * c * rows * n) + 2 * channels * rows * n)
+    rows = min(n - first, block_rows(n, c, channels))
+    return element_size * (c * first * n + max(factors, 2 * c * rows * n) + 2 * channels * rows * n)
 
 
 def block_rows(n: int, c: int, channels: int) -> int:
@@ -116,6 +122,7 @@ def multiply(
     channels: int,
     scratch: Scratch,
     host: HostBuffers | None,
+    kept: float = 0.0,
 ) -> None:
     """Fill ``out [*, N, N, c_z]``, which may be ``z`` or ``residual``.
 
@@ -131,6 +138,7 @@ def multiply(
         channels: Channels whose factors exist at a time.
         scratch: Buffers, of the dtype and device of ``z``.
         host: Where the product waits; None for the device.
+        kept: With ``host``: share of the product's rows that stay on the device.
     """
     n = z.shape[-2]
     how: dict[str, Any] = {
@@ -139,6 +147,7 @@ def multiply(
         "channels": channels,
         "scratch": scratch,
         "host": host,
+        "kept": kept,
     }
     for i in batch_elements(z):
         for rows, product in _product(z[i], mask[i], backend, **how):
@@ -157,36 +166,36 @@ def _product(
     channels: int,
     scratch: Scratch,
     host: HostBuffers | None,
+    kept: float,
 ) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows of the product with their content ``[c, rows, N]``, when all of it is there."""
     n = z.shape[-2]
-    size = n if host is None else block_rows(n, c, channels)
-    blocks = [slice(start, min(n, start + size)) for start in range(0, n, size)]
-    product = streamed = None
-    if host is None:
-        product = scratch("product", c, n, n)
-    else:
-        staging = scratch("staging", 2, min(c, channels) * size * n)
+    first_away = n if host is None else kept_rows(n, kept)
+    size = block_rows(n, c, channels)
+    blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
+    product = scratch("product", c, first_away, n) if first_away else None
+    streamed = None
+    if blocks:
+        assert host is not None
+        staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * n)
         streamed = StreamedRows(host, c, blocks, n, (staging[0], staging[1]), z)
     for first in range(0, c, channels):
         count = min(channels, c - first)
         factors = scratch("factors", 2 * count, n, n)
         backend.project(factors, z, mask, first, count)
         left, right = factors[:count], factors[count:]
+        if product is not None:
+            contract(left, right, slice(0, first_away), outgoing, product[first : first + count])
         for index, rows in enumerate(blocks):
-            if streamed is None:
-                assert product is not None
-                contract(left, right, rows, outgoing, product[first : first + count])
-            else:
-                part = streamed.part(count, index)
-                contract(left, right, rows, outgoing, part)
-                streamed.send(part, first, index)
-    if streamed is None:
-        assert product is not None
-        yield blocks[0], product
-    else:
+            assert streamed is not None
+            part = streamed.part(count, index)
+            contract(left, right, rows, outgoing, part)
+            streamed.send(part, first, index)
+    if product is not None:
+        yield slice(0, first_away), product
+    if streamed is not None:
         # The factors are done with: what comes back takes their place.
-        back = scratch("factors", 2, c * size * n)
+        back = scratch("factors", 2, c * min(size, n - first_away) * n)
         yield from streamed.read((back[0], back[1]))
 
 

@@ -69,6 +69,7 @@ def forward(
         channels=min(c, plan.channels or module.channel_group(c, z.shape[-2] ** 2)),
         scratch=scratch,
         host=plan.host,
+        kept=plan.kept,
     )
     return out
 

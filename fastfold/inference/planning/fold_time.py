@@ -1,0 +1,132 @@
+"""How long a planned fold would take on GPUs that are not here, and what it would copy and send: nothing is measured.
+
+Operations over a share of the data sheet's rate, or bytes over a share of its bandwidth, whichever takes longer; copies
+to the host beside the contractions that hide them; messages in addition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastfold.evoformer.config import is_multimer
+from fastfold.inference.planning.memory_model import Fold, template_copies
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.inference.planning.time_model import Costs
+from fastfold.memory.offload import kept_rows
+from fastfold.parallel.alphafold.communication_volume import inference_elements
+from fastfold.parallel.comm.groups import Communication
+from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.communication_cost import exchange_seconds
+from fastfold.parallel.planner.hardware import Rates
+
+LAUNCHES = 20
+"""Kernels that a block of rows starts, on average over the steps."""
+DISK = 5e9
+"""Bytes per second of the disk, where nobody says: an NVMe disk of PCIe Gen4, a part of 7 GB/s."""
+_MESSAGES = 24
+# Of one block: gathers, reshards in four blocks of channels, blocks of two products.
+
+
+def fold_costs(rates: Rates, element_size: int) -> Costs:
+    """What candidates cost on a GPU, from its rates.
+
+    Args:
+        rates: Of the GPU.
+        element_size: Bytes per element of the trunk.
+    """
+    launch = rates.assumptions.launch_seconds
+    return Costs(
+        rate=rates.matrix["bfloat16" if element_size == 2 else "float32"],
+        per_block=LAUNCHES * launch,
+        per_pair=128 * element_size / rates.bandwidth,  # the pair is read again
+        bandwidth=rates.host_link,
+        disk=DISK,
+        memory=rates.bandwidth,
+    )
+
+
+@dataclass(frozen=True)
+class FoldTime:
+    """One fold, of all its passes.
+
+    Attributes:
+        computing: Seconds of operators and copies, as planned.
+        sending: Seconds in which messages are waited for.
+        copied: Bytes between each GPU and the host or the disk, both ways together.
+        sent: Bytes that each GPU sends to others.
+    """
+
+    computing: float
+    sending: float
+    copied: int
+    sent: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the fold."""
+        return self.computing + self.sending
+
+
+def fold_time(config: Any, fold: Fold, plan: FoldPlan, rates: Rates, passes: int) -> FoldTime:
+    """Time and traffic of a planned fold; aligned errors and templates' own messages left out.
+
+    Args:
+        config: Official configuration tree.
+        fold: Sizes.
+        plan: How it is run, made with :func:`fold_costs`.
+        rates: Of the GPUs.
+        passes: Recycling iterations, and one.
+    """
+    c = config.model.embeddings_and_evoformer
+    sending = sent = 0.0
+    if fold.ranks > 1:
+        layout = ParallelPlan(dap=fold.ranks)
+        for blocks, rows, channels in (
+            (c.evoformer_num_block, fold.clusters + fold.templates, c.msa_channel),
+            (c.extra_msa_stack_num_block, fold.extra, c.extra_msa_channel),
+        ):
+            elements = inference_elements(fold.ranks, fold.residues, rows, c_m=channels, c_z=c.pair_channel)
+            own = elements * fold.element_size
+            one = exchange_seconds(Communication("all_gather", "dap", fold.ranks, own), layout, rates)
+            sending += blocks * (one + _MESSAGES * rates.assumptions.latency_seconds)
+            sent += blocks * own
+    return FoldTime(
+        passes * plan.chunks.seconds,
+        passes * sending,
+        passes * copied_bytes(config, fold, plan),
+        passes * sent,
+    )
+
+
+def copied_bytes(config: Any, fold: Fold, plan: FoldPlan) -> int:
+    """Bytes that one pass copies between a device and the host or a disk, both ways together.
+
+    Args:
+        config: Official configuration tree.
+        fold: Sizes.
+        plan: How it is run.
+    """
+    c = config.model.embeddings_and_evoformer
+    stack = c.template.template_pair_stack if c.template.enabled else None
+    n, e, own = fold.residues, fold.element_size, fold.own
+
+    def product(channels: int, kept: float) -> int:
+        """Bytes of the outgoing and the incoming product of one block that leave."""
+        away = (n - kept_rows(n, kept)) * own + (own - kept_rows(own, kept)) * n
+        return away * channels * e
+
+    chosen = plan.chunks.chosen
+    kept = chosen["triangle multiplication"].settings["kept"]
+    hidden = c.evoformer.triangle_multiplication_outgoing.num_intermediate_channel
+    blocks = c.evoformer_num_block + c.extra_msa_stack_num_block
+    copied = 2 * blocks * product(hidden, kept)
+    embedding = chosen.get("templates")
+    if embedding is None or stack is None:
+        return copied
+    multimer = is_multimer(config)
+    channels = c.template.num_channels if multimer else stack.triangle_attention_ending_node.value_dim
+    times = fold.templates * (1 if embedding.size or fold.templates == 1 else 2)
+    copied += 2 * times * stack.num_block * product(channels, embedding.settings["product"])
+    away = (own - kept_rows(own, embedding.settings["pair"])) * n * c.pair_channel * e
+    return copied + template_copies(fold.templates, multimer=multimer) * away

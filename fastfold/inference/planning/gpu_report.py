@@ -1,0 +1,166 @@
+"""``fastfold plan --fold --gpu NAME``: what a fold would take on GPUs that are not here, in memory and hours."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from fastfold.errors import ConfigError
+from fastfold.evoformer.config import model_config
+from fastfold.inference.planning.fit import plan_target
+from fastfold.inference.planning.fold_time import DISK, LAUNCHES, FoldTime, fold_costs, fold_time
+from fastfold.inference.planning.memory_model import FIXED_CUDA, FIXED_NCCL
+from fastfold.inference.planning.planner import FoldPlan, Planner
+from fastfold.inference.planning.report import check_sizes, count_parameters, plan_lines
+from fastfold.memory import parse_bytes
+from fastfold.parallel.planner.hardware import Rates, rates
+from fastfold.parallel.planner.report import assumptions_text
+from fastfold.utils.units import GIB, clock
+
+
+@dataclass(frozen=True)
+class GpuFold:
+    """A planned fold on GPUs.
+
+    Attributes:
+        plan: Of each GPU.
+        time: Of all passes.
+        planner: That made the plan.
+        budget: Bytes of each GPU.
+        speeds: Of the GPUs.
+        passes: Recycling iterations, and one.
+    """
+
+    plan: FoldPlan
+    time: FoldTime
+    planner: Planner
+    budget: int
+    speeds: Rates
+    passes: int
+
+
+def plan_on_gpus(
+    config: Any,
+    residues: int,
+    speeds: Rates,
+    *,
+    gpus: int = 1,
+    budget: int | None = None,
+    host_memory: int = 0,
+    disk: int = 0,
+    rows: int | None = None,
+    templates: int | None = None,
+    precision: str = "bf16",
+    recycles: int = 3,
+) -> GpuFold:
+    """Plan a fold on GPUs that need not be here.
+
+    Args:
+        config: Official configuration tree.
+        residues: Length of the target, all chains together.
+        speeds: Of the GPUs.
+        gpus: How many share the target.
+        budget: Bytes of each; None for what its data sheet says.
+        host_memory: Bytes of each machine's memory for what leaves its GPUs, which have equal parts of it.
+        disk: The same of each machine's disk.
+        rows: Rows of all alignments; None for as many as the network takes.
+        templates: Shown to the network; None for as many as it takes.
+        precision: ``bf16`` or ``fp32``.
+        recycles: Passes after the first one.
+
+    Raises:
+        InputError: The target does not fit; says what would.
+    """
+    size = 2 if precision == "bf16" else 4
+    here = min(gpus, speeds.sheet.per_machine)
+    planner = Planner(
+        config,
+        size,
+        "cuda",
+        costs=fold_costs(speeds, size),
+        host_memory=host_memory // here,
+        parameters=count_parameters(config) * size,
+        disk=disk // here,
+        ranks=gpus,
+    )
+    budget = int(speeds.sheet.memory) if budget is None else budget
+    plan = plan_target(planner, residues, budget, rows=rows, templates=templates)
+    fold = planner.fold(residues, rows, templates)
+    time = fold_time(config, fold, plan, speeds, recycles + 1)
+    return GpuFold(plan, time, planner, budget, speeds, recycles + 1)
+
+
+def report_gpu_plan(options: argparse.Namespace) -> str:
+    """The plan of a fold on GPUs in words.
+
+    Args:
+        options: Those of ``fastfold plan``.
+
+    Raises:
+        ConfigError: The model or the GPU is unknown, or a number makes no sense.
+        InputError: The target does not fit; says what would.
+    """
+    check_sizes(options)
+    gpus = 1 if options.gpus is None else options.gpus
+    if gpus < 1 or options.recycles < 0:
+        raise ConfigError("--gpus has to be at least 1, --recycles at least 0")
+    found = plan_on_gpus(
+        model_config(options.model),
+        options.residues,
+        rates(options.gpu, measured=options.measured),
+        gpus=gpus,
+        budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
+        host_memory=_amount(options.host_memory),
+        disk=_amount(options.disk),
+        rows=options.msa + options.extra_msa,
+        templates=options.templates,
+        precision=options.precision,
+        recycles=options.recycles,
+    )
+    return gpu_plan_text(found, options)
+
+
+def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
+    """Peak, what waits where, bytes and hours of a planned fold, and what is assumed.
+
+    Args:
+        found: The plan.
+        options: ``model``, ``residues``, ``msa``, ``extra_msa``, ``templates`` and ``precision``, for the first line.
+    """
+    plan, time, speeds, planner = found.plan, found.time, found.speeds, found.planner
+    gpus, rows = planner.ranks, options.msa + options.extra_msa
+    spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name
+    calibrated = "measured rates" if speeds.calibrated else "uncalibrated: no rate was measured on this GPU"
+    if not speeds.calibrated and any(o.startswith("measured") for o in speeds.origin.values()):
+        calibrated = "uncalibrated: not all rates were measured on this GPU"
+    longest = planner.longest(found.budget, rows=rows, templates=options.templates)
+    fixed = FIXED_CUDA + (FIXED_NCCL if gpus > 1 else 0)
+    lines = [
+        f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, "
+        f"{found.passes} passes, on {spread} with {found.budget / GIB:,.2f} GiB each "
+        f"(U, the pair tensor: {plan.unit / GIB:,.3f} GiB)",
+        "",
+        *plan_lines(plan),
+        "",
+        f"memory per GPU      {plan.peak / GIB:,.2f} GiB, {plan.peak / plan.unit:.2f} U",
+        f"on the host         {plan.chunks.host / GIB:,.2f} GiB per GPU, of {planner.host_memory / GIB:,.2f} GiB",
+        f"on the disk         {plan.chunks.disk / GIB:,.2f} GiB per GPU, of {planner.disk / GIB:,.2f} GiB",
+        f"over PCIe           {time.copied / 1e9:,.0f} GB per GPU, both ways together",
+        f"between GPUs        {time.sent / 1e9:,.0f} GB sent by each",
+        f"time                {time.seconds / 3600:,.2f} hours ({clock(time.seconds)}; {calibrated}): "
+        f"{time.computing / 3600:,.2f} computing and copying, {time.sending / 3600:,.2f} waiting for messages",
+        f"longest that fits   {longest:,} residues",
+        "",
+        assumptions_text(speeds, training=False),
+        f"assumed of a fold: {LAUNCHES} kernels per block of rows; copies to the host run beside the contraction of a "
+        f"triangle multiplication; a disk of {DISK / 1e9:g} GB/s; {fixed / GIB:.2f} GiB of each GPU are the driver's, "
+        "the libraries' and NCCL's; the machine's memory and disk are divided evenly among its GPUs; left out are the "
+        "search, features, templates' messages, and writing the results",
+    ]
+    return "\n".join(lines)
+
+
+def _amount(text: str | None) -> int:
+    """Bytes; none if nothing is said, because the machine is another one."""
+    return 0 if text is None else parse_bytes(text, none=True)
