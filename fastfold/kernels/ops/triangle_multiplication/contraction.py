@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.layout import batch_elements
+from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
@@ -150,10 +150,12 @@ def multiply(
         "kept": kept,
     }
     for i in batch_elements(z):
-        for rows, product in _product(z[i], mask[i], backend, **how):
-            b_residual = None if residual is None else residual[i][rows]
-            b_dropout = None if dropout is None else dropout[i][rows]
-            backend.write(out[i][rows], product.view(c, -1, n), z[i][rows], b_residual, b_dropout)
+        for rows, product in _product(part(z, i), part(mask, i), backend, **how):
+            here: tuple[int | slice, ...] = i if rows == slice(0, n) else (*i, rows)
+            b_out, b_z, b_residual, b_dropout = (part(x, here) for x in (out, z, residual, dropout))
+            assert b_out is not None
+            assert b_z is not None
+            backend.write(b_out, product.view(c, -1, n), b_z, b_residual, b_dropout)
 
 
 def _product(
@@ -183,14 +185,15 @@ def _product(
         count = min(channels, c - first)
         factors = scratch("factors", 2 * count, n, n)
         backend.project(factors, z, mask, first, count)
-        left, right = factors[:count], factors[count:]
+        left, right = factors.chunk(2)
         if product is not None:
-            contract(left, right, slice(0, first_away), outgoing, product[first : first + count])
+            group = product if count == c else product[first : first + count]
+            contract(left, right, slice(0, first_away), outgoing, group)
         for index, rows in enumerate(blocks):
             assert streamed is not None
-            part = streamed.part(count, index)
-            contract(left, right, rows, outgoing, part)
-            streamed.send(part, first, index)
+            waiting = streamed.part(count, index)
+            contract(left, right, rows, outgoing, waiting)
+            streamed.send(waiting, first, index)
     if product is not None:
         yield slice(0, first_away), product
     if streamed is not None:
@@ -201,10 +204,11 @@ def _product(
 
 def contract(left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor) -> None:
     """Fill rows of the sums over all triangles, ``out [g, rows, N]``, from factors ``[g, N, N]``."""
+    whole = rows == slice(0, left.shape[-1])
     if outgoing:
-        torch.bmm(left[:, rows], right.mT, out=out)
+        torch.bmm(left if whole else left[:, rows], right.mT, out=out)
     else:
-        torch.bmm(right[:, :, rows].mT, left, out=out)
+        torch.bmm((right if whole else right[:, :, rows]).mT, left, out=out)
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.layout import batch_elements
+from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch, without_autocast
 from fastfold.kernels.ops.triangle_multiplication import eager
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
@@ -37,10 +37,6 @@ def _module(backend: str) -> Any:
 
 def _like(dropout: Tensor | None, z: Tensor) -> Tensor | None:
     return None if dropout is None else dropout.expand_as(z)
-
-
-def _at(x: Tensor | None, index: tuple[int, ...]) -> Tensor | None:
-    return None if x is None else x[index]
 
 
 @without_autocast
@@ -106,8 +102,9 @@ def backward(
     steps: TriangleGradients = _module(backend).Backward(parameters.factors, parameters.update, z, needed)
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
-        factors = _factors_and_gradients(steps, grad_z[i], grad[i], z[i], mask[i], _at(dropout, i), outgoing)
-        steps.factors_backward(grad_z[i], factors, z[i], mask[i], grad[i] if add_grad else None)
+        b_grad_z, b_grad, b_z, b_mask = (part(x, i) for x in (grad_z, grad, z, mask))
+        factors = _factors_and_gradients(steps, b_grad_z, b_grad, b_z, b_mask, part(dropout, i), outgoing)
+        steps.factors_backward(b_grad_z, factors, b_z, b_mask, b_grad if add_grad else None)
     return [grad_z, *steps.factor_grads(), *steps.update_grads()[2:]]
 
 
@@ -176,7 +173,7 @@ def update(
     dropout, product = _like(dropout, z), product.to(z.dtype).contiguous()
     steps = _module(backend).Forward(None, parameters, Scratch().of(z))
     for i in batch_elements(z):
-        steps.write(out[i], product[i], z[i], z[i] if add_z else None, _at(dropout, i))
+        steps.write(out[i], product[i], z[i], z[i] if add_z else None, part(dropout, i))
     return out
 
 
@@ -196,6 +193,6 @@ def update_backward(
     grad_product = product.to(steps.dtype, copy=True, memory_format=torch.contiguous_format)
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
-        steps.update_backward(grad_z[i], grad_product[i], grad[i], z[i], _at(dropout, i))
+        steps.update_backward(grad_z[i], grad_product[i], grad[i], z[i], part(dropout, i))
     grad_z = steps.norm_backward(grad_z, z)
     return [grad_product, grad_z, *steps.update_grads()]
