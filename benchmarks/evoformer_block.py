@@ -88,7 +88,7 @@ def passes(block: EvoformerBlock, inputs: tuple[torch.Tensor, ...]) -> dict[str,
     def reduced(products: Products) -> Callable[[], None]:
         def forward_reduced() -> None:
             with reduced_products(products):
-                forward()
+                forward_in_a_fold()
 
         return forward_reduced
 
