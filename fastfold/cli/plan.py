@@ -119,7 +119,10 @@ def run_plan(options: argparse.Namespace) -> int:
             if options.gpus is None
             else "--gpu"
         )
-        raise ConfigError(f"fastfold plan needs {missing}, for example: fastfold plan --gpus 512 --gpu h200")
+        raise ConfigError(
+            f"fastfold plan needs {missing} for a training step, for example: fastfold plan --gpus 512 --gpu h200; "
+            "add --fold to plan a fold"
+        )
     return _plan_training(options)
 
 
