@@ -14,7 +14,7 @@ from tests.helpers.command_line import CommandLine
 
 @pytest.mark.parametrize(
     ("given", "missing"),
-    [([], "--gpus and --gpu"), (["--gpus", "8"], "--gpu,"), (["--gpu", "h200"], "--gpus,")],
+    [([], "--gpus and --gpu"), (["--gpus", "8"], "--gpu for"), (["--gpu", "h200"], "--gpus for")],
 )
 def test_plan_asks_for_what_it_lacks(cli: CommandLine, given: list[str], missing: str) -> None:
     done = cli.run("plan", *given)
