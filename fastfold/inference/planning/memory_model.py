@@ -21,6 +21,7 @@ from fastfold.inference.planning.shard_memory import (
     reshard_bytes,
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes
+from fastfold.kernels.common.cpu_products import multiplied_by_onednn
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.autochunk import Candidate, Operator
 from fastfold.memory.offload import kept_rows
@@ -29,6 +30,8 @@ from fastfold.memory.offload import kept_rows
 # leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and
 # threads take some 400 MiB after its first fold.
 _FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
+# Code that oneDNN makes for each shape of a product, and operands that it lays out anew.
+_ONEDNN = 40 << 20
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
 _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
 # That of a multimer has two masks instead of one value for all.
@@ -171,6 +174,8 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     n, e, pairs, whole, ranks = fold.residues, fold.element_size, fold.pairs, fold.residues**2, fold.ranks
     shard, mask = pairs * c.pair_channel * e, whole * e
     fixed = _FIXED_CPU + fold.rows * n * (_RAW_MULTIMER if is_multimer(config) else _RAW)
+    if multiplied_by_onednn():
+        fixed += _ONEDNN
     if fold.device == "cuda":
         fixed = FIXED_CUDA + CUDA_BLOCK * e + (FIXED_NCCL if ranks > 1 else 0)
     msa_rows = fold.clusters + fold.templates

@@ -26,8 +26,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
     Args:
         device: Where the products are made; nothing is done but for a CPU.
     """
-    untouched = torch.get_float32_matmul_precision() == "highest" and not torch.cuda.is_initialized()
-    if device.type != "cpu" or not untouched or not _onednn_is_better():
+    if device.type != "cpu" or not multiplied_by_onednn():
         yield
         return
     torch.set_float32_matmul_precision("medium")
@@ -35,6 +34,12 @@ def exact_products(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def multiplied_by_onednn() -> bool:
+    """Whether :func:`exact_products` gives a CPU's products to oneDNN."""
+    untouched = torch.get_float32_matmul_precision() == "highest" and not torch.cuda.is_initialized()
+    return untouched and _onednn_is_better()
 
 
 @functools.cache
