@@ -359,7 +359,7 @@ def run_network(
                 num_ensemble=passes.num_ensemble,
                 recycle_tolerance=passes.recycle_tolerance,
                 on_cycle=on_cycle,
-                **({} if state is None else {"state": state}),
+                state=state,
             )
             return result, _confidences(result, passes.is_complex, passes.pae)
     finally:

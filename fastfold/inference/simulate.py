@@ -23,8 +23,8 @@ from fastfold.inference.folding import NetworkPasses, run_network
 from fastfold.inference.planning.memory_model import (
     CONTEXT_CUDA,
     FIXED_CUDA,
-    FIXED_NCCL,
     WORKSPACE_CUDA,
+    nccl_bytes,
 )
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
@@ -150,7 +150,7 @@ def simulate(
         BudgetError: There is no plan for the budget.
         DeviceFull: The fold takes more than was planned.
     """
-    outside = CONTEXT_CUDA + (FIXED_NCCL if ranks > 1 else 0)
+    outside = CONTEXT_CUDA + nccl_bytes(ranks)
     caching = None
     if allocator is not None:
         caching = CachingAllocator(budget - outside, expandable=allocator == "expandable")
@@ -177,7 +177,7 @@ def simulate(
         if not every_block:
             policy = _FewBlocks(**{f.name: getattr(plan.policy, f.name) for f in fields(plan.policy)})
             plan = replace(plan, policy=policy)
-        device.budget = plan.peak - FIXED_CUDA - (FIXED_NCCL if ranks > 1 else 0)
+        device.budget = plan.peak - FIXED_CUDA - nccl_bytes(ranks)
         alphafold.shard(model, mesh)
         with mesh.record() as log:
             run_network(

@@ -287,8 +287,7 @@ class TargetRunner:
             self.progress.passes(work, num_recycles, cost) as on_cycle,
         ):
             state = self._state(results, job, prepared.label)
-            kept = {} if state is None else {"state": state}
-            prediction = prepared.predictor.predict(model, job.seed, on_cycle, **kept)
+            prediction = prepared.predictor.predict(model, job.seed, on_cycle, state=state)
             most = peak()
         took = {
             "seconds": round(time.monotonic() - start, 1),

@@ -10,7 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.fit import plan_target
 from fastfold.inference.planning.fold_time import DISK, LAUNCHES, FoldTime, fold_costs, fold_time
-from fastfold.inference.planning.memory_model import FIXED_CUDA, FIXED_NCCL
+from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.inference.planning.planner import FoldPlan, Planner
 from fastfold.inference.planning.report import check_sizes, count_parameters, plan_lines
 from fastfold.memory import parse_bytes
@@ -135,7 +135,7 @@ def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
     if not speeds.calibrated and any(o.startswith("measured") for o in speeds.origin.values()):
         calibrated = "uncalibrated: not all rates were measured on this GPU"
     longest = planner.longest(found.budget, rows=rows, templates=options.templates)
-    fixed = FIXED_CUDA + (FIXED_NCCL if gpus > 1 else 0)
+    fixed = FIXED_CUDA + nccl_bytes(gpus)
     lines = [
         f"{options.model}, {options.residues:,} residues, {rows:,} alignment rows, {options.precision}, "
         f"{found.passes} passes, on {spread} with {found.budget / GIB:,.2f} GiB each "

@@ -61,6 +61,11 @@ TEMPLATE_BLOCK = 1 << 20
 """Elements of the blocks in which templates are embedded."""
 
 
+def nccl_bytes(ranks: int) -> int:
+    """Bytes of each GPU for NCCL: none where one folds alone."""
+    return FIXED_NCCL if ranks > 1 else 0
+
+
 @dataclass(frozen=True)
 class Fold:
     """Sizes of one fold.
@@ -177,7 +182,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     if multiplied_by_onednn():
         fixed += _ONEDNN
     if fold.device == "cuda":
-        fixed = FIXED_CUDA + CUDA_BLOCK * e + (FIXED_NCCL if ranks > 1 else 0)
+        fixed = FIXED_CUDA + CUDA_BLOCK * e + nccl_bytes(ranks)
     msa_rows = fold.clusters + fold.templates
     msa = fold.msa_positions * c.msa_channel * e
     extra_features, extra = fold.extra * n * _EXTRA_FEATURES, fold.extra_positions * c.extra_msa_channel * e

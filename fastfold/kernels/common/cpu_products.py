@@ -29,6 +29,12 @@ def exact_products(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or not multiplied_by_onednn():
         yield
         return
+    with _by_onednn():
+        yield
+
+
+@contextmanager
+def _by_onednn() -> Iterator[None]:
     torch.set_float32_matmul_precision("medium")
     try:
         yield
@@ -69,11 +75,8 @@ def _is_exact() -> bool:
     for rows, inner, columns in ((512, 256, 128), (37, 100, 129), (1, 64, 64)):
         a = torch.randn(rows, inner, generator=generator)
         b = torch.randn(inner, columns, generator=generator)
-        torch.set_float32_matmul_precision("medium")
-        try:
+        with _by_onednn():
             found = a @ b
-        finally:
-            torch.set_float32_matmul_precision("highest")
         exact = a.double() @ b.double()
         if (found - exact).abs().max() > _ROUNDING * exact.abs().max():
             return False

@@ -62,9 +62,10 @@ class Scratch:
         self._buffers.pop((name, self.dtype, self.device), None)
 
 
-def accumulation_dtype(x: Tensor) -> torch.dtype:
+def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
     """Dtype of statistics and accumulators for data like ``x``: float32, or float64 for float64."""
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = x if isinstance(x, torch.dtype) else x.dtype
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def without_autocast(function: Callable[..., Any]) -> Any:

@@ -52,7 +52,7 @@ class Weights(NamedTuple):
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
     """Weights in ``dtype``, and the norm in the dtype of accumulation."""
-    p, exact = parameters, torch.float64 if dtype == torch.float64 else torch.float32
+    p, exact = parameters, accumulation_dtype(dtype)
     projections = (p.query_weight, p.key_weight, p.value_weight, p.gate_weight)
     return Weights(
         (p.norm_weight.to(exact), p.norm_bias.to(exact)),
