@@ -112,7 +112,7 @@ def test_a_killed_search_goes_on_where_it_was(
         time.sleep(0.005)
     process.kill()
     process.wait()
-    before = {path.parent.parent.name for path in out.glob(f"{store.FOLDER}/*/*/*/record.json")}
+    before = {path.parent.parent.name for path in out.glob(f"{store.FOLDER}/*/*/uniref90-*/record.json")}
     assert before
     searched: list[str] = []
     search = hmmer.HmmerEngine.search
