@@ -93,12 +93,13 @@ class ArtificialNetwork:
             for name, start in originals.items():
                 setattr(async_ops, name, start)
 
-    def _delayed(self, op: str, start: Callable[..., AsyncResult]) -> Callable[..., AsyncResult]:
-        def delayed(*arguments: Any, **named: Any) -> AsyncResult:
+    def _delayed(self, op: str, start: Callable[..., Any]) -> Callable[..., Any]:
+        def delayed(*arguments: Any, **named: Any) -> Any:
             group = next(x for x in (*arguments, *named.values()) if isinstance(x, Group))
+            before = len(self.messages)
             with group.reporter.record() as log:
                 pending = start(*arguments, **named)
-            if not log.entries:  # it started others, which were delayed, or none
+            if not log.entries or len(self.messages) > before:  # it started none, or another that was delayed
                 return pending
             started = self.now()
             self._free = max(self._free, started) + log.sent / self.bandwidth
@@ -107,6 +108,8 @@ class ArtificialNetwork:
             self.messages.append(message)
             if self.immediate:
                 self._wait(message)
+            if isinstance(pending, list):
+                return [_Delayed(each, lambda: self._wait(message)) for each in pending]
             return _Delayed(pending, lambda: self._wait(message))
 
         return delayed

@@ -24,6 +24,7 @@ from fastfold.evoformer.evoformer import (
 )
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.parallel.alphafold.regather import RegatheringLayer
+from fastfold.parallel.alphafold.training_block import TrainingBlock
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.async_handle import Handle
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
@@ -117,8 +118,8 @@ def keep_gathered(stack: BlockStack) -> None:
             module.keeps_gathered = stack.checkpointing
 
 
-class AxialEvoformerBlock(EvoformerBlock):
-    """An Evoformer block on shards of both representations."""
+class ShardedEvoformerBlock(EvoformerBlock):
+    """An Evoformer block on shards of both representations, step by step."""
 
     shards: AxialShards
 
@@ -175,6 +176,18 @@ class AxialEvoformerBlock(EvoformerBlock):
         )
 
 
+class AxialEvoformerBlock(ShardedEvoformerBlock):
+    """An Evoformer block on shards of both representations; with gradients in as few messages as may be."""
+
+    def forward(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`ShardedEvoformerBlock`."""
+        if torch.is_grad_enabled():
+            return TrainingBlock(self, msa_mask, pair_mask)(msa, pair)
+        return super().forward(msa, pair, msa_mask, pair_mask)
+
+
 class AxialTemplatePairBlock(TemplatePairBlock):
     """A template block on a shard ``[*, n, N, c_t]`` of the pair along its rows."""
 
@@ -202,7 +215,7 @@ class AxialEvoformerStack(EvoformerStack):
             return msa, pair
         keep_gathered(self)
         first = self.blocks[0]
-        assert isinstance(first, AxialEvoformerBlock)
+        assert isinstance(first, ShardedEvoformerBlock)
         residues, policy = first.outer_product_first, first.msa_transition.policy
         memory = msa if works_in_place(policy) else None
         moving = self._entering(pair, pair_mask, policy)

@@ -14,6 +14,8 @@ from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.parallel.alphafold.regather import (
+    Again,
+    Regathered,
     RegatheringLayer,
     attention_regathered,
     outer_product_regathered,
@@ -33,14 +35,25 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
         ``bias`` is that of this shard of the pair if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        if self.regathers(pair):
-            return attention_regathered(
-                *(self.norm, self.attention, msa, own, msa_mask),
-                cut=-1,
-                dropout=self.dropout(msa),
-                shards=self.shards,
-            )
-        return super().forward(msa, pair, msa_mask, self.shards.gather(own, -1, pair.shape[-3]))
+        return self.attend(msa, pair, msa_mask, *self.gathered(own, -1, pair.shape[-3], pair))
+
+    def attend(
+        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor, again: Again | None
+    ) -> Tensor:
+        """Updated ``msa``.
+
+        Args:
+            msa: ``[*, s, N, c_m]``.
+            pair: Any shard of the pair.
+            msa_mask: ``[*, s, N]``.
+            bias: Gathered, ``[*, H, N, N]``.
+            again: Gathers it again in the backward pass; None where it is kept.
+        """
+        if again is None:
+            return super().forward(msa, pair, msa_mask, bias)
+        return attention_regathered(
+            self.norm, self.attention, msa, bias, msa_mask, dropout=self.dropout(msa), again=again
+        )
 
 
 class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
@@ -57,16 +70,30 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         ``bias`` is that of this shard if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        if not self.regathers(pair):
-            cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
-            return super().forward(pair, pair_mask, self.shards.gather(own, cut, length))
-        dropout, transposed = self.dropout(pair), self.columns
-        if transposed:
-            pair, own, pair_mask, dropout = pair.transpose(-3, -2), own.mT, pair_mask.mT, columns(dropout)
-        updated = attention_regathered(
-            *(self.norm, self.attention, pair, own, pair_mask), cut=-2, dropout=dropout, shards=self.shards
-        )
-        return updated.transpose(-3, -2) if transposed else updated
+        cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
+        return self.attend(pair, pair_mask, *self.gathered(own, cut, length, pair))
+
+    def attend(self, pair: Tensor, pair_mask: Tensor, bias: Tensor, again: Again | None) -> Tensor:
+        """Updated shard of the pair.
+
+        Args:
+            pair: As for :meth:`forward`.
+            pair_mask: Its shard of the mask.
+            bias: Gathered, ``[*, H, N, N]``, as read along the pair's rows.
+            again: Gathers it again in the backward pass; None where it is kept.
+        """
+        if again is None:
+            return super().forward(pair, pair_mask, bias)
+        dropout = self.dropout(pair)
+        if self.starting:
+            return attention_regathered(
+                self.norm, self.attention, pair, bias, pair_mask, dropout=dropout, again=again
+            )
+        return attention_regathered(
+            *(self.norm, self.attention, pair.transpose(-3, -2), bias.mT, pair_mask.mT),
+            dropout=columns(dropout),
+            again=lambda: again().mT,
+        ).transpose(-3, -2)
 
 
 class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
@@ -76,15 +103,46 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
         if not torch.is_grad_enabled():
             return self._passing(msa, pair, msa_mask)
+        sides = recomputed(self.sides, msa)
+        residues = msa_mask.shape[-1]
+        whole = self.shards.gather(sides[0], -2, residues)
+        again = None
+        if self.regathers_side(pair, msa_mask):
+            again = Regathered(self.shards.group).add(sides[0], self.move(sides[0], -2, residues))
+        return self.from_sides(sides, whole, pair, msa_mask, again, rows=False)
+
+    def regathers_side(self, pair: Tensor, msa_mask: Tensor) -> bool:
+        """:meth:`regathers`, but not where the projection, of a deep alignment, is much of all that is sent."""
+        return msa_mask.shape[-2] <= msa_mask.shape[-1] and self.regathers(pair)
+
+    def from_sides(
+        self,
+        sides: tuple[Tensor, Tensor],
+        whole: Tensor,
+        pair: Tensor,
+        msa_mask: Tensor,
+        again: Again | None,
+        *,
+        rows: bool,
+    ) -> Tensor:
+        """Update with gradients.
+
+        Args:
+            sides: Both projections of this rank's residues, ``[*, S, n, c]``.
+            whole: The left one of all residues; with ``rows`` the right one.
+            pair: ``[*, N, n, c_z]``; with ``rows`` ``[*, n, N, c_z]``.
+            msa_mask: ``[*, S, N]``.
+            again: Gathers it again in the backward pass; None where it is kept.
+            rows: Whether the pair is cut along its rows rather than along its columns.
+        """
         own_mask = self.shards.take(msa_mask, -1)
-        left, right = recomputed(self.sides, msa)
-        masks = msa_mask, own_mask
+        left, right = (sides[0], whole) if rows else (whole, sides[1])
+        masks = (own_mask, msa_mask) if rows else (msa_mask, own_mask)
+        if again is None:
+            return self.recorded(left, right, pair, *masks)
         parameters = self.output.weight, self.output.bias
-        sequences, residues = msa_mask.shape[-2:]
-        # Of a deep alignment the projection is much of all that is sent.
-        if sequences <= residues and self.regathers(pair):
-            return outer_product_regathered(left, right, pair, masks, *parameters, self.shards)
-        return self.recorded(self.shards.gather(left, -2, residues), right, pair, *masks)
+        gathers = (None, again) if rows else (again, None)
+        return outer_product_regathered(left, right, pair, masks, *parameters, again=gathers)
 
     def _passing(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
         """:meth:`forward` without gradients, in which no rank ever has the left projection of all residues.
@@ -121,7 +179,8 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
     With outgoing edges ``out[i, j]`` sums over ``k`` of ``left[i, k] right[j, k]``: a rank that has the columns
     ``k`` of the pair has its terms of all sums, and one that has the rows has those of the incoming edges. So
     nothing is gathered: on few ranks the terms are reduce-scattered into the layout that the residual has, on more of
-    them the factors are resharded to whole matrices of some channels, and the product is resharded back.
+    them the factors are resharded to whole matrices of some channels, and the product is resharded back. The latter
+    serves outgoing edges of a pair that is cut along its rows as well.
     """
 
     shards: AxialShards
@@ -131,26 +190,32 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
         """Whether the pair is cut along its columns for this step, rather than along its rows."""
         return self.outgoing
 
-    def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
+    def forward(self, pair: Tensor, pair_mask: Tensor, *, columns: bool | None = None) -> Tensor:
         """Updated shard of the pair.
 
         Args:
             pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
             pair_mask: The same shard of the mask, without channels.
+            columns: With outgoing edges False if the pair is ``[*, n, N, c_z]``, whatever that costs.
         """
-        length = pair.shape[-3 if self.outgoing else -2]
+        cut_columns = self.columns if columns is None else columns
+        length = pair.shape[-3 if cut_columns else -2]
 
         def contract(left: Tensor, right: Tensor) -> Tensor:
             if self.outgoing:
-                return self.shards.contract(left, right, -1, length)
+                return self.shards.contract(
+                    left, right, -1 if cut_columns else -2, length, free=not cut_columns
+                )
             # The official program contracts left[k, j] with right[k, i].
             return self.shards.contract(right.mT, left.mT, -2, length)
 
-        return self.multiplied(pair, pair_mask, contract, self.shards.group.size, self._dropout(pair))
+        return self.multiplied(
+            pair, pair_mask, contract, self.shards.group.size, self._dropout(pair, cut_columns)
+        )
 
-    def _dropout(self, pair: Tensor) -> Tensor | None:
+    def _dropout(self, pair: Tensor, cut_columns: bool) -> Tensor | None:
         """This rank's part of the factors for the whole pair, which every rank draws alike."""
-        if not self.outgoing:
+        if not cut_columns:
             return self.dropout(pair)
         length = pair.shape[-3]
         whole = pair.new_empty(()).expand(*pair.shape[:-2], length, pair.shape[-1])

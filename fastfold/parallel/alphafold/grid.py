@@ -16,8 +16,8 @@ from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import (
     AsyncTensor,
-    AxialEvoformerBlock,
     AxialEvoformerStack,
+    ShardedEvoformerBlock,
     refuse_missing_steps,
 )
 from fastfold.parallel.alphafold.axial_model import (
@@ -42,7 +42,7 @@ from fastfold.parallel.comm.redistribute import redistribute_async
 from fastfold.parallel.mesh import ParallelMesh
 
 
-class GridEvoformerBlock(AxialEvoformerBlock):
+class GridEvoformerBlock(ShardedEvoformerBlock):
     """An Evoformer block on a block of the pair, and on a shard of the MSA as with dynamic axial parallelism."""
 
     def _update_pair(self, pair: Tensor, pair_mask: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ The operators' own backward passes need nothing of their forward passes but the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,63 @@ from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import AsyncResult
+from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comm.moves import Gather
+
+Again = Callable[[], Tensor]
+"""Gathers something again that was gathered in the forward pass."""
+
+
+class Regathered:
+    """What was gathered in the forward pass of something and is gathered again in its backward pass.
+
+    All of it in one message, which does not wait for gradients: the shards are there.
+
+    Args:
+        group: The ranks.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._moves: list[tuple[Tensor, Gather]] = []
+        self._pending: dict[int, AsyncResult] = {}
+
+    def add(self, x: Tensor, move: Gather) -> Again:
+        """Keep a shard; gives what returns the whole in the backward pass."""
+        number = len(self._moves)
+        self._moves.append((x.detach(), move))
+
+        def again() -> Tensor:
+            if number not in self._pending:
+                self._pending = {}
+                self.start()
+            return self._pending.pop(number).wait()
+
+        return again
+
+    def start(self) -> None:
+        """Start gathering, unless that is under way."""
+        if not self._pending:
+            self._pending = dict(enumerate(async_ops.start_exchange(self._moves, self._group)))
+
+    def started_by(self, x: Tensor) -> Tensor:
+        """``x``, whose gradient starts the gathering when the backward pass comes to it."""
+        found: Tensor = _Starting.apply(x, self) if self._moves else x
+        return found
+
+
+class _Starting(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, regathered: Regathered) -> Tensor:
+        ctx.regathered = regathered
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.regathered.start()
+        return grad, None
 
 
 class RegatheringLayer(nn.Module):
@@ -45,6 +102,16 @@ class RegatheringLayer(nn.Module):
         few = self.shards.group.size <= pair.shape[-1]
         return few and not self.keeps_gathered and torch.is_grad_enabled()
 
+    def move(self, x: Tensor, dim: int, length: int) -> Gather:
+        """How a shard along ``dim``, counted from the back, of an axis of ``length`` is gathered."""
+        return Gather(x.dim() + dim, self.shards.sizes(length))
+
+    def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Again | None]:
+        """The shards along ``dim`` of all ranks, and how to gather them again if that is to be done."""
+        move = self.move(x, dim, length)
+        again = Regathered(self.shards.group).add(x, move) if self.regathers(pair) else None
+        return self.shards.gather(x, dim, length), again
+
 
 class _OuterProduct(Function):
     @staticmethod
@@ -54,26 +121,25 @@ class _OuterProduct(Function):
         right: Tensor,
         pair: Tensor,
         masks: tuple[Tensor, Tensor],
-        shards: AxialShards,
+        again: tuple[Again | None, Again | None],
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.save_for_backward(left, right, *masks, *parameters)
-        ctx.shards, ctx.backend = shards, products_backend(left, pair.shape[-1], None)
-        inputs = [_whole(left, -2, shards, masks[0].shape[-1]), right, *masks, *parameters]
+        sides = [x if gather is None else None for x, gather in zip((left, right), again, strict=True)]
+        ctx.save_for_backward(*sides, *masks, *parameters)
+        ctx.again, ctx.backend = again, products_backend(left, pair.shape[-1], None)
+        inputs = [left, right, *masks, *parameters]
         out: Tensor = torch.ops.fastfold.outer_product_mean(inputs, pair, EPS, ctx.backend)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, left_mask, *rest = ctx.saved_tensors
-        residues = left_mask.shape[-1]
-        inputs = [_whole(left, -2, ctx.shards, residues), right, left_mask, *rest]
+        *sides, left_mask, right_mask, weight, bias = ctx.saved_tensors
+        whole = [x if gather is None else gather() for x, gather in zip(sides, ctx.again, strict=True)]
         of_left, of_right, *of_parameters = torch.ops.fastfold.outer_product_mean_backward(
-            grad, inputs, EPS, [True] * 4, ctx.backend
+            grad, [*whole, left_mask, right_mask, weight, bias], EPS, [True] * 4, ctx.backend
         )
-        own = _summed(of_left, -2, ctx.shards, residues)
-        return own, of_right, grad, None, None, *of_parameters
+        return of_left, of_right, grad, None, None, *of_parameters
 
 
 def outer_product_regathered(
@@ -83,36 +149,22 @@ def outer_product_regathered(
     masks: tuple[Tensor, Tensor],
     weight: Tensor,
     bias: Tensor,
-    shards: AxialShards,
+    *,
+    again: tuple[Again | None, Again | None],
 ) -> Tensor:
-    """:func:`fastfold.kernels.outer_product_mean` with the left projections of all ranks, as an update of a pair.
+    """:func:`fastfold.kernels.outer_product_mean` as an update of a pair, with a side that is not kept.
 
     Args:
-        left: ``[*, S, n, c]``, this rank's residues.
-        right: ``[*, S, n, c]``, the same.
-        pair: ``[*, N, n, c_z]``.
-        masks: Of all residues, ``[*, S, N]``, and of this rank's, ``[*, S, n]``.
+        left: ``[*, S, I, c]``.
+        right: ``[*, S, J, c]``.
+        pair: ``[*, I, J, c_z]``.
+        masks: Of both sides: ``[*, S, I]`` and ``[*, S, J]``.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
-        shards: The cut of the residues.
+        again: For the side that was gathered, how to gather it again; None for the other one, which is kept.
     """
-    out: Tensor = _OuterProduct.apply(left, right, pair, masks, shards, weight, bias)
+    out: Tensor = _OuterProduct.apply(left, right, pair, masks, again, weight, bias)
     return out
-
-
-class _BiasShards(NamedTuple):
-    """Which dimension of a bias is cut, -2 or -1, and how."""
-
-    cut: int
-    shards: AxialShards
-
-    def whole(self, bias: Tensor, length: int) -> Tensor:
-        """That of all ranks, ``[*, H, N, N]``."""
-        return _whole(bias, self.cut, self.shards, length)
-
-    def summed(self, grad: Tensor, length: int) -> Tensor:
-        """Of the sum over the ranks, this rank's shard."""
-        return _summed(grad, self.cut, self.shards, length)
 
 
 class _Attention(Function):
@@ -124,31 +176,31 @@ class _Attention(Function):
         mask: Tensor,
         dropout: Tensor | None,
         heads: int,
-        shards: _BiasShards,
+        again: Again,
         *parameters: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, bias, mask, dropout, *parameters)
+        ctx.save_for_backward(x, mask, dropout, *parameters)
         width = len(GatedAttentionParams._make(parameters).query_weight)
         backend = attention_backend(x, width // heads, None)
-        ctx.shards, ctx.options = shards, {"heads": heads, "add_x": True, "backend": backend}
-        whole = shards.whole(bias, x.shape[-2])
+        ctx.again, ctx.options = again, {"heads": heads, "add_x": True, "backend": backend}
         out: Tensor = torch.ops.fastfold.gated_attention(
-            x, whole, mask, None, dropout, *parameters, **ctx.options
+            x, bias, mask, None, dropout, *parameters, **ctx.options
         )
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias, mask, dropout, *parameters = ctx.saved_tensors
-        tensors = (x, ctx.shards.whole(bias, x.shape[-2]), mask, dropout, *parameters)
+        x, mask, dropout, *parameters = ctx.saved_tensors
+        bias = ctx.again()
         found = iter(
-            torch.ops.fastfold.gated_attention_backward(grad, *tensors, **ctx.options, need_bias=True)
+            torch.ops.fastfold.gated_attention_backward(
+                grad, x, bias, mask, dropout, *parameters, **ctx.options, need_bias=True
+            )
         )
         grad_x, of_bias = next(found), next(found)
-        own = ctx.shards.summed(of_bias, x.shape[-2]).to(bias.dtype)
         of_parameters = (None if p is None else next(found) for p in parameters)
-        return grad_x, own, None, None, None, None, *of_parameters
+        return grad_x, of_bias.to(bias.dtype), None, None, None, None, *of_parameters
 
 
 def attention_regathered(
@@ -158,39 +210,28 @@ def attention_regathered(
     bias: Tensor,
     mask: Tensor,
     *,
-    cut: int,
     dropout: Tensor | None,
-    shards: AxialShards,
+    again: Again,
 ) -> Tensor:
-    """``x + dropout * attention(norm(x))`` with a bias of which every rank has a shard.
+    """``x + dropout * attention(norm(x))`` with a bias that is not kept.
 
     Args:
         norm: Layer norm of the branch.
         attention: Its attention.
         x: ``[*, R, N, c]``; attention is along N.
-        bias: This rank's shard of ``[*, H, N, N]``.
+        bias: ``[*, H, N, N]``, gathered.
         mask: ``[*, R, N]``, 0 for keys that must not be seen.
-        cut: The dimension in which the bias is a shard, -2 or -1.
         dropout: Factors that broadcast against ``x``, or None.
-        shards: The cut.
+        again: Gathers the bias again.
     """
     gate = attention.gate
     out: Tensor = _Attention.apply(
-        *(x, bias, mask, dropout, attention.heads, _BiasShards(cut, shards), norm.weight, norm.bias),
+        *(x, bias, mask, dropout, attention.heads, again, norm.weight, norm.bias),
         *(attention.query.weight, attention.key.weight, attention.value.weight),
         *((None, None) if gate is None else (gate.weight, gate.bias)),
         *(attention.output.weight, attention.output.bias),
     )
     return out
-
-
-def _whole(x: Tensor, dim: int, shards: AxialShards, length: int) -> Tensor:
-    return async_ops.start_gather(x, x.dim() + dim, shards.group, shards.sizes(length)).wait()
-
-
-def _summed(x: Tensor, dim: int, shards: AxialShards, length: int) -> Tensor:
-    """The sum over the ranks, of which this rank keeps its shard."""
-    return async_ops.start_reduce_scatter(x, x.dim() + dim, shards.group, shards.sizes(length)).wait()
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -23,11 +23,12 @@ from torch.autograd.function import once_differentiable
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.groups import Group, shard_slices
+from fastfold.parallel.comm.moves import Reshard
 
 CONTRACTIONS = ("auto", "terms", "channels")
 
-# Fewest elements of a block of products.
-_BLOCK = 2**18
+# Fewest elements of a block of products; of one that is made with gradients, beside which much else is kept.
+_BLOCK, _TRAINING_BLOCK = 2**18, 2**25
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class ContractionSpec:
         contracted: Lengths of their shards of the contracted axis.
         dim: The axis of the result that is cut, counted from the front.
         sizes: Lengths of its shards.
+        free: Whether it is not the contracted axis but the other one that is cut in the factors; ``contracted`` then
+            are its shards. Their products have to be resharded to whole channels.
     """
 
     group: Group
     contracted: Sequence[int]
     dim: int
     sizes: Sequence[int]
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,10 @@ class _Channels(Function):
     def forward(ctx: Any, left: Tensor, right: Tensor, spec: ContractionSpec, step: int) -> Tensor:
         ctx.spec, ctx.shapes = spec, (left.shape, right.shape)
         ctx.blocks = _channel_blocks(left.shape[-3], spec.group.size, step)
+        ctx.cut = left.dim() - (2 if spec.free else 1)
         out = _empty_result(left, right, spec)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
-        factors = (
-            [_to_channels(b.of(x), left.dim() - 1, spec.contracted, b, spec.group) for x in (left, right)]
-            for b in ctx.blocks
-        )
+        factors = (_to_channels((left, right), ctx.cut, spec.contracted, b, spec.group) for b in ctx.blocks)
 
         def products() -> Iterator[list[AsyncResult]]:
             for block, both in zip(ctx.blocks, drain(factors), strict=True):
@@ -141,7 +143,7 @@ class _Channels(Function):
                     kept.extend(both)
                 product = both[0] @ both[1].mT
                 both.clear()  # zip holds the list until the next one is there
-                yield [_from_channels(product, spec.dim, spec.sizes, block, spec.group)]
+                yield _from_channels([product], spec.dim, spec.sizes, block, spec.group)
 
         for block, found in zip(ctx.blocks, drain(products()), strict=True):
             block.put(out, found.pop())
@@ -151,15 +153,15 @@ class _Channels(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        spec, kept, last = ctx.spec, ctx.saved_tensors, grad.dim() - 1
+        spec, kept = ctx.spec, ctx.saved_tensors
         grads = [grad.new_empty(shape) for shape in ctx.shapes]
-        arriving = ([_to_channels(b.of(grad), spec.dim, spec.sizes, b, spec.group)] for b in ctx.blocks)
+        arriving = (_to_channels([grad], spec.dim, spec.sizes, b, spec.group) for b in ctx.blocks)
 
         def gradients() -> Iterator[list[AsyncResult]]:
             blocks = zip(ctx.blocks, drain(arriving), kept[::2], kept[1::2], strict=True)
             for block, (whole,), left, right in blocks:
-                both = whole @ right, whole.mT @ left
-                yield [_from_channels(x, last, spec.contracted, block, spec.group) for x in both]
+                both = [whole @ right, whole.mT @ left]
+                yield _from_channels(both, ctx.cut, spec.contracted, block, spec.group)
 
         for block, parts in zip(ctx.blocks, drain(gradients()), strict=True):
             for of_all, part in zip(grads, parts, strict=True):
@@ -168,19 +170,36 @@ class _Channels(Function):
 
 
 def _empty_result(left: Tensor, right: Tensor, spec: ContractionSpec) -> Tensor:
-    shape = [*left.shape[:-1], right.shape[-2]]
+    shape = [*left.shape[:-2], *_product_shape(left, right, spec)]
     shape[spec.dim] = spec.sizes[spec.group.rank]
     return left.new_empty(shape)
 
 
-def _to_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> AsyncResult:
-    """Start resharding from shards along ``dim`` of a block's channels to whole matrices of this rank's channels."""
-    return async_ops.start_all_to_all(x, x.dim() - 3, dim, group, block.sizes, sizes)
+def _product_shape(left: Tensor, right: Tensor, spec: ContractionSpec) -> tuple[int, int]:
+    """Of one channel's whole product."""
+    if spec.free:
+        return sum(spec.contracted), sum(spec.contracted)
+    return left.shape[-2], right.shape[-2]
 
 
-def _from_channels(x: Tensor, dim: int, sizes: Sequence[int], block: _Block, group: Group) -> AsyncResult:
+def _to_channels(
+    tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
+) -> list[AsyncResult]:
+    """Start resharding from shards along ``dim`` of a block's channels to whole matrices of this rank's channels.
+
+    In one message, however many tensors.
+    """
+    moves = [(block.of(x), Reshard(x.dim() - 3, dim, block.sizes, sizes)) for x in tensors]
+    return async_ops.start_exchange(moves, group)
+
+
+def _from_channels(
+    tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
+) -> list[AsyncResult]:
     """Start undoing :func:`_to_channels`."""
-    return async_ops.start_all_to_all(x, dim, x.dim() - 3, group, sizes, block.sizes)
+    return async_ops.start_exchange(
+        [(x, Reshard(dim, x.dim() - 3, sizes, block.sizes)) for x in tensors], group
+    )
 
 
 def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:
@@ -210,7 +229,8 @@ def block_channels(per_channel: int, channels: int, ranks: int, *, training: boo
     """Channels whose products a rank has at a time in :func:`contract`, where nobody says how many.
 
     A sixteenth, or less than a quarter of the share of the result that this rank keeps. Training keeps so much more
-    that blocks may be as large as the share: the fewer, the fewer kernels and messages.
+    that blocks may be as large as the share: the fewer, the fewer kernels and messages. Products of lengths that
+    networks are trained on are a single block.
 
     Args:
         per_channel: Elements of one channel's product.
@@ -218,8 +238,8 @@ def block_channels(per_channel: int, channels: int, ranks: int, *, training: boo
         ranks: Number of ranks.
         training: Whether gradients are recorded.
     """
-    parts = max(4, ranks) if training else max(16, 4 * ranks)
-    return max(1, min(channels, max(_BLOCK, channels * per_channel // parts) // per_channel))
+    parts, least = (max(4, ranks), _TRAINING_BLOCK) if training else (max(16, 4 * ranks), _BLOCK)
+    return max(1, min(channels, max(least, channels * per_channel // parts) // per_channel))
 
 
 def contract(
@@ -236,9 +256,10 @@ def contract(
     (``terms``), or as much in the channels' layout.
 
     Args:
-        left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty).
-        right: ``[*, c, B, k]``, the same part.
-        spec: How the contracted axis and the result lie.
+        left: ``[*, c, A, k]``, this rank's part of the contracted axis (it may be empty); ``[*, c, a, K]`` where the
+            other axis is cut.
+        right: ``[*, c, B, k]``, the same part; or ``[*, c, b, K]``.
+        spec: How the factors and the result lie.
         way: ``terms``, ``channels``, or ``auto`` (:func:`choose_contraction`).
         block_elements: Elements of the products that a rank has at a time; by default so few that memory falls as the
             ranks grow.
@@ -247,15 +268,18 @@ def contract(
         This rank's shard of ``[*, c, A, B]``.
 
     Raises:
-        ValueError: There is no such way, or the result has no such axis.
+        ValueError: There is no such way, the result has no such axis, or there are no terms to sum.
     """
+    if spec.free and way == "terms":
+        raise ValueError("factors whose other axis is cut have no terms of all sums")
     if spec.dim not in (left.dim() - 2, left.dim() - 1):
         raise ValueError(f"the result is cut along one of its last two axes, not {spec.dim}")
     group, channels = spec.group, left.shape[-3]
     if group.size == 1:
         return left @ right.mT
-    a, b = left.shape[-2], right.shape[-2]
-    way = choose_contraction(way, a, b, sum(spec.contracted), channels, group.size)
+    a, b = _product_shape(left, right, spec)
+    k = left.shape[-1] if spec.free else sum(spec.contracted)
+    way = "channels" if spec.free else choose_contraction(way, a, b, k, channels, group.size)
     per_channel = max(1, left.shape[:-3].numel() * a * b)
     if block_elements is None:
         step = block_channels(per_channel, channels, group.size, training=torch.is_grad_enabled())

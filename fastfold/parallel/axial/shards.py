@@ -26,6 +26,7 @@ from fastfold.parallel.comm.async_handle import Handle
 from fastfold.parallel.comm.async_ops import drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
+from fastfold.parallel.comm.moves import Reshard
 from fastfold.parallel.data_parallel.buckets import Buckets
 
 # Bytes of a tensor that are summed up at a time on a GPU, eight times as many in between.
@@ -65,6 +66,10 @@ class AxialShards:
     def gather(self, x: Tensor, dim: int, length: int) -> Tensor:
         """The shards of an axis of ``length`` joined: ``dim`` of ``x`` becomes whole on every rank."""
         return self.gather_async(x, dim, length).wait()
+
+    def resharding(self, x: Tensor, *, cut: int, join: int, length: int) -> Reshard:
+        """How ``x`` comes to be cut along ``cut`` instead of ``join``, whose whole length is ``length``."""
+        return Reshard(cut % x.dim(), join % x.dim(), self.sizes(x.shape[cut]), self.sizes(length))
 
     def reshard_async(self, x: Tensor, *, cut: int, join: int, length: int) -> Handle:
         """Start cutting the dimension ``cut`` instead of ``join``, whose whole length is ``length``."""
@@ -113,6 +118,7 @@ class AxialShards:
         dim: int,
         length: int,
         *,
+        free: bool = False,
         way: str = "auto",
         block_elements: int | None = None,
     ) -> Tensor:
@@ -122,12 +128,13 @@ class AxialShards:
             left: ``[*, c, A, k]``, this rank's part of an axis of ``length``.
             right: ``[*, c, B, k]``, the same part.
             dim: The axis of the product that is cut afterwards, -2 for A or -1 for B.
-            length: Of the contracted axis.
+            length: Of the axis that is cut in the factors: the contracted one.
+            free: Whether that is the other one: ``[*, c, a, K]`` and ``[*, c, b, K]``, A and B of ``length``.
             way: How; see there.
             block_elements: See there.
         """
-        whole = left.shape[-2] if dim == -2 else right.shape[-2]
-        spec = ContractionSpec(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole))
+        whole = length if free else left.shape[-2] if dim == -2 else right.shape[-2]
+        spec = ContractionSpec(self.group, self.sizes(length), left.dim() + dim, self.sizes(whole), free)
         return contract(left, right, spec, way=way, block_elements=block_elements)
 
 

@@ -8,7 +8,7 @@ duality of FastFold's asynchronous operations, with the state in the handle rath
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,64 +20,99 @@ from torch.autograd.function import once_differentiable
 from fastfold.parallel.comm.async_ops import AsyncResult
 
 Start = Callable[[Tensor], AsyncResult]
+StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult]]
+StartGradients = Callable[[Sequence[Tensor | None]], Sequence[AsyncResult]]
 
 
 @dataclass
-class _Exchange:
-    """What the two ends of one collective share: how to start it either way, and what is under way."""
+class _Shared:
+    """What the two ends of a message share: how to start it either way, and what is under way.
 
-    forward: Start
-    backward: Start
-    pending: AsyncResult | None = None
+    Attributes:
+        forward: Starts it.
+        backward: Starts that of the gradients; None stands for those whose inputs need none.
+        needed: Which inputs need a gradient.
+        pending: What is under way.
+    """
 
-    def take(self) -> Tensor:
-        assert self.pending is not None
-        result, self.pending = self.pending.wait(), None
-        return result
+    forward: StartMany
+    backward: StartGradients
+    needed: Sequence[bool] = ()
+    pending: Sequence[AsyncResult] = ()
+
+    def take(self) -> list[Tensor]:
+        found, self.pending = [each.wait() for each in self.pending], ()
+        return found
 
 
 class _Launch(Function):
-    """Starts the collective forward; waits for the gradient's backward."""
+    """Starts the message forward; waits for the gradients' backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shared: _Exchange) -> Tensor:
-        ctx.shared = shared
-        # Detached: the result may share memory with x, and must not be taken for x itself.
-        shared.pending = shared.forward(x.detach())
+    def forward(ctx: Any, shared: _Shared, *tensors: Tensor) -> Tensor:
+        ctx.shared, shared.needed = shared, ctx.needs_input_grad[1:]
+        # Detached: a result may share memory with its input, and must not be taken for that itself.
+        shared.pending = shared.forward([x.detach() for x in tensors])
         # Only links the two ends in the graph.
-        return torch.zeros((), dtype=x.dtype, device=x.device)
+        return torch.zeros((), device=tensors[0].device)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, token: Tensor) -> tuple[Tensor, None]:
-        return ctx.shared.take(), None
+    def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
+        found = iter(ctx.shared.take())
+        return None, *(next(found) if needed else None for needed in ctx.shared.needed)
 
 
 class _Complete(Function):
-    """Waits for the collective forward; starts the gradient's backward."""
+    """Waits for the message forward; starts the gradients' backward."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, shared: _Exchange) -> Tensor:
+    def forward(ctx: Any, token: Tensor, shared: _Shared) -> tuple[Tensor, ...]:
         ctx.shared = shared
-        return shared.take()
+        return tuple(shared.take())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.shared.pending = ctx.shared.backward(gradient)
-        return torch.zeros((), dtype=gradient.dtype, device=gradient.device), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.shared.needed
+        ctx.shared.pending = ctx.shared.backward(
+            [g if wanted else None for g, wanted in zip(gradients, needed, strict=True)]
+        )
+        return torch.zeros((), device=gradients[0].device), None
+
+
+class JointHandle:
+    """Several tensors under way in one message; :meth:`wait` gives the results, differentiable.
+
+    Args:
+        tensors: What is sent.
+        forward: Starts the message.
+        backward: Gets the gradients of the results, None for each whose input needs none, and starts the message with
+            the others.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], forward: StartMany, backward: StartGradients) -> None:
+        self._shared = _Shared(forward, backward)
+        self._token = _Launch.apply(self._shared, *tensors)
+        self._results: tuple[Tensor, ...] | None = None
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """The results. On a GPU the current stream waits for them, not the host."""
+        if self._results is None:
+            self._results = _Complete.apply(self._token, self._shared)
+        return self._results
 
 
 class Handle:
     """A collective under way; :meth:`wait` gives its result, differentiable, as often as it is asked for."""
 
     def __init__(self, x: Tensor, forward: Start, backward: Start) -> None:
-        self._shared = _Exchange(forward, backward)
-        self._token = _Launch.apply(x, self._shared)
-        self._result: Tensor | None = None
+        self._joint = JointHandle(
+            [x],
+            lambda tensors: [forward(tensors[0])],
+            lambda gradients: [backward(g) for g in gradients if g is not None],
+        )
 
     def wait(self) -> Tensor:
         """The result. On a GPU the current stream waits for it, not the host."""
-        if self._result is None:
-            self._result = _Complete.apply(self._token, self._shared)
-        return self._result
+        return self._joint.wait()[0]

@@ -2,21 +2,23 @@
 
 Every function starts one collective and returns at once; :meth:`AsyncResult.wait` gives the result. Nothing here
 is differentiable (``collectives.py`` is), and the choice of the primitive by backend and by evenness is made
-here alone: even shards use the backend's own collective, uneven ones an all-to-all of exactly the bytes
-that are needed, because the backends' gather and reduce-scatter want equal shards and padding would
-send and hold more.
+here alone: gathers use the backend's own collective, as long as shards differ by no more than one element of their
+length; reduce-scatters of uneven shards are an all-to-all of exactly the bytes that are needed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.comm.moves import Gather, Move, ReduceScatter, Reshard, is_even
 
 # PyTorch 2.13 renamed both; the older names stay for 2.11.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -72,10 +74,6 @@ def drain(started: Iterable[Sequence[AsyncResult]]) -> Iterator[list[Tensor]]:
         yield [each.wait() for each in under_way]
 
 
-def _even(sizes: Sequence[int]) -> bool:
-    return len(set(sizes)) == 1
-
-
 def _exchange(
     op: str, pieces: Sequence[Tensor], received: Sequence[int], group: Group
 ) -> tuple[Tensor, dist.Work, Tensor]:
@@ -89,45 +87,155 @@ def _exchange(
     # One pass over pieces with gaps, where joining them would take two.
     places = [place.view(piece.shape) for place, piece in zip(flat.split(numbers), pieces, strict=True)]
     torch._foreach_copy_(places, list(pieces))
-    buffer = flat.new_empty(sum(received))
-    work = dist.all_to_all_single(
-        buffer, flat, list(received), numbers, group=group.process_group, async_op=True
-    )
-    group.report(op, (flat.numel() - numbers[group.rank]) * flat.element_size())
+    buffer, work = _all_to_all(op, flat, numbers, received, group)
     return buffer, work, flat
 
 
-def _start_join(
-    op: str, pieces: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int, group: Group
-) -> AsyncResult:
-    """Send piece i to rank i, and concatenate along ``dim`` what the ranks send, of these shapes."""
-    numbers = [shape.numel() for shape in shapes]
-    buffer, work, sent = _exchange(op, pieces, numbers, group)
+def _all_to_all(
+    op: str, flat: Tensor, sent: Sequence[int], received: Sequence[int], group: Group
+) -> tuple[Tensor, dist.Work]:
+    """The next ``sent[i]`` elements to rank i, ``received[i]`` from it, into one flat buffer."""
+    buffer = flat.new_empty(sum(received))
+    work = dist.all_to_all_single(
+        buffer, flat, list(received), list(sent), group=group.process_group, async_op=True
+    )
+    group.report(op, (flat.numel() - sent[group.rank]) * flat.element_size())
+    return buffer, work
 
-    def finish() -> Tensor:
-        parts = buffer.split(numbers)
-        return torch.cat([part.view(shape) for part, shape in zip(parts, shapes, strict=True)], dim)
 
-    return AsyncResult(finish, work, sent)
+# Where a tensor starts in a buffer of several dtypes, in bytes.
+_ALIGNMENT = 16
+
+
+def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult]:
+    """Carry out several moves with one message to each rank.
+
+    Args:
+        moves: Tensors, of any dtypes, and how each is moved. At least one.
+        group: The ranks.
+
+    Returns:
+        One result for each; the first that is waited for waits for all.
+    """
+    if len(moves) == 1:
+        ((x, move),) = moves
+        if isinstance(move, Gather):
+            return [start_gather(x, move.dim, group, move.sizes)]
+        if isinstance(move, ReduceScatter):
+            return [start_reduce_scatter(x, move.dim, group, move.sizes)]
+    return _start_exchange(moves, group)
+
+
+def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[AsyncResult]:
+    """:func:`start_exchange` as one all-to-all, whatever the moves."""
+    dtypes = {x.dtype for x, _ in moves}
+    mixed = len(dtypes) > 1
+    unit = torch.uint8 if mixed else dtypes.pop()
+    op = moves[0][1].op if len(moves) == 1 else "all_to_all"
+    if all(move.even for _, move in moves):
+        return _exchange_even(op, moves, unit, group)
+
+    def numbers(shapes: Sequence[Sequence[torch.Size]]) -> list[list[int]]:
+        """Of each move and rank, in units."""
+        return [
+            [_room(shape.numel() * (x.element_size() if mixed else 1), mixed) for shape in each]
+            for (x, _), each in zip(moves, shapes, strict=True)
+        ]
+
+    pieces = [move.pieces(x) for x, move in moves]
+    shapes = [move.shapes(x, group.rank) for x, move in moves]
+    sent, received = numbers([[piece.shape for piece in each] for each in pieces]), numbers(shapes)
+    first = moves[0][0]
+    flat = torch.empty(sum(map(sum, sent)), dtype=unit, device=first.device)
+    to_rank = [list(each) for each in zip(*sent, strict=True)]
+    from_rank = [list(each) for each in zip(*received, strict=True)]
+    places = flat.split([number for each in to_rank for number in each])
+    ordered = [piece for each in zip(*pieces, strict=True) for piece in each]
+    torch._foreach_copy_(
+        [_typed(place, piece.dtype, piece.shape) for place, piece in zip(places, ordered, strict=True)],
+        ordered,
+    )
+    buffer, work = _all_to_all(op, flat, [*map(sum, to_rank)], [*map(sum, from_rank)], group)
+    parts = buffer.split([number for each in from_rank for number in each])
+
+    def finish(index: int) -> Tensor:
+        (x, move), own = moves[index], parts[index :: len(moves)]
+        return move.join(
+            [_typed(part, x.dtype, shape) for part, shape in zip(own, shapes[index], strict=True)]
+        )
+
+    return [AsyncResult(partial(finish, index), work, flat) for index in range(len(moves))]
+
+
+def _exchange_even(
+    op: str, moves: Sequence[tuple[Tensor, Move]], unit: torch.dtype, group: Group
+) -> list[AsyncResult]:
+    """:func:`start_exchange` where every rank sends as much to each: the ranks are an axis of few tensors."""
+    mixed = unit != moves[0][0].dtype
+    stacked = [move.stacked(x) for x, move in moves]
+    numbers = [_room(x.numel() // group.size * (x.element_size() if mixed else 1), mixed) for x in stacked]
+    if len(moves) == 1:
+        flat = stacked[0].contiguous().view(-1)
+    else:
+        flat = torch.empty(group.size * sum(numbers), dtype=unit, device=stacked[0].device)
+        places = flat.view(group.size, -1).split(numbers, 1)
+        torch._foreach_copy_(
+            [_typed(place, x.dtype, x.shape) for place, x in zip(places, stacked, strict=True)], stacked
+        )
+    each = [sum(numbers)] * group.size
+    buffer, work = _all_to_all(op, flat, each, each, group)
+    parts = buffer.view(group.size, -1).split(numbers, 1)
+
+    def finish(index: int) -> Tensor:
+        x, move = moves[index]
+        shape = move.shapes(x, group.rank)[0]
+        return move.join_stacked(_typed(parts[index], x.dtype, (group.size, *shape)))
+
+    return [AsyncResult(partial(finish, index), work, flat) for index in range(len(moves))]
+
+
+def _room(number: int, mixed: bool) -> int:
+    """Elements, or bytes and what is left free behind them."""
+    return -(-number // _ALIGNMENT) * _ALIGNMENT if mixed else number
+
+
+def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The beginning of a piece of a buffer ``[n]``, or of pieces ``[P, n]``, as a tensor."""
+    if place.dtype != dtype:
+        place = place.view(dtype)
+    count = math.prod(shape[place.dim() - 1 :])
+    return place[..., :count].view(shape)
 
 
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
-    x = x.contiguous()
-    if _even(sizes):
-        flat = x.new_empty(group.size * x.numel())
-        work = _all_gather(flat, x.view(-1), group=group.process_group, async_op=True)
-        group.report("all_gather", (group.size - 1) * x.numel() * x.element_size())
+    longest = max(sizes)
+    if longest - min(sizes) > 1:
+        (found,) = _start_exchange([(x, Gather(dim, sizes))], group)
+        return found
+    # Shards that lack one element of their length are sent with one more: no copy of a shard for each rank.
+    shape = torch.Size((*x.shape[:dim], longest, *x.shape[dim + 1 :]))
+    own = x.contiguous() if x.shape[dim] == longest else x.new_zeros(shape)
+    if own.shape != x.shape:
+        own.narrow(dim, 0, x.shape[dim]).copy_(x)
+    flat = x.new_empty(group.size * own.numel())
+    work = _all_gather(flat, own.view(-1), group=group.process_group, async_op=True)
+    group.report("all_gather", (group.size - 1) * own.numel() * own.element_size())
+    shards = flat.view(group.size, *shape)
+    move = Gather(dim, sizes)
+    if move.even:
         # One operation for all ranks' shards: hundreds of views would take longer than the communication.
-        shards = flat.view(group.size, *x.shape)
-        return AsyncResult(lambda: shards.movedim(0, dim).flatten(dim, dim + 1), work, x)
-    shapes = [torch.Size((*x.shape[:dim], size, *x.shape[dim + 1 :])) for size in sizes]
-    return _start_join("all_gather", [x] * group.size, shapes, dim, group)
+        return AsyncResult(lambda: move.join_stacked(shards), work, own)
+    return AsyncResult(
+        lambda: move.join([shard.narrow(dim, 0, size) for shard, size in zip(shards, sizes, strict=True)]),
+        work,
+        own,
+    )
 
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
-    if _even(sizes) and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
+    if is_even(sizes) and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
         stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
         out = x.new_empty(stacked.shape[1:])
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
@@ -135,10 +243,8 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
         return AsyncResult(lambda: out, work, stacked)
     # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that. And
     # backends round half precision after every addition, where a sum over hundreds of ranks is to be rounded once.
-    pieces = x.split(list(sizes), dim)
-    shape = pieces[group.rank].shape
-    buffer, work, sent = _exchange("reduce_scatter", pieces, [shape.numel()] * group.size, group)
-    return AsyncResult(lambda: buffer.view(group.size, *shape).sum(0), work, sent)
+    (found,) = _start_exchange([(x, ReduceScatter(dim, sizes))], group)
+    return found
 
 
 def start_all_to_all(
@@ -150,14 +256,8 @@ def start_all_to_all(
     concat_sizes: Sequence[int],
 ) -> AsyncResult:
     """Cut ``split_dim`` into shards for the ranks, and join what they send along ``concat_dim``."""
-    pieces = x.split(list(split_sizes), split_dim)
-    shapes = []
-    for size in concat_sizes:
-        shape = list(x.shape)
-        shape[split_dim] = split_sizes[group.rank]
-        shape[concat_dim] = size
-        shapes.append(torch.Size(shape))
-    return _start_join("all_to_all", pieces, shapes, concat_dim, group)
+    (found,) = _start_exchange([(x, Reshard(split_dim, concat_dim, split_sizes, concat_sizes))], group)
+    return found
 
 
 def start_all_reduce(x: Tensor, group: Group) -> AsyncResult:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from fastfold.parallel.comm import async_ops
-from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_handle import Handle, JointHandle
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
 from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.comm.moves import Move
 
 
 def _axis(x: Tensor, dim: int) -> int:
@@ -59,6 +60,31 @@ def exchange_sizes(length: int, group: Group, device: torch.device | str = "cpu"
         return [length] * group.size
     own = torch.tensor([length], dtype=torch.int64, device=device)
     return [int(n) for n in async_ops.start_gather(own, 0, group, [1] * group.size).wait().tolist()]
+
+
+def exchange_async(moves: Sequence[tuple[Tensor, Move]], group: Group) -> JointHandle:
+    """Start several moves in one message to each rank; the gradients come back in one message too.
+
+    Args:
+        moves: Tensors, and how each is moved; see :mod:`fastfold.parallel.comm.moves`. The gradients of those that need
+            one are moved back.
+        group: The ranks.
+    """
+    tensors, kinds = [x for x, _ in moves], [move for _, move in moves]
+
+    def forward(given: Sequence[Tensor]) -> Sequence[AsyncResult]:
+        if group.size == 1:
+            return [completed(x) for x in given]
+        return async_ops.start_exchange(list(zip(given, kinds, strict=True)), group)
+
+    def backward(gradients: Sequence[Tensor | None]) -> Sequence[AsyncResult]:
+        pairs = zip(gradients, kinds, strict=True)
+        back = [(gradient, move.adjoint) for gradient, move in pairs if gradient is not None]
+        if group.size == 1:
+            return [completed(gradient) for gradient, _ in back]
+        return async_ops.start_exchange(back, group)
+
+    return JointHandle(tensors, forward, backward)
 
 
 def gather_async(

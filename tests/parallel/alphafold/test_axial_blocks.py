@@ -12,7 +12,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy, PolicyModule
 from fastfold.evoformer.model import AlphaFold
-from fastfold.parallel.alphafold import axial_parallel
+from fastfold.parallel.alphafold import axial_parallel, training_block
 from fastfold.parallel.alphafold.axial_blocks import (
     AxialEvoformerBlock,
     AxialEvoformerStack,
@@ -27,7 +27,7 @@ from fastfold.parallel.alphafold.regather import RegatheringLayer
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.groups import Group
 from tests.helpers.thread_ranks import on_one_line
-from tests.parallel.alphafold.axial_cases import CASES, difference, inputs_of, plain_module
+from tests.parallel.alphafold.axial_cases import C_M, C_Z, CASES, difference, inputs_of, plain_module
 
 RANKS = 3
 VARIANTS = {
@@ -133,3 +133,41 @@ def test_blocks_without_all_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="lack attention along an axis: use dap=1"):
         refuse_missing_steps(mini)
     refuse_missing_steps(plain_module(CASES["monomer stack"]))
+
+
+@pytest.mark.parametrize("small", [0, 2**30])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", ["monomer block", "multimer block"])
+def test_gradients_are_those_of_one_process_whatever_leaves_in_one_message(
+    name: str, ranks: int, small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With even shards, and two backward passes through the same graph."""
+    monkeypatch.setattr(training_block, "SMALL_MESSAGE", small)
+    torch.manual_seed(0)
+    block = plain_module(CASES[name]).eval()
+    inputs = [torch.randn(4, 8, C_M).double(), torch.randn(8, 8, C_Z).double()]
+    masks = [(torch.rand(shape) > 0.2).double() for shape in ((4, 8), (8, 8))]
+    weights = [torch.randn_like(x) for x in inputs]
+    cuts = CASES[name].cuts[:2]
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    expected = block(*leaves, *masks)
+    torch.autograd.backward(expected, weights)
+
+    def run(group: Group) -> list[float]:
+        shards, own_block = AxialShards(group), parallel(plain_module(CASES[name]).eval(), group)
+        own = [shards.take(x, cut).clone().requires_grad_() for x, cut in zip(inputs, cuts, strict=True)]
+        found = own_block(*own, *masks)
+        own_weights = [shards.take(w, cut) for w, cut in zip(weights, cuts, strict=True)]
+        errors = [
+            difference(mine, shards.take(whole, cut), whole)
+            for mine, whole, cut in zip(found, expected, cuts, strict=True)
+        ]
+        for passes in (1, 2):
+            torch.autograd.backward(found, own_weights, retain_graph=True)
+            for mine, whole, cut in zip(own, leaves, cuts, strict=True):
+                assert mine.grad is not None
+                assert whole.grad is not None
+                errors.append(difference(mine.grad / passes, shards.take(whole.grad, cut), whole.grad))
+        return errors
+
+    assert max(error for rank in on_one_line(ranks, run) for error in rank) < 1e-12

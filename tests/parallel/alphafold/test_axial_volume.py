@@ -12,7 +12,9 @@ from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.alphafold.communication_volume import fastfold_elements
+from fastfold.parallel.alphafold.training_block import SMALL_MESSAGE
 from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.groups import CommunicationLog
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
@@ -20,8 +22,8 @@ from fastfold.parallel.planner.fake_run import fake_mesh
 C_M, C_Z = 256, 128
 
 
-def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, float]:
-    """Elements that rank 0 sends in the forward and in the backward pass of a block of official widths."""
+def _block_sends(ranks: int, residues: int, sequences: int) -> tuple[CommunicationLog, CommunicationLog]:
+    """What rank 0 sends in the forward and in the backward pass of a block of official widths, in float32."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -47,7 +49,7 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
                 found = block(msa, pair, *masks)
             with mesh.record() as backward:
                 (found[0].sum() + found[1].sum()).backward()
-        return forward.sent / 4, backward.sent / 4
+        return forward, backward
     finally:
         dist.destroy_process_group()
 
@@ -55,7 +57,9 @@ def _elements_sent(ranks: int, residues: int, sequences: int) -> tuple[float, fl
 @pytest.mark.parametrize(
     ("ranks", "residues", "sequences"),
     [
+        (2, 96, 64),
         (2, 256, 128),
+        (8, 96, 64),
         (8, 384, 512),
         pytest.param(64, 2048, 512, marks=pytest.mark.slow),
         pytest.param(512, 2048, 512, marks=pytest.mark.slow),
@@ -71,11 +75,22 @@ def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequence
     # Products of 128 channels: their terms on 2 ranks and on more than 128.
     products = 3 * 2 * 128 / ranks if 3 < ranks <= 128 else 2 * 128
     gathered = (16 + products) * r * r + 32 * s * r
-    forward, backward = _elements_sent(ranks, r, s)
+    logs = _block_sends(ranks, r, s)
+    forward, backward = (log.sent / 4 for log in logs)
     assert forward == pytest.approx((ranks - 1) / ranks * (gathered + (512 * s * r + 256 * r * r) / ranks))
     again = 16 * r * r + (32 * s * r if s <= r else 0) if ranks <= 128 else 0
     assert backward == pytest.approx(forward + (ranks - 1) / ranks * again)
     assert backward < fastfold_elements(ranks, r, s)
+    if r == 2048:
+        return  # products are several blocks, each a message
+    # Big tensors that need not be there at once leave alone: the MSA, and the pair where products are of channels.
+    by_rows = 3 < ranks <= 128
+    alone = (256 * s * r * 4 / ranks >= SMALL_MESSAGE) + (
+        by_rows and 128 * r * r * 4 / ranks >= SMALL_MESSAGE
+    )
+    messages = (9 if by_rows else 8) + alone
+    # Backward one more, in which everything is gathered again.
+    assert [len(log.entries) for log in logs] == [messages, messages + 1]
 
 
 def _stack_sends(checkpointing: bool) -> tuple[float, float]:

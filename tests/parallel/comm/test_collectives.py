@@ -14,6 +14,7 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm import collectives as c
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.groups import Group, shard_sizes
+from fastfold.parallel.comm.moves import Gather, ReduceScatter, Reshard
 from tests.helpers.spawn_ranks import launch
 
 TOLERANCE = 1e-12
@@ -95,10 +96,44 @@ def _axis_against_one_process(group: Group, length: int) -> None:
         )
 
 
+def _exchange(group: Group, length: int, dtype: torch.dtype) -> None:
+    """Three moves in one message each way, against the collectives one by one; ``dtype`` is that of one of them."""
+    sizes = shard_sizes(length, group.size)
+    pair = _random(length, sizes[group.rank], 3, seed=group.rank)
+    terms = _random(2, length, seed=10 + group.rank).to(dtype)
+    bias, constant = _random(sizes[group.rank], 5, seed=20), _random(sizes[group.rank], seed=30)
+    moves = [Reshard(0, 1, sizes, sizes), ReduceScatter(1, sizes), Gather(0, sizes), Gather(0, sizes)]
+    one_by_one = [
+        lambda x: c.all_to_all(x, 0, 1, group, split_sizes=sizes, concat_sizes=sizes),
+        lambda x: c.reduce_scatter(x, 1, group, sizes),
+        lambda x: c.gather(x, 0, group, sizes),
+        lambda x: c.gather(x, 0, group, sizes),
+    ]
+    inputs = [x.requires_grad_() for x in (pair, terms, bias)] + [constant]
+    apart = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    with group.reporter.record() as log:
+        found = c.exchange_async(list(zip(inputs, moves, strict=True)), group).wait()
+        weights = [_random(*y.shape, seed=40 + group.rank).to(y.dtype) for y in found]
+        torch.autograd.backward(found[:3], weights[:3])
+    assert [entry.op for entry in log.entries] == ["all_to_all"] * 2
+    for name, x, y, alone, weight, single in zip(
+        "abcd", inputs, found, apart, weights, one_by_one, strict=True
+    ):
+        expected = single(alone)
+        _close(f"{name} of an exchange of {length}", y, expected)
+        if x.requires_grad:
+            expected.backward(weight)
+            assert x.grad is not None
+            assert alone.grad is not None
+            _close(f"gradient of {name} of an exchange of {length}", x.grad, alone.grad)
+
+
 def _against_one_process(size: int) -> None:
     group = Group(dist.group.WORLD)
     for length in (size * 2, size * 2 + 1, size - 1):
         _axis_against_one_process(group, length)
+        for dtype in (torch.float64, torch.float32):
+            _exchange(group, length, dtype)
     same = _random(5, 2)
     terms = [_random(5, 2, seed=rank) for rank in range(size)]
     _run("broadcast", group, terms, lambda x: c.broadcast(x, 1, group), lambda all_: [all_[1]] * size)
@@ -224,7 +259,11 @@ def _bytes(size: int) -> None:
     sizes = shard_sizes(size + 1, size)
     with group.reporter.record() as log:
         c.gather(_random(sizes[group.rank], 6), 0, group, sizes)
-    assert log.sent == p * sizes[group.rank] * 6 * 8, "uneven shards are not padded"
+    assert log.sent == p * sizes[0] * 6 * 8, "a shard that is one shorter is sent with one more"
+    sizes = [3, *[1] * p]
+    with group.reporter.record() as log:
+        c.gather(_random(sizes[group.rank], 6), 0, group, sizes)
+    assert log.sent == p * sizes[group.rank] * 6 * 8, "shards of other lengths are not padded"
 
 
 def _everything() -> None:
