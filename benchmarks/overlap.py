@@ -2,18 +2,21 @@
 
 :class:`ArtificialNetwork` wraps the functions that start collectives. Each message takes the link for its bytes over
 the bandwidth and arrives a latency later; whoever waits for it before that is blocked. Nothing of the program changes.
+:func:`count_schedule` counts what a block sends, waits for and dispatches, on any number of ranks that do not exist.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
@@ -22,6 +25,7 @@ from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
+from fastfold.parallel.planner.fake_run import fake_mesh
 
 
 @dataclass
@@ -135,6 +139,98 @@ class _Delayed(AsyncResult):
     def wait(self) -> Tensor:
         self._arrive()
         return super().wait()
+
+
+@dataclass
+class Schedule:
+    """What one pass of a block starts.
+
+    Attributes:
+        collectives: How many it sends.
+        waited_at_once: Of those how many are waited for before a matrix product or a kernel of this package is started.
+        dispatches: Operators of PyTorch, collectives among them.
+    """
+
+    collectives: int = 0
+    waited_at_once: int = 0
+    dispatches: int = 0
+
+
+# Matrix products of PyTorch.
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
+
+
+class _Counting(TorchDispatchMode):
+    """Counts operators, and which collectives have nothing computed beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = Schedule()
+        self._computed = 0
+        self._waiting: dict[int, int] = {}  # by the work: what had been computed at its start
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.schedule.dispatches += 1
+        namespace, _, name = func._schema.name.partition("::")
+        self._computed += namespace == "fastfold" or name in _PRODUCTS
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Of what is started and waited for within."""
+        all_to_all, wait = async_ops._all_to_all, AsyncResult.wait
+        gather, reduce_scatter = async_ops._all_gather, async_ops._reduce_scatter
+
+        def noted(start: Callable[..., Any]) -> Callable[..., Any]:
+            def started(*arguments: Any, **named: Any) -> Any:
+                found = start(*arguments, **named)
+                work = found[1] if isinstance(found, tuple) else found
+                self.schedule.collectives += 1
+                self._waiting[id(work)] = self._computed
+                return found
+
+            return started
+
+        def waited(pending: AsyncResult) -> Tensor:
+            before = self._waiting.pop(id(pending.work), None)
+            self.schedule.waited_at_once += before == self._computed
+            return wait(pending)
+
+        with ExitStack() as stack:
+            for where, name, new in (
+                (async_ops, "_all_to_all", noted(all_to_all)),
+                (async_ops, "_all_gather", noted(gather)),
+                (async_ops, "_reduce_scatter", noted(reduce_scatter)),
+                (AsyncResult, "wait", waited),
+            ):
+                stack.enter_context(mock.patch.object(where, name, new))
+            yield
+
+
+def count_schedule(ranks: int, residues: int, sequences: int) -> tuple[Schedule, Schedule]:
+    """What an Evoformer block of the official widths does on rank 0 under axial parallelism, on shapes alone.
+
+    Args:
+        ranks: That share the protein.
+        residues: N.
+        sequences: Rows of the MSA.
+
+    Returns:
+        Of the forward pass and of the backward pass, in float32.
+    """
+    trunk = model_config("model_1").model.embeddings_and_evoformer
+    with fake_mesh(ParallelPlan(dap=ranks)) as mesh, torch.device("meta"):
+        block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel)
+        axial_parallel(block, mesh)
+        shards = AxialShards(mesh.group("dap"))
+        msa = shards.take(torch.empty(sequences, residues, trunk.msa_channel), 0).requires_grad_()
+        pair = shards.take(torch.empty(residues, residues, trunk.pair_channel), 1).requires_grad_()
+        with _Counting() as forward, forward.watching():
+            found = block(msa, pair, torch.empty(sequences, residues), torch.empty(residues, residues))
+        gradients = [torch.empty_like(x) for x in found]
+        with _Counting() as backward, backward.watching():
+            torch.autograd.backward(found, gradients)
+    return forward.schedule, backward.schedule
 
 
 def block_step(ranks: int, residues: int, sequences: int) -> Callable[[], None]:

@@ -4,11 +4,12 @@ Usage: python benchmarks/parallel.py [--quick] [--gpu h200] [--measured FILE] [-
 
 1. Bytes per rank of one Evoformer block at 1 to 512 ranks, counted by running its collectives' shapes on PyTorch's
    fake process group, for dynamic axial parallelism and for the 2D grid, beside FastFold's formula.
-2. The share of communication that the asynchronous schedule hides, on two gloo processes with an artificial network.
-3. What a rank holds of the network, counted on the fake process group too.
-4. Strong scaling of AlphaFold's initial training to 512 GPUs by the cost model, with its assumptions.
+2. How many collectives and operators a block starts, and which of the former have nothing computed beside them.
+3. The share of communication that the asynchronous schedule hides, on two gloo processes with an artificial network.
+4. What a rank holds of the network, counted on the fake process group too.
+5. Strong scaling of AlphaFold's initial training to 512 GPUs by the cost model, with its assumptions.
 
-Only 2 measures time, in computing time of the thread, so that a busy machine gives the same numbers.
+Only 3 measures time, in computing time of the thread, so that a busy machine gives the same numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch.multiprocessing  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.overlap import measure_overlap  # noqa: E402
+from benchmarks.overlap import count_schedule, measure_overlap  # noqa: E402
 from benchmarks.rank_memory import rank_memory  # noqa: E402
 from fastfold.parallel import ParallelPlan, best_plans  # noqa: E402
 from fastfold.parallel.alphafold.communication_volume import block_communication, fastfold_elements  # noqa: E402
@@ -49,6 +50,7 @@ RESIDUES, SEQUENCES = (256, 384, 2048), (128, 512)
 GPUS = (1, 8, 64, 128, 256, 512)
 RATIOS = (0.1, 0.25, 0.5, 1.0)
 COUNTED_BACKWARD = 64
+SCHEDULES = ((2, 96, 64), (8, 96, 64), (2, 256, 128), (8, 256, 128), (64, 256, 128), (8, 384, 512))
 MEMORY_RANKS = (1, 2, 4, 8)
 MEMORY_SIZE = {"residues": 256, "msa": 128, "extra_msa": 256}
 
@@ -161,6 +163,32 @@ def overlap_table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def schedules(quick: bool) -> list[dict[str, Any]]:
+    """Collectives and operators of a block's passes, for some numbers of ranks and sizes."""
+    rows = []
+    for ranks, residues, sequences in SCHEDULES[: 2 if quick else None]:
+        forward, backward = count_schedule(ranks, residues, sequences)
+        size = {"ranks": ranks, "residues": residues, "sequences": sequences}
+        rows.append(size | {"forward": asdict(forward), "backward": asdict(backward)})
+    return rows
+
+
+def schedule_table(rows: list[dict[str, Any]]) -> str:
+    """A line for each number of ranks and size."""
+    lines = [
+        "| ranks | residues | MSA | collectives | waited for at once | operators |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        each = [
+            f"{row['forward'][name]} / {row['backward'][name]}"
+            for name in ("collectives", "waited_at_once", "dispatches")
+        ]
+        size = f"{row['ranks']} | {row['residues']} | {row['sequences']}"
+        lines.append(f"| {size} | {' | '.join(each)} |")
+    return "\n".join(lines)
+
+
 def memory(quick: bool) -> list[dict[str, Any]]:
     """U that rank 0 holds under axial parallelism, of folding and of training."""
     size = {"residues": 64, "msa": 32, "extra_msa": 64} if quick else MEMORY_SIZE
@@ -249,6 +277,7 @@ def measure(quick: bool, gpu: str, measured: Path | None) -> dict[str, Any]:
     return {
         "machine": machine(),
         "communication": communication(quick),
+        "schedules": schedules(quick),
         "overlap": overlap(quick),
         "memory": memory(quick),
         "scaling": scaled,
@@ -279,6 +308,14 @@ between them it reshards their factors to whole channels and the products back, 
 then 16 r² of biases and 32 s r of projections, the latter not on the grid.
 
 {communication_table(numbers["communication"])}
+
+## Collectives and operators of one block
+
+Of an Evoformer block under axial parallelism, forward / backward pass with all activations kept, float32, counted on
+shapes. A collective is waited for at once if neither a matrix product nor a kernel of this package is started before.
+What is sent at one time goes in one message, unless it is 4 MiB or more and not needed at once.
+
+{schedule_table(numbers["schedules"])}
 
 ## Overlap
 

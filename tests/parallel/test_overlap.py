@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.overlap import ArtificialNetwork, measure_overlap
+from benchmarks.overlap import ArtificialNetwork, count_schedule, measure_overlap
 from fastfold.parallel.alphafold import training_block
 from fastfold.parallel.comm.collectives import all_to_all_async, gather_async
 from fastfold.parallel.mesh import ParallelMesh
@@ -73,3 +73,14 @@ def test_a_sharded_block_hides_some_of_its_communication() -> None:
     # What is computed between the start of a message and the wait for it: the calls themselves.
     assert network["immediate_hidden"] == pytest.approx(0.0, abs=0.05)
     assert 0.1 < network["asynchronous_hidden"] <= 1.0
+
+
+def test_a_block_starts_few_collectives_and_no_more_operators_on_more_ranks() -> None:
+    """Where shards are equally long; what is big and not needed at once has something computed beside it."""
+    few, many = count_schedule(8, 64, 64), count_schedule(32, 64, 64)
+    for eight, thirty_two, collectives, dispatches in zip(few, many, (9, 10), (270, 420), strict=True):
+        assert eight.collectives == thirty_two.collectives == collectives
+        assert thirty_two.dispatches <= eight.dispatches <= dispatches
+    forward, backward = count_schedule(8, 384, 512)
+    assert (forward.collectives, forward.waited_at_once) == (11, 9)
+    assert (backward.collectives, backward.waited_at_once) == (12, 9)
