@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.kernels.block import block_config
 from benchmarks.kernels.cases import C_M, C_Z
 from fastfold.evoformer.evoformer import EvoformerBlock
+from fastfold.evoformer.precision import parameters_to
 from fastfold.kernels.common.backend import VARIABLE, launches_replaced
 
 TABLE = Path(__file__).parent.parent / "results" / "dispatches.csv"
@@ -104,7 +105,8 @@ def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     with torch.device("meta"):
-        block = EvoformerBlock(block_config(), C_M, C_Z, zero_init=False).eval().bfloat16()
+        block = EvoformerBlock(block_config(), C_M, C_Z, zero_init=False).eval()
+        parameters_to(block, torch.bfloat16)
     msa, pair, masks = new(rows, residues, C_M), new(residues, residues, C_Z), (rows, residues)
     inputs = msa, pair, new(*masks), new(residues, residues)
 

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.linear import Products, reduced_products
 
 Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 """What the trunk computes in:
 
 * ``fp32``: float32;
-* ``bf16``: parameters and activations in bfloat16; softmax and statistics of normalisations in float32;
+* ``bf16``: parameters and activations in bfloat16; softmax, statistics and parameters of normalisations in float32;
 * ``bf16-products``: float32, but products with weights in bfloat16;
 * ``int8``: float32, but products with weights in 8 bits.
 
@@ -44,16 +45,33 @@ def set_precision(model: AlphaFold, precision: str) -> AlphaFold:
         raise ConfigError(f"there is no precision {precision!r}; use {', '.join(get_args(Precision))}")
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for module in model.children():
-        module.to(torch.float32 if module in _after_trunk(model) else dtype)
+        parameters_to(module, torch.float32 if module in _after_trunk(model) else dtype)
         module.__dict__.pop("forward", None)
         if module not in _after_trunk(model) and precision in _PRODUCTS:
             module.forward = _within(_PRODUCTS[precision], precision, module.forward)
     return model
 
 
+def parameters_to(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Put a module's parameters into a dtype, in place, but those of its normalisations into float32.
+
+    So does the official program, and the kernels read them so.
+    """
+    module.to(dtype)
+    for part in module.modules():
+        if isinstance(part, LayerNorm):
+            part.to(torch.float32)
+    return module
+
+
+def trunk_dtype(model: AlphaFold) -> torch.dtype:
+    """Of the trunk's weights and activations; parameters of normalisations stay in float32."""
+    return model.single_projection.weight.dtype
+
+
 def precision_of(model: AlphaFold) -> Precision:
     """The precision that :func:`set_precision` put a network into."""
-    if next(model.evoformer.parameters()).dtype == torch.bfloat16:
+    if trunk_dtype(model) == torch.bfloat16:
         return "bf16"
     name: Precision = getattr(model.evoformer.forward, "precision", "fp32")
     return name

@@ -20,7 +20,9 @@ from fastfold.evoformer.precision import (
     choose_precision,
     precision_of,
     set_precision,
+    trunk_dtype,
 )
+from fastfold.evoformer.primitives import LayerNorm
 from fastfold.inference.config import PRECISIONS
 from fastfold.kernels.common import linear
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
@@ -142,3 +144,22 @@ def test_settings_know_every_precision() -> None:
     for function in (lambda: choose_precision("fp8", CPU), lambda: set_precision(None, "fp8")):
         with pytest.raises(ConfigError, match="there is no precision 'fp8'; use"):
             function()
+
+
+@pytest.mark.parametrize("name", ["model_1", "model_1_multimer_v3"])
+def test_bfloat16_keeps_normalisations_in_float32_and_nothing_else_of_the_trunk(name: str) -> None:
+    config = one_block_config(model_config(name))
+    network = set_precision(random_model(config), "bf16")
+    assert (precision_of(network), trunk_dtype(network)) == ("bf16", torch.bfloat16)
+    norms = {
+        id(x) for module in network.modules() if isinstance(module, LayerNorm) for x in module.parameters()
+    }
+    for child in (network.input_embedder, network.extra_msa_stack, network.evoformer):
+        parameters = list(child.parameters())
+        assert {x.dtype for x in parameters if id(x) in norms} <= {torch.float32}
+        assert {x.dtype for x in parameters if id(x) not in norms} == {torch.bfloat16}
+    features = {name: value[None] for name, value in dummy_features(config, 6, 3, 4).items()}
+    with torch.no_grad(), _Operators() as operators:
+        network(features, 0)
+    trunk = {"gated_attention", "transition", "triangle_multiplication", "outer_product_mean", "pair_bias"}
+    assert {dtype for name, dtype in operators.found if name in trunk} == {torch.bfloat16}

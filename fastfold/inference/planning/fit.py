@@ -12,6 +12,7 @@ import torch
 
 from fastfold.errors import InputError
 from fastfold.evoformer.model import AlphaFold
+from fastfold.evoformer.precision import trunk_dtype
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
@@ -129,11 +130,11 @@ def fit_target(
     Raises:
         InputError: The smallest plan needs more; says how much, and what fits.
     """
-    weight = next(model.evoformer.parameters())
+    dtype, home = trunk_dtype(model), next(model.parameters()).device
     memory = memory or FoldMemory.here(device, offload_dir=offload_dir)
     planner = Planner(
         model.config if config is None else config,
-        weight.element_size(),
+        dtype.itemsize,
         device.type,
         host_memory=memory.host,
         parameters=parameter_bytes(model),
@@ -141,12 +142,12 @@ def fit_target(
         disk=memory.disk,
         ranks=ranks,
     )
-    free = memory.free + (planner.parameters if weight.device.type == device.type else 0)
+    free = memory.free + (planner.parameters if home.type == device.type else 0)
     smallest = planner.smallest(residues, rows=rows, templates=templates)
     if smallest > free and (budget is None or smallest <= budget):
         halved = replace(planner, element_size=2).smallest(residues, rows=rows, templates=templates)
         fits = planner.longest(free, rows=rows, templates=templates)
-        remedy = "use --precision bf16, or " if weight.element_size() > 2 and halved <= free else ""
+        remedy = "use --precision bf16, or " if dtype.itemsize > 2 and halved <= free else ""
         raise InputError(
             f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
             f"{f' in each of {ranks} processes' if ranks > 1 else ''}; {device.type} has "
@@ -157,7 +158,7 @@ def fit_target(
     budget = free if budget is None else budget
     plan = plan_target(planner, residues, budget, name=name, rows=rows, templates=templates)
     if plan.blocks:
-        planner = replace(planner, costs=measure_costs(device, weight.dtype))
+        planner = replace(planner, costs=measure_costs(device, dtype))
         plan = plan_target(planner, residues, budget, name=name, rows=rows, templates=templates)
     return Fit(planner, plan, budget, residues, name, rows, templates)
 

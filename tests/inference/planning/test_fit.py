@@ -18,11 +18,14 @@ from torch import Tensor, nn
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import set_policy
+from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.inference import folding
-from fastfold.inference.planning.fit import Fit, plan_target
+from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.fit import Fit, fit_target, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.planning.time_model import Costs, measure_costs
 from fastfold.memory import BudgetError, HostBuffers, SimulatedDevice
@@ -237,6 +240,21 @@ def test_when_memory_ends_the_budget_is_halved_and_the_fold_goes_on(error: Excep
     assert len(said) == 2
     assert "T1: out of memory with a plan of" in said[0]
     assert "going on with a budget of" in said[0]
+
+
+def test_a_network_in_bfloat16_is_planned_as_one() -> None:
+    """Although its normalisations stay in float32."""
+    with torch.device("meta"):
+        network = AlphaFold(CONFIG)
+    memory = FoldMemory(free=40 * GIB)
+    found = {
+        name: fit_target(
+            set_precision(network, name), torch.device("cpu"), 500, None, name="T1", memory=memory
+        )
+        for name in ("fp32", "bf16")
+    }
+    assert [found[name].planner.element_size for name in ("fp32", "bf16")] == [4, 2]
+    assert found["bf16"].plan.peak < 0.6 * found["fp32"].plan.peak
 
 
 def test_only_when_the_smallest_plan_fails_does_the_target_fail() -> None:
