@@ -19,6 +19,7 @@ from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
+from fastfold.kernels.ops.gated_attention.op import gradients_of_parameters
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
@@ -199,7 +200,7 @@ class _Attention(Function):
             )
         )
         grad_x, of_bias = next(found), next(found)
-        of_parameters = (None if p is None else next(found) for p in parameters)
+        of_parameters = gradients_of_parameters(found, parameters)
         return grad_x, of_bias.to(bias.dtype), None, None, None, None, *of_parameters
 
 

@@ -218,7 +218,7 @@ def test_weights_are_arranged_and_their_gradients_brought_back() -> None:
 
 @pytest.mark.parametrize("passes", [eager, triton_launch], ids=["torch", "triton"])
 def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> None:
-    """Forward onto the residual, and backward with totals that hold something already."""
+    """Forward onto the residual, and backward of a first block and of one whose totals hold something already."""
     made = operands(3, 5)
     x, residual = made["x"], torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(1)).double()
     dropout = torch.tensor([0.0, 2.0, 1.0]).double().view(3, 1, 1).expand(3, 5, 24)
@@ -235,7 +235,7 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     update = attended.flatten(-2) @ leaves["output_weight"].T + leaves["output_bias"]
     grad = torch.randn(update.shape, generator=torch.Generator().manual_seed(2)).double()
     wanted = ("x", "bias", *NAMES)
-    exact = torch.autograd.grad(update, [leaves[name] for name in wanted], grad)
+    exact = torch.autograd.grad(dropout * update, [leaves[name] for name in wanted], grad)
     expected = dict(zip(wanted, exact, strict=True))
     small = {name: value.detach().float().to(DEVICE) for name, value in made.items()}
     weights = eager.arrange(eager.GatedAttentionParams(*(small[name] for name in NAMES)), torch.float32)
@@ -244,18 +244,19 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     rows = eager.RowBlock(small["x"], bias, mask, out, dropout.float().to(DEVICE))
     passes.Forward(weights, 2, Scratch(DEVICE))(out, rows)
     assert relative_error(out, residual + dropout * update) < 2e-6
-    totals = eager.arrange(
+    ones = eager.arrange(
         eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32
     )
-    grad_bias = torch.ones_like(small["bias"])
-    found = passes.backward_block(
-        grad.float().to(DEVICE), rows, grad_bias, weights, totals, 2, Scratch(DEVICE)
-    )
-    assert relative_error(found, expected["x"]) < 2e-6
-    assert relative_error(grad_bias - 1, expected["bias"]) < 2e-6
-    for name, mine in zip(NAMES, eager.gradients_of(totals), strict=True):
-        assert mine is not None
-        assert relative_error(mine - 1, expected[name]) < 5e-6, name
+    for first, totals, had in ((True, None, 0.0), (False, ones, 1.0)):
+        grad_bias = torch.ones_like(small["bias"])
+        found, totals = passes.backward_block(
+            grad.float().to(DEVICE), rows, grad_bias, first, weights, totals, 2, Scratch(DEVICE)
+        )
+        assert relative_error(found, expected["x"]) < 2e-6
+        assert relative_error(grad_bias - had, expected["bias"]) < 2e-6
+        for name, mine in zip(NAMES, eager.gradients_of(totals), strict=True):
+            assert mine is not None
+            assert relative_error(mine - had, expected[name]) < 5e-6, name
 
 
 @pytest.mark.parametrize(("rows", "length"), [(1, 1), (5, 1000), (40, 400), (3, 0), (4096, 4096)])

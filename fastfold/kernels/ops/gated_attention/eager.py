@@ -156,16 +156,37 @@ def backward_block(
     grad: Tensor,
     rows: RowBlock,
     grad_bias: Tensor | None,
+    first: bool,
     weights: Weights,
-    totals: Weights,
+    totals: Weights | None,
     heads: int,
     scratch: Scratch,
-) -> Tensor:
-    """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals."""
-    x, bias, masked, *_ = rows
+) -> tuple[Tensor, Weights]:
+    """Gradients of a block of rows.
+
+    Args:
+        grad: Of the result, ``[r, N, c]``.
+        rows: What the block was made of.
+        grad_bias: Gradient of the bias of the blocks before, ``[H, N, N]``, to which this one's is added; or None.
+        first: Whether there are none before, so that ``grad_bias`` has any content.
+        weights: As :func:`arrange` makes them.
+        totals: Gradients of the parameters of the blocks before, to which this one's are added; None if there are none.
+        heads: Number of heads.
+        scratch: Buffers, in the dtype of the products.
+
+    Returns:
+        That of ``x [r, N, c]``, and the new totals.
+    """
+    x, bias, masked, _, dropout = rows
+    totals = zeros_like(weights, weights.norm[0].dtype) if totals is None else totals
+    if first and grad_bias is not None:
+        grad_bias.zero_()
     x = scratch.copy("x", x)
     normed, *statistics = normalise(x, *weights.norm, EPS)
     q, k, v, *gate = project(normed, projections(weights), weights, heads, scratch).unbind(2)
+    grad = scratch.copy("grad_update", grad)
+    if dropout is not None:
+        grad.mul_(dropout)
     grad = grad.flatten(0, 1)
     grad_attended = torch.mm(
         grad, weights.output, out=scratch("grad_attended", len(grad), weights.output.shape[1])
@@ -190,4 +211,5 @@ def backward_block(
     grad_normed = torch.mm(
         grad_projected, weights.merged, out=scratch("grad_normed", *normed.flatten(0, 1).shape)
     )
-    return normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)
+    grad_x = normalise_backward(grad_normed.view(x.shape), x, statistics, *weights.norm, *totals.norm)
+    return grad_x, totals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from fastfold.kernels.ops.attention.op import attention_backend, attention_defin
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,
     RowBlock,
+    Weights,
     arrange,
     gradients_of,
     zeros_like,
@@ -136,30 +137,57 @@ _gated_attention.register_fake(like_first)
 def _gated_attention_backward(
     grad: Tensor, x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str, need_bias: bool
 ) -> list[Tensor]:
-    """Gradients of x, bias and the parameters; those of the last two where they are given and needed."""
+    """Gradients of x, of the bias if it is given and needed, and of the parameters as in :class:`Weights`."""
     bias, mask, dropout, *parameters = others
+    given = GatedAttentionParams._make(parameters)
     blocks, exact = _blocks(backend), accumulation_dtype(x)
-    grad_bias = bias.new_zeros(bias.shape, dtype=exact) if bias is not None and need_bias else None
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(GatedAttentionParams._make(parameters), blocks.backward_dtype(x))
-    totals = zeros_like(weights, exact)
+    weights = arrange(given, blocks.backward_dtype(x))
     scratch = Scratch().of(x, blocks.backward_dtype(x))
-    grad_x = torch.empty_like(x)
+    grad_x, grad_bias, totals = torch.empty_like(x), None, None
+    if bias is not None and need_bias:
+        grad_bias = torch.empty(bias.shape, dtype=exact, device=bias.device)
+    before: _Index | None = None
     for i, rows in _row_blocks(x, blocks.row_step):
-        b_grad = scratch.copy("grad_update", part(grad, rows))
-        if dropout is not None:
-            b_grad.mul_(part(dropout, rows))
-        own = RowBlock(part(x, rows), part(bias, i), part(mask, rows))
-        b_grad_x = blocks.backward_block(b_grad, own, part(grad_bias, i), weights, totals, heads, scratch)
-        finish(part(grad_x, rows), b_grad_x, part(grad, rows) if add_x else None, None)
-    # Copies, because an operator returns no views of one tensor.
-    found = [
-        g.to(p.dtype, copy=True)
-        for g, p in zip(gradients_of(totals), parameters, strict=True)
-        if g is not None and p is not None
-    ]
-    return [grad_x, *([] if grad_bias is None else [grad_bias]), *found]
+        own = RowBlock(
+            part(x, rows),
+            part(bias, i),
+            part(mask, rows),
+            dropout=None if dropout is None else part(dropout, rows),
+        )
+        bias_total = part(grad_bias, i)
+        block_grad, totals = blocks.backward_block(
+            part(grad, rows), own, bias_total, i != before, weights, totals, heads, scratch
+        )
+        finish(part(grad_x, rows), block_grad, part(grad, rows) if add_x else None, None)
+        before = i
+    if totals is None:  # there are no rows
+        totals = zeros_like(weights, exact)
+        grad_bias = None if grad_bias is None else grad_bias.zero_()
+    found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
+    of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
+    return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
+
+
+def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
+    return (*weights.norm, weights.merged, weights.gate_bias, weights.output, weights.output_bias)
+
+
+def _first_of_each(parameters: GatedAttentionParams) -> Weights:
+    """Of the parameters that are merged the first, in the places of :class:`Weights`."""
+    p = parameters
+    return Weights((p.norm_weight, p.norm_bias), p.query_weight, p.gate_bias, p.output_weight, p.output_bias)
+
+
+def gradients_of_parameters(
+    found: Iterable[Tensor], parameters: Sequence[Tensor | None]
+) -> GatedAttentionParams:
+    """What the backward operator returns behind the gradients of x and bias, as those of the parameters; views."""
+    p, rest = GatedAttentionParams._make(parameters), iter(found)
+    norm, merged = (next(rest), next(rest)), next(rest)
+    gate_bias = None if p.gate_bias is None else next(rest)
+    return gradients_of(Weights(norm, merged, gate_bias, next(rest), next(rest)))
 
 
 @_gated_attention_backward.register_fake
@@ -167,10 +195,21 @@ def _backward_fake(
     grad: Tensor, x: Tensor, *others: Tensor | None, need_bias: bool, **options: Any
 ) -> list[Tensor]:
     bias, _, _, *parameters = others
+    p = GatedAttentionParams._make(parameters)
     biases = []
     if bias is not None and need_bias:
         biases.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
-    return [torch.empty_like(x), *biases, *(p.new_empty(p.shape) for p in parameters if p is not None)]
+    merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
+    shapes = [
+        None if first is None else merged if first is p.query_weight else first.shape
+        for first in _flat(_first_of_each(p))
+    ]
+    firsts = zip(_flat(_first_of_each(p)), shapes, strict=True)
+    return [
+        torch.empty_like(x),
+        *biases,
+        *(first.new_empty(shape) for first, shape in firsts if first is not None and shape is not None),
+    ]
 
 
 def _setup_context(
@@ -189,8 +228,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     tensors = (x, bias, mask, dropout, *parameters)
     found = iter(_gated_attention_backward(grad, *tensors, **ctx.options, need_bias=need_bias))
     grad_x, grad_bias = next(found), next(found) if need_bias else None
-    of_parameters = (None if p is None else next(found) for p in parameters)
-    grads = (grad_x, grad_bias, None, grad, None, *of_parameters)
+    grads = (grad_x, grad_bias, None, grad, None, *gradients_of_parameters(found, parameters))
     return tuple(grads_or_none(grads, ctx.needs_input_grad))
 
 

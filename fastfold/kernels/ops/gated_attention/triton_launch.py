@@ -67,7 +67,7 @@ def _attend(
     projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
     """Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a projected block."""
-    q, k, v, *gate = projected[None].unbind(3)
+    q, k, v, *gate = projected.unsqueeze(0).unbind(3)
     operands = TritonOperands(
         *(q, k, v),
         None if bias is None else bias[None],
@@ -83,23 +83,24 @@ def backward_block(
     grad: Tensor,
     rows: RowBlock,
     grad_bias: Tensor | None,
+    first: bool,
     weights: Weights,
-    totals: Weights,
+    totals: Weights | None,
     heads: int,
     scratch: Scratch,
-) -> Tensor:
-    """Gradient of a block of rows, ``[r, N, c]``; adds those of bias and parameters to their totals in float32."""
-    x, bias, hidden, *_ = rows
+) -> tuple[Tensor, Weights]:
+    """Gradients of a block of rows, those of the parameters in float32; arguments as of the PyTorch path's."""
+    x, bias, hidden, _, dropout = rows
     normed = _normalise_exactly(x, weights)
     read_weights = weights
     if normed.shape[-1] > x.shape[-1]:
         read_weights = weights._replace(merged=weights.merged.repeat(1, 2))
     projected = project(normed, projections(read_weights), weights, heads, scratch)
     attended, lse, read = _attend(projected, bias, hidden, scratch)
-    grad = grad.flatten(0, 1)
+    grad = (grad if dropout is None else grad * dropout).to(scratch.dtype).flatten(0, 1)
     flat = attended.view(len(grad), -1)
     grad_attended = _product(grad, weights.output)
-    grad_projected = scratch("grad_projected", *x.shape[:2], len(weights.merged))
+    grad_projected = scratch("grad_projected", 1, *x.shape[:2], len(weights.merged))
     grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[3:]).unbind(3)
     has_gate = len(grads) > 3
     block_bias = attend_backward_triton(
@@ -113,22 +114,38 @@ def backward_block(
         grad_bias is not None,
     )
     if grad_bias is not None and block_bias is not None:
-        grad_bias.add_(block_bias[0])
-    totals.output.add_(_product(grad.t(), flat))
-    totals.output_bias.add_(grad.sum(0, dtype=totals.output_bias.dtype))
-    grad_projected = grad_projected.flatten(0, 1)
-    for part in normed.flatten(0, 1).split(x.shape[-1], -1):
-        totals.merged.add_(_product(grad_projected.t(), part))
-    if totals.gate_bias is not None:
-        grad_gate = grad_projected[:, -len(totals.gate_bias) :]
-        totals.gate_bias.add_(grad_gate.sum(0, dtype=totals.gate_bias.dtype))
+        _ = grad_bias.copy_(block_bias[0]) if first else grad_bias.add_(block_bias[0])
+    grad_projected = grad_projected.flatten(0, 2)
     grad_normed = _product(grad_projected, weights.merged)
     grad_x, *grad_norm = torch.ops.fastfold.layer_norm_backward(
         grad_normed.view(x.shape), x, weights.norm[0], EPS, [True, True, True], "triton"
     )
-    for total, block in zip(totals.norm, grad_norm, strict=True):
-        total.add_(block)
-    return grad_x
+    merged = _product(grad_projected.t(), normed.flatten(0, 1))
+    if normed.shape[-1] > x.shape[-1]:
+        merged = merged.view(len(merged), 2, -1).sum(1)
+    gate_bias = weights.gate_bias
+    if gate_bias is not None:
+        gate_bias = _sum_of_rows(grad_projected[:, -len(gate_bias) :])
+    found = Weights(
+        norm=(grad_norm[0], grad_norm[1]),
+        merged=merged,
+        gate_bias=gate_bias,
+        output=_product(grad.t(), flat),
+        output_bias=_sum_of_rows(grad),
+    )
+    return grad_x, found if totals is None else _added(totals, found)
+
+
+def _sum_of_rows(x: Tensor) -> Tensor:
+    return x.sum(0, dtype=torch.float32)
+
+
+def _added(totals: Weights, block: Weights) -> Weights:
+    """Both together, in the memory of the first."""
+    for total, x in zip((*totals.norm, *totals[1:]), (*block.norm, *block[1:]), strict=True):
+        if isinstance(total, Tensor) and isinstance(x, Tensor):
+            total.add_(x)
+    return totals
 
 
 def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
