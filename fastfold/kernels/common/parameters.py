@@ -5,7 +5,7 @@ A backward operator returns a list with an entry for every input, empty where no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,6 +25,31 @@ def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
 def zeros_of(parameters: Params, dtype: torch.dtype) -> Params:
     """Totals that the gradients of the parameters are added to."""
     return parameters._make(torch.zeros_like(x, dtype=dtype) for x in parameters)
+
+
+class Totals:
+    """Sums of the gradients of blocks: those of the first block are kept as they are, the others added to them."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def add(self, **gradients: Tensor) -> None:
+        """Those of one block by the parameters' names; they may be overwritten."""
+        for name, gradient in gradients.items():
+            if name in self._found:
+                self._found[name].add_(gradient)
+            else:
+                self._found[name] = gradient
+
+    def of(self, parameters: Params, needed: Collection[str]) -> list[Tensor | None]:
+        """Those of all parameters, in order: zeros in float32 where no block had one that is needed, else None."""
+        found: list[Tensor | None] = []
+        for name, x in zip(parameters._fields, parameters, strict=True):
+            gradient = self._found.get(name)
+            if gradient is None and name in needed:
+                gradient = torch.zeros_like(x, dtype=torch.float32)
+            found.append(gradient)
+        return found
 
 
 def needed_names(names: Iterable[str], needs: Iterable[bool]) -> frozenset[str]:

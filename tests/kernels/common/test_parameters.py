@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastfold.kernels.common import constants
 from fastfold.kernels.common.parameters import (
+    Totals,
     cast_grads,
     empty_grads,
     grads_or_none,
@@ -46,6 +47,17 @@ def test_totals_begin_at_zero() -> None:
     assert all(x.dtype == torch.float64 and x.shape == y.shape for x, y in zip(found, GROUP, strict=True))
     assert not any(x.any() for x in found)
     assert all(x.data_ptr() != y.data_ptr() for x, y in zip(found, GROUP, strict=True))
+
+
+def test_gradients_of_blocks_are_added_to_those_of_the_first() -> None:
+    totals, first = Totals(), torch.full((3, 2), 2.0)
+    totals.add(weight=first)
+    totals.add(weight=torch.ones(3, 2))
+    norm, weight, normal = totals.of(GROUP, {"weight", "norm_weight"})
+    assert weight is first
+    assert torch.equal(first, torch.full((3, 2), 3.0))
+    assert norm is not None
+    assert (norm.dtype, norm.tolist(), normal) == (torch.float32, [0.0] * 3, None)
 
 
 def test_gradients_that_nobody_needs_are_empty_and_then_none() -> None:

@@ -24,7 +24,7 @@ from fastfold.kernels.common.normalised_rows import (
     rows_product,
     splits,
 )
-from fastfold.kernels.common.parameters import in_dtype, zeros_of
+from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import position_blocks
 from fastfold.kernels.common.triton_math import cast, dot, precision
 from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
@@ -141,8 +141,8 @@ def transition_backward_weights_kernel(
 
 def backward(
     grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needed: Collection[str]
-) -> list[Tensor]:
-    """Gradients of ``x [*, c]`` in its dtype, and of the parameters in float32; empty or any if not needed.
+) -> list[Tensor | None]:
+    """Gradients of ``x [*, c]`` in its dtype, and of the parameters in float32; None or any if not needed.
 
     Args:
         grad: Of the result, ``[*, c]``.
@@ -156,7 +156,7 @@ def backward(
     hidden = len(weights.w1)
     switches = {"C": c, "BC": padded(c), "SPLIT": x.dtype != torch.float32, "PRECISION": precision(x)}
     grad_x = torch.empty_like(x)
-    totals = zeros_of(parameters, torch.float32)
+    totals = Totals()
     for b_x, b_grad, b_grad_x in position_blocks(WHOLE, x, grad, grad_x):
         rows = len(b_x)
         if rows == 0:
@@ -172,8 +172,7 @@ def backward(
                 **switches,
                 **config.launch,
             )
-            for total, part in zip((totals.norm_weight, totals.norm_bias), partial.sum(0), strict=True):
-                total += part
+            totals.add(norm_weight=partial[:, 0].sum(0), norm_bias=partial[:, 1].sum(0))
         if {"w1", "b1", "w2", "b2"} & set(needed):
             config = configuration("transition_backward_weights", x, c)
             programs = triton.cdiv(hidden, config.blocks["BH"])
@@ -186,11 +185,9 @@ def backward(
                 **switches,
                 **config.launch,
             )
-            totals.w1.add_(partial_w1.sum(0))
-            totals.b1.add_(partial_b1.sum(0))
-            totals.w2.add_(partial_w2.sum(0).t())
-            totals.b2.add_(b_grad.sum(0, dtype=torch.float32))
-    return [grad_x, *totals]
+            totals.add(w1=partial_w1.sum(0), b1=partial_b1.sum(0))
+            totals.add(w2=partial_w2.sum(0).t().contiguous(), b2=b_grad.sum(0, dtype=torch.float32))
+    return [grad_x, *totals.of(parameters, needed)]
 
 
 def variants() -> list[KernelVariant]:
