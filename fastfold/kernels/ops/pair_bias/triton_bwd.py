@@ -100,9 +100,9 @@ def pair_bias_backward(
         )
     if product is None or total is None:
         return [grad_z, None, None, None]
-    product, sums, weight = product.sum(0), total.sum(0)[:, None], weight.float()
-    grad_weight = product * norm_weight.float() + sums * norm_bias.float()
-    return [grad_z, (weight * product).sum(0), (weight * sums).sum(0), grad_weight]
+    product, sums, weight = product.sum(0), total.sum(0), weight.float()
+    grad_weight = torch.addr(product * norm_weight.float(), sums, norm_bias.float())
+    return [grad_z, (weight * product).sum(0), torch.mv(weight.t(), sums), grad_weight]
 
 
 def variants() -> list[KernelVariant]:
