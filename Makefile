@@ -1,4 +1,4 @@
-# Daily life of the project: make demo | test | test-quick | lint | docs | bench. Each target sets itself up in .venv.
+# Daily life of the project: make demo | test | test-quick | test-nccl | lint | docs | bench. Each target sets itself up in .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread per test process: two of them share the cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-slow lint docs bench clean
+.PHONY: demo test test-quick test-slow test-nccl lint docs bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -36,6 +36,10 @@ test-quick: $(VENV)/installed-test
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m slow
+
+# What the CPU tests of several ranks check, over NCCL, on as many of 2 to 8 GPUs as this machine has.
+test-nccl: $(VENV)/installed-test
+	$(BIN)/python -m pytest -m nccl tests/parallel
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

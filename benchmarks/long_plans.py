@@ -24,6 +24,7 @@ from fastfold.inference.planning.fold_time import fold_costs, fold_time
 from fastfold.inference.planning.planner import Planner
 from fastfold.inference.simulate import AllocatorKind, simulate
 from fastfold.memory import BudgetError, DeviceFull
+from fastfold.parallel.planner.calibration import FOLDING
 from fastfold.parallel.planner.hardware import rates
 from fastfold.utils.units import GIB
 
@@ -73,7 +74,7 @@ def run(case: Case, kind: AllocatorKind, blocks: int) -> dict[str, Any]:
         blocks: In each stack; the extra MSA stack has four at most, the templates' two.
     """
     config = model_config("model_1_ptm") if blocks == 48 else config_of(blocks)
-    speeds, given, start = rates(case.gpu), features(case.residues, 32, 32), time.monotonic()
+    speeds, given, start = rates(case.gpu, FOLDING), features(case.residues, 32, 32), time.monotonic()
     costs = fold_costs(speeds, 2)
     found: dict[str, Any] = {"residues": case.residues, "gpus": case.gpus, "budget": case.budget}
     found |= {"host_limit": case.host, "segments": kind, "blocks": blocks, "gpu": case.gpu}

@@ -51,6 +51,10 @@ class ConfigError(FastFoldError):
     """A configuration that cannot be built or run."""
 
 
+class LostProcessError(FastFoldError):
+    """Another process of a run that ended, or did not answer in time."""
+
+
 class OutputError(FastFoldError):
     """A result that cannot be written where it was asked for."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from fastfold.errors import ConfigError, first_line
+from fastfold.errors import ConfigError, LostProcessError, first_line
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import adopt_srun
@@ -22,6 +23,8 @@ T = TypeVar("T")
 
 _ATTEMPTS = 4
 """To find the other processes."""
+_GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
+"""What gloo says of a rank that is gone."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,8 @@ def init_distributed(
     Raises:
         ConfigError: The plan needs another number of processes, or differs between them; or there are fewer GPUs than
             processes; or the processes did not find each other.
+        LostProcessError: Another process ended, or did not answer in time. (Where all wait for a GPU that waits for
+            such a process, NCCL ends them itself after ``timeout``.)
     """
     size = started_processes()
     if device.type == "cuda" and (size > 1 or device.index is None):
@@ -129,15 +134,28 @@ def init_distributed(
         mesh = ParallelMesh(plan, device.type)
         messages = dist.new_group(backend="gloo", timeout=message_timeout or timeout)
         yield DistributedContext(dist.get_rank(), size, device, mesh, messages)
-    except BaseException:
+    except BaseException as error:
+        rank = dist.get_rank()
         if backend == "nccl":
             # What the others have not joined would be waited for.
             dist.distributed_c10d._abort_process_group()
+        if _is_lost(error):
+            raise LostProcessError(
+                f"rank {rank} of {size} lost another process, which ended or did not answer within {timeout} "
+                f"({first_line(error)}); its own output says why. The same command starts all of them again"
+            ) from error
         raise
     finally:
         # After an error too: those who wait for this process notice.
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another rank is gone: gloo says so in words alone."""
+    return isinstance(error, dist.DistError) or (
+        type(error) is RuntimeError and bool(_GONE.search(str(error)))
+    )
 
 
 def _meet(backend: str, timeout: timedelta, device: torch.device | None) -> None:

@@ -52,16 +52,17 @@ class ParallelMesh:
 
     Args:
         plan: The axes.
-        device_type: ``cpu`` or ``cuda``.
+        device_type: ``cpu`` or ``cuda``; None for ``cuda`` where the ranks met over NCCL.
 
     Raises:
         ConfigError: The plan needs another number of ranks, or differs between ranks. Every rank raises, before any
             collective has run.
     """
 
-    def __init__(self, plan: ParallelPlan, device_type: str = "cpu") -> None:
+    def __init__(self, plan: ParallelPlan, device_type: str | None = None) -> None:
         self.plan = plan
-        self.device_type = device_type
+        nccl = dist.is_initialized() and dist.get_backend() == "nccl"
+        self.device_type = device_type or ("cuda" if nccl else "cpu")
         self.reporter = Reporter()
         self.device_mesh: DeviceMesh | None = None
         self._stage: DeviceMesh | None = None
@@ -73,7 +74,7 @@ class ParallelMesh:
             shape = {name: size for name, size in shape.items() if size > 1}
             if shape:
                 self.device_mesh = init_device_mesh(
-                    device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
+                    self.device_type, tuple(shape.values()), mesh_dim_names=tuple(shape)
                 )
         self._groups: dict[str, Group] = {}
         for name, dimensions in groups(plan).items():

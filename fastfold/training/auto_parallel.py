@@ -13,7 +13,7 @@ from fastfold.evoformer.config import is_multimer
 from fastfold.parallel import started_processes
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.planner.hardware import ACCELERATORS, accelerator
-from fastfold.parallel.planner.report import seconds_text
+from fastfold.parallel.planner.report import step_text
 from fastfold.parallel.planner.search import best_plans, overrides
 from fastfold.training.config import TrainConfig
 
@@ -44,7 +44,7 @@ def choose_plan(config: TrainConfig, tree: Any) -> tuple[TrainConfig, str]:
     memory = replace(config.memory, checkpointing=cost.checkpointing)
     chosen = replace(config, parallel=replace(parallel, auto=False, **plan), memory=memory)
     return chosen, (
-        f"{' '.join(overrides(cost))}: {seconds_text(cost.seconds)} per step, "
+        f"{' '.join(overrides(cost))}: {step_text(cost)} per step, "
         f"{cost.total_memory / 1024**3:.1f} GiB per GPU by the cost model"
     )
 

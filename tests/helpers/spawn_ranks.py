@@ -1,7 +1,10 @@
-"""Runs a function on n processes that talk over gloo, and brings back what they return or what went wrong.
+"""Runs a function on n processes that talk over gloo or NCCL, and brings back what they return or what went wrong.
 
 The processes are forked from a server that has imported torch and the packages under test once: starting eight costs a
 second, not half a minute.
+
+Over NCCL each process has a GPU of its own, and what the function makes lies there (``OnDevice``): tests that take a
+backend (``BACKENDS``) are the same on CPUs and on GPUs. Those of NCCL run by ``make test-nccl``.
 """
 
 from __future__ import annotations
@@ -17,8 +20,11 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+
+from tests.helpers.on_device import OnDevice
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -35,6 +41,9 @@ CONTEXT.set_forkserver_preload(
         "fastfold.training.run",
     ]
 )
+
+BACKENDS = ["gloo", pytest.param("nccl", marks=pytest.mark.nccl)]
+"""For ``pytest.mark.parametrize("backend", BACKENDS)``."""
 
 # After a rank has failed, the time in which others may report that they had failed before it.
 _GRACE_SECONDS = 0.5
@@ -53,14 +62,19 @@ def _child(
     size: int,
     store: str,
     timeout: float,
+    backend: str,
     pipe: Connection,
     function: Callable[..., Any],
     args: Any,
 ) -> None:
     torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     try:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         dist.init_process_group(
-            "gloo",
+            backend,
+            device_id=device if device.type == "cuda" else None,
             rank=rank,
             world_size=size,
             store=dist.FileStore(store, size),
@@ -69,7 +83,9 @@ def _child(
         # Whoever has nothing to say to the others must not leave before they have found it.
         dist.barrier()
         # Plain pickle copies tensors; multiprocessing's would lend memory of a process that is about to end.
-        answer = pickle.dumps(("done", time.time(), function(*args)))
+        with OnDevice(device):
+            found = function(*args)
+        answer = pickle.dumps(("done", time.time(), found))
     except BaseException:
         pipe.send_bytes(pickle.dumps(("failed", time.time(), traceback.format_exc())))
         # Without tidying up: the others' connections close at once, so they do not wait for this rank.
@@ -78,14 +94,17 @@ def _child(
     dist.destroy_process_group()
 
 
-def launch(function: Callable[..., Any], size: int, *args: Any, timeout: float = 100.0) -> list[Any]:
-    """Run ``function(*args)`` on ``size`` ranks of a gloo process group.
+def launch(
+    function: Callable[..., Any], size: int, *args: Any, timeout: float = 100.0, backend: str = "gloo"
+) -> list[Any]:
+    """Run ``function(*args)`` on ``size`` ranks of a process group; skip the test where they lack GPUs.
 
     Args:
         function: At the top level of a module, so that a process can import it.
         size: Number of processes.
         args: For the function; pickled.
         timeout: Seconds for everything together.
+        backend: ``gloo``, or ``nccl`` with a GPU for each rank.
 
     Returns:
         What each rank returned, in rank order.
@@ -93,13 +112,15 @@ def launch(function: Callable[..., Any], size: int, *args: Any, timeout: float =
     Raises:
         RankError: A rank raised, died or hung; that of the rank which did so first.
     """
+    if backend == "nccl" and torch.cuda.device_count() < size:
+        pytest.skip(f"NCCL on {size} ranks needs {size} GPUs, and {torch.cuda.device_count()} are here")
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
         processes, pipes = [], []
         for rank in range(size):
             ours, theirs = CONTEXT.Pipe(duplex=False)
             process = CONTEXT.Process(
-                target=_child, args=(rank, size, store, timeout, theirs, function, args), daemon=True
+                target=_child, args=(rank, size, store, timeout, backend, theirs, function, args), daemon=True
             )
             process.start()
             theirs.close()

@@ -17,7 +17,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelPlan, alphafold, parallelize
 from fastfold.parallel.planner import fake_run
 from tests.helpers.drop_reductions import undetected_reductions
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.parallel.gpt_case import (
     OPTIMIZERS,
     Reference,
@@ -57,10 +57,11 @@ def _all_plans(plans: Sequence[tuple[ParallelPlan, str]]) -> list[tuple[str, flo
     ]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
-def test_three_steps_equal_those_of_one_process(size: int) -> None:
+def test_three_steps_equal_those_of_one_process(size: int, backend: str) -> None:
     """Gradients, parameters and optimizer state, with batches and sequences that no number of ranks divides."""
-    for found in launch(_all_plans, size, PLANS[size], timeout=280):
+    for found in launch(_all_plans, size, PLANS[size], timeout=280, backend=backend):
         for plan, worst in found:
             assert worst < 1e-12, f"{plan}: differs by {worst}"
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import socket
+import sys
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -10,8 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fastfold.errors import ConfigError
+from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import ParallelPlan, distributed, init_distributed
+from tests.helpers.forked import Forked
+from tests.helpers.on_device import OnDevice
+from tests.helpers.spawn_ranks import BACKENDS
+from tests.parallel.gpt_case import OPTIMIZERS, make_parallel, make_tokens, parallel_loss
 
 CPU = torch.device("cpu")
 
@@ -66,3 +75,57 @@ def test_a_connection_that_fails_at_first_is_tried_again_with_the_time_that_was_
     with pytest.raises(Met), init_distributed(ParallelPlan(dp=2), CPU, timeout=timedelta(minutes=3)):
         pass
     assert (pauses, timeouts) == ([1.0, 2.0], [timedelta(minutes=3)] * 3)
+
+
+WAIT_SECONDS = 20.0
+
+
+def _train_until_killed(backend: str, zero: int) -> int:
+    """Rank 1 is killed in its third step; the others train on until they notice, and say it as a command does."""
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    plan = ParallelPlan(dp=int(os.environ["WORLD_SIZE"]), zero=zero)
+    try:
+        with (
+            init_distributed(plan, device, timeout=timedelta(seconds=WAIT_SECONDS)) as context,
+            OnDevice(context.device),
+        ):
+            parallel = make_parallel(plan)
+            optimizer = parallel.optimizer(OPTIMIZERS["adam"])
+            for number in itertools.count():
+                if number == 2 and context.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                parallel_loss(parallel, make_tokens(number)).backward()
+                parallel.reduce_gradients()
+                optimizer.step()
+                optimizer.zero_grad()
+                context.gather(number)
+    except FastFoldError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("zero", [0, 2])
+def test_when_a_rank_is_killed_the_others_end_in_time_with_one_error(backend: str, zero: int) -> None:
+    size = 2 if backend == "nccl" else 3
+    if backend == "nccl" and torch.cuda.device_count() < size:
+        pytest.skip(f"NCCL on {size} ranks needs {size} GPUs, and {torch.cuda.device_count()} are here")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = time.monotonic()
+    ranks = [
+        Forked(_train_until_killed, backend, zero, env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(size)
+    ]
+    said = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert time.monotonic() - started < WAIT_SECONDS + 60
+    assert ranks[1].returncode == -signal.SIGKILL
+    for number in (rank for rank in range(size) if rank != 1):
+        assert ranks[number].returncode not in (0, None), said[number]
+        if backend == "gloo":  # NCCL's own thread may end a process whose GPU waits, and says so itself
+            lines = [line for line in said[number].splitlines() if not line.startswith("[")]
+            assert len(lines) == 1, said[number]
+            assert f"rank {number} of {size} lost another process" in lines[0]

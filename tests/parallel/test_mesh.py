@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,26 @@ def test_groups_are_the_rows_columns_and_depths_that_they_are_named_for() -> Non
         "dp": [1, 5],
         "replicas": list(range(8)),
     }
+
+
+def _order() -> dict[str, list[int]]:
+    mesh = ParallelMesh(ParallelPlan(dap=4, dap_mode="grid"))
+    own = torch.tensor([float(dist.get_rank())])
+    found = {}
+    for name in ("dap_column", "dap_row", "dap"):
+        found[name] = [int(rank) for rank in gather(own, 0, mesh.group(name)).tolist()]
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_gathered_lies_in_the_order_of_the_grid(backend: str) -> None:
+    for rank, found in enumerate(launch(_order, 4, backend=backend)):
+        row, column = divmod(rank, 2)
+        assert found == {
+            "dap_row": [2 * row, 2 * row + 1],
+            "dap_column": [column, column + 2],
+            "dap": [0, 1, 2, 3],
+        }
 
 
 def _plans_differ() -> list[str]:

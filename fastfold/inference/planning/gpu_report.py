@@ -14,6 +14,7 @@ from fastfold.inference.planning.memory_model import FIXED_CUDA, nccl_bytes
 from fastfold.inference.planning.planner import FoldPlan, Planner
 from fastfold.inference.planning.report import check_sizes, count_parameters, plan_lines
 from fastfold.memory import parse_bytes
+from fastfold.parallel.planner.calibration import FOLDING
 from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.report import assumptions_text
 from fastfold.utils.units import GIB, clock
@@ -108,7 +109,7 @@ def report_gpu_plan(options: argparse.Namespace) -> str:
     found = plan_on_gpus(
         model_config(options.model),
         options.residues,
-        rates(options.gpu, measured=options.measured),
+        rates(options.gpu, FOLDING, options.measured),
         gpus=gpus,
         budget=None if options.memory_budget is None else parse_bytes(options.memory_budget),
         host_memory=_amount(options.host_memory),
@@ -131,9 +132,6 @@ def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
     plan, time, speeds, planner = found.plan, found.time, found.speeds, found.planner
     gpus, rows = planner.ranks, options.msa + options.extra_msa
     spread = f"{gpus} x {speeds.sheet.name} (--parallel dap={gpus})" if gpus > 1 else speeds.sheet.name
-    calibrated = "measured rates" if speeds.calibrated else "uncalibrated: no rate was measured on this GPU"
-    if not speeds.calibrated and any(o.startswith("measured") for o in speeds.origin.values()):
-        calibrated = "uncalibrated: not all rates were measured on this GPU"
     longest = planner.longest(found.budget, rows=rows, templates=options.templates)
     fixed = FIXED_CUDA + nccl_bytes(gpus)
     lines = [
@@ -148,7 +146,7 @@ def gpu_plan_text(found: GpuFold, options: argparse.Namespace) -> str:
         f"on the disk         {plan.chunks.disk / GIB:,.2f} GiB per GPU, of {planner.disk / GIB:,.2f} GiB",
         f"over PCIe           {time.copied / 1e9:,.0f} GB per GPU, both ways together",
         f"between GPUs        {time.sent / 1e9:,.0f} GB sent by each",
-        f"time                {time.seconds / 3600:,.2f} hours ({clock(time.seconds)}; {calibrated}): "
+        f"time                {time.seconds / 3600:,.2f} hours ({clock(time.seconds)}; {speeds.calibration}): "
         f"{time.computing / 3600:,.2f} computing and copying, {time.sending / 3600:,.2f} waiting for messages",
         f"longest that fits   {longest:,} residues",
         "",

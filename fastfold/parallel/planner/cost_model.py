@@ -1,11 +1,15 @@
 """Time and memory of one training step under a plan, from a trace and the rates of the hardware.
 
-- An operator takes as long as its matrix products or its memory traffic, whichever is more, and no less than the
-  launches of its kernels.
+- An operator takes as long as its matrix products or its memory traffic, whichever is more, and each of its kernels
+  some time besides; no less than the host takes to launch them, one by one or a block's as one CUDA graph.
 - A collective takes as long as :mod:`fastfold.parallel.planner.communication_cost` says.
 - A pipeline of p stages and m micro-batches (of one sample) takes (m + p - 1) times its slowest stage.
 - Gradients are summed, and ZeRO's shards exchanged, while nothing else happens: the traced collectives inside the
   model may overlap with computation by ``Assumptions.hidden_share``.
+- Several ranks wait for the slowest of them (``Assumptions.imbalance``).
+
+The constants, and the published steps that they are checked against, are in
+:mod:`fastfold.parallel.planner.calibration`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from fastfold.parallel.planner.communication_cost import (
     synchronisation_seconds,
 )
 from fastfold.parallel.planner.hardware import Rates
-from fastfold.parallel.planner.trace import Part, Trace
+from fastfold.parallel.planner.trace import Operation, Part, Trace
 from fastfold.parallel.planner.workload import Workload
 
 _PARAMETER_BYTES = 4
@@ -37,9 +41,12 @@ class Cost:
         compute: Seconds of computation in the slowest stage.
         communication: Seconds in which the collectives inside the model are waited for.
         waiting: Seconds in which a pipeline stage has nothing to do.
+        imbalance: Seconds in which ranks wait for the slowest one.
         synchronisation: Seconds for gradients and ZeRO's shards.
         memory: Bytes per GPU by what they hold.
         flops: Floating-point operations of this step on all GPUs together, recomputation included.
+        model_flops: Those that the model is made of: of the forward passes, and twice those of the one with gradients.
+        calibrated: Whether all of the rates were measured on this GPU.
     """
 
     plan: ParallelPlan
@@ -47,14 +54,17 @@ class Cost:
     compute: float
     communication: float
     waiting: float
+    imbalance: float
     synchronisation: float
     memory: Mapping[str, float]
     flops: float
+    model_flops: float
+    calibrated: bool
 
     @property
     def seconds(self) -> float:
         """Time of the step."""
-        return self.compute + self.communication + self.waiting + self.synchronisation
+        return self.compute + self.communication + self.waiting + self.imbalance + self.synchronisation
 
     @property
     def total_memory(self) -> float:
@@ -69,16 +79,19 @@ class Cost:
 
 def compute_seconds(part: Part, rates: Rates) -> float:
     """Time of a part's operators, one after another."""
-    launch = rates.assumptions.launch_seconds
-    return sum(
-        number
-        * max(
-            operation.flops / rates.matrix[operation.dtype],
-            operation.traffic / rates.bandwidth,
-            operation.launches * launch,
-        )
-        for operation, number in part.operations.items()
+    assumed = rates.assumptions
+    total = sum(
+        number * _operation_seconds(operation, rates, 1) for operation, number in part.operations.items()
     )
+    return max(total, assumed.launch_seconds) if assumed.graphed and part.operations else total
+
+
+def _operation_seconds(operation: Operation, rates: Rates, ranks: int) -> float:
+    """Time of one call whose work is split evenly over ranks, each of which launches all of its kernels."""
+    assumed = rates.assumptions
+    work = max(operation.flops / rates.matrix[operation.dtype], operation.traffic / rates.bandwidth)
+    launches = 0.0 if assumed.graphed else operation.launches * assumed.launch_seconds
+    return max(work / ranks + operation.launches * assumed.kernel_seconds, launches)
 
 
 def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) -> float:
@@ -92,14 +105,11 @@ def least_seconds(workload: Workload, ranks: int, count: float, rates: Rates) ->
         count: Samples one after another.
         rates: On what.
     """
-    launch, total = rates.assumptions.launch_seconds, 0.0
+    total = 0.0
     for name, region in workload.trace(ParallelPlan()).regions.items():
         for part, times in ((region.forward, workload.passes + 1), (region.backward, 1)):
             for operation, number in part.operations.items():
-                work = max(
-                    operation.flops / rates.matrix[operation.dtype], operation.traffic / rates.bandwidth
-                )
-                each = max(work / ranks, operation.launches * launch)
+                each = _operation_seconds(operation, rates, ranks)
                 total += workload.repeat(name).count * times * number * each
     return count * total
 
@@ -111,10 +121,11 @@ class _Micro:
     compute: dict[str, float]
     communication: dict[str, float]
     flops: float
+    model_flops: float
 
 
 def _micro(trace: Trace, workload: Workload, plan: ParallelPlan, rates: Rates, checkpointing: bool) -> _Micro:
-    compute, communication, flops = {}, {}, 0.0
+    compute, communication, flops, model_flops = {}, {}, 0.0, 0.0
     for name, region in trace.regions.items():
         repeat = workload.repeat(name)
         number = repeat.count
@@ -133,7 +144,8 @@ def _micro(trace: Trace, workload: Workload, plan: ParallelPlan, rates: Rates, c
             )
         )
         flops += number * (forwards * region.forward.flops + region.backward.flops)
-    return _Micro(compute, communication, flops)
+        model_flops += number * (workload.passes + 3) * region.forward.flops
+    return _Micro(compute, communication, flops, model_flops)
 
 
 def _slowest_stage(parts: Mapping[str, float], workload: Workload, stages: int) -> float:
@@ -168,17 +180,25 @@ def step_cost(workload: Workload, plan: ParallelPlan, rates: Rates, *, checkpoin
         hand_on = Communication("shift", "pp", plan.pp, handed_on)
         communication += passes * exchange_seconds(hand_on, plan, rates)
     parameters = _parameters(trace, workload, plan)
-    synchronisation = synchronisation_seconds(workload, plan, rates, parameters, count)
+    together = count * plan.dp * plan.sp * plan.dap * plan.tp
     return Cost(
         plan,
         checkpointing,
-        count * compute + _optimizer_seconds(workload, plan, rates, parameters),
-        count * communication,
-        (turns - count) * (compute + communication),
-        synchronisation,
-        _memory(trace, workload, plan, parameters, checkpointing, count),
-        micro.flops * count * plan.dp * plan.sp * plan.dap * plan.tp,
+        compute=count * compute + _optimizer_seconds(workload, plan, rates, parameters),
+        communication=count * communication,
+        waiting=(turns - count) * (compute + communication),
+        imbalance=(imbalance(plan.ranks, rates) - 1) * turns * (compute + communication),
+        synchronisation=synchronisation_seconds(workload, plan, rates, parameters, count),
+        memory=_memory(trace, workload, plan, parameters, checkpointing, count),
+        flops=micro.flops * together,
+        model_flops=micro.model_flops * together,
+        calibrated=rates.calibrated,
     )
+
+
+def imbalance(ranks: int, rates: Rates) -> float:
+    """Time of the slowest of so many ranks by that of the mean."""
+    return rates.assumptions.imbalance if ranks > 1 else 1.0
 
 
 def _parameters(trace: Trace, workload: Workload, plan: ParallelPlan) -> int:

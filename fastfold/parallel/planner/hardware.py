@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.planner.calibration import TRAINING, Assumptions
 
 LINKS = ("bandwidth", "link", "network", "host_link")
 """Rates in bytes/s."""
@@ -163,29 +164,6 @@ def accelerator(name: str) -> Accelerator:
 
 
 @dataclass(frozen=True)
-class Assumptions:
-    """What no table says. Shares are of tabulated rates; measured ones are taken as they are.
-
-    Attributes:
-        matrix_share: Of the matrix rate, in the products of a network.
-        bandwidth_share: Of the memory's bandwidth.
-        link_share: Of links and network.
-        launch_seconds: For a kernel to start, in addition to its work.
-        latency_seconds: For a message to arrive, in addition to its bytes.
-        memory_share: Of a GPU's memory that a plan may fill: fragments and the libraries need the rest.
-        hidden_share: Of the communication inside the model that overlaps with computation.
-    """
-
-    matrix_share: float = 0.5
-    bandwidth_share: float = 0.75
-    link_share: float = 0.8
-    launch_seconds: float = 4e-6
-    latency_seconds: float = 10e-6
-    memory_share: float = 0.9
-    hidden_share: float = 0.0
-
-
-@dataclass(frozen=True)
 class Rates:
     """What the cost model computes with.
 
@@ -215,28 +193,36 @@ class Rates:
         return all(origin.startswith("measured") for origin in self.origin.values())
 
     @property
+    def calibration(self) -> str:
+        """What the seconds that are computed with these rates rest on, in a few words."""
+        if self.calibrated:
+            return "measured rates"
+        some = any(origin.startswith("measured") for origin in self.origin.values())
+        return f"uncalibrated: {'not all rates were' if some else 'no rate was'} measured on this GPU"
+
+    @property
     def usable_memory(self) -> float:
         """Bytes that a plan may fill."""
         return self.sheet.memory * self.assumptions.memory_share
 
 
-def rates(name: str, assumptions: Assumptions | None = None, measured: Path | None = None) -> Rates:
+def rates(name: str, assumptions: Assumptions = TRAINING, measured: Path | None = None) -> Rates:
     """Achieved rates of a GPU: measured where there are measurements, else shares of the data sheet.
 
     Args:
         name: One of :data:`ACCELERATORS`.
-        assumptions: The shares; the defaults if None.
+        assumptions: The shares: those of training, or :data:`fastfold.parallel.planner.calibration.FOLDING`.
         measured: See :func:`fastfold.parallel.planner.hardware.read_measured`; None for none.
 
     Raises:
         ConfigError: No such GPU, or the measurements cannot be read or are of another one.
     """
-    sheet, assumptions = accelerator(name), assumptions or Assumptions()
+    sheet = accelerator(name)
     matrix = {dtype: rate * assumptions.matrix_share for dtype, rate in sheet.matrix_rates.items()}
     shares = {f"matrix_rates.{dtype}": assumptions.matrix_share for dtype in matrix}
     shares |= dict.fromkeys(LINKS, assumptions.link_share) | {"bandwidth": assumptions.bandwidth_share}
     origin = {
-        key: f"tabulated ({sheet.sources[key.removeprefix('matrix_rates.')]}), {share:.0%} assumed"
+        key: f"tabulated ({sheet.sources[key.removeprefix('matrix_rates.')]}), {share:.3g} of it taken"
         for key, share in shares.items()
     }
     values = {key: getattr(sheet, key) * shares[key] for key in LINKS}

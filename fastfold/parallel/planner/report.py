@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastfold.parallel.planner.calibration import PUBLISHED, WITHIN, Assumptions
 from fastfold.parallel.planner.cost_model import Cost
 from fastfold.parallel.planner.hardware import LINKS, Rates
 from fastfold.parallel.planner.search import overrides
@@ -17,17 +18,19 @@ def plan_table(costs: Sequence[Cost]) -> str:
         costs: The plans, the best first.
 
     Returns:
-        Number, time per step, memory per GPU, communication share, achieved rate per GPU, and Hydra overrides.
+        Number, time per step, memory per GPU, communication share, achieved rate per GPU (of the model's operations,
+        those that checkpointing repeats not counted), and Hydra overrides. A time without measured rates behind it
+        says that it is uncalibrated.
     """
     rows = [("", "time/step", "memory/GPU", "communication", "TFLOP/s/GPU", "settings")]
     for number, cost in enumerate(costs, 1):
         rows.append(
             (
                 str(number),
-                seconds_text(cost.seconds),
+                step_text(cost),
                 f"{cost.total_memory / GIB:.1f} GiB",
                 f"{cost.communication_share:.1%}",
-                f"{cost.flops / cost.seconds / cost.plan.ranks / 1e12:.0f}",
+                f"{cost.model_flops / cost.seconds / cost.plan.ranks / 1e12:.3g}",
                 " ".join(overrides(cost)),
             )
         )
@@ -53,11 +56,33 @@ def assumptions_text(rates: Rates, *, training: bool = True) -> str:
         for name, (value, unit) in numbers.items()
     ]
     assumed = rates.assumptions
-    launch, latency = assumed.launch_seconds * 1e6, assumed.latency_seconds * 1e6
-    filled = f"; {assumed.memory_share:.0%} of a GPU's memory may be filled" if training else ""
     lines.append(
-        f"assumed: a kernel takes at least {launch:g} µs, a message {latency:g} µs in addition to its bytes; "
-        f"{assumed.hidden_share:.0%} of the communication inside the model overlaps with computation; "
-        f"{rates.sheet.per_machine} GPUs in a machine{filled}"
+        f"assumed: a kernel takes {assumed.kernel_seconds * 1e6:g} µs in addition to its work, {_launches(assumed)}, a "
+        f"message {assumed.latency_seconds * 1e6:g} µs in addition to its bytes; {assumed.hidden_share:.0%} of the "
+        "communication inside the model overlaps with computation; ranks wait for the slowest, which takes "
+        f"{assumed.imbalance:g} times the mean; {rates.sheet.per_machine} GPUs in a machine"
+        + (f"; {assumed.memory_share:.0%} of a GPU's memory may be filled" if training else "")
     )
+    checked = (
+        f"the constants are fitted to what was published of other programs on A100 and H100 ({len(PUBLISHED)} values, "
+        f"each within {WITHIN:g} times)"
+        if training
+        else "nothing that is published fits the constants"
+    )
+    where = "where each is from stands in fastfold/parallel/planner/calibration.json"
+    lines.append(f"{rates.calibration}; {checked}; {where}")
     return "\n".join(lines)
+
+
+def step_text(cost: Cost) -> str:
+    """The time of a step, and whether nothing was measured behind it."""
+    return seconds_text(cost.seconds) + ("" if cost.calibrated else " (uncalibrated)")
+
+
+def _launches(assumed: Assumptions) -> str:
+    launch = f"{assumed.launch_seconds * 1e6:g} µs"
+    if assumed.graphed:
+        return (
+            f"a CUDA graph of a block's kernels no less than {launch} (fastfold train captures no graphs yet)"
+        )
+    return f"no less than {launch} to be launched"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.plan import ParallelPlan
-from fastfold.parallel.planner.cost_model import Cost, least_seconds, step_cost
-from fastfold.parallel.planner.hardware import Assumptions, Rates, rates
+from fastfold.parallel.planner.calibration import TRAINING, Assumptions
+from fastfold.parallel.planner.cost_model import Cost, imbalance, least_seconds, step_cost
+from fastfold.parallel.planner.hardware import Rates, rates
 from fastfold.parallel.planner.workload import Workload, divisors
 from fastfold.utils.units import GIB
 
@@ -38,7 +39,7 @@ def best_plans(
     gpus: int,
     gpu: str | Rates,
     count: int = 5,
-    assumptions: Assumptions | None = None,
+    assumptions: Assumptions = TRAINING,
     measured: Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Cost]:
@@ -49,7 +50,7 @@ def best_plans(
         gpus: Number of GPUs.
         gpu: Their name, one of :data:`fastfold.parallel.planner.hardware.ACCELERATORS`, or rates.
         count: How many plans at most.
-        assumptions: What no table says; the defaults if None.
+        assumptions: What no table says.
         measured: See :func:`fastfold.parallel.planner.hardware.rates`.
         progress: Called with a line for each layout that is traced.
 
@@ -100,7 +101,7 @@ def _may_be_better(
     # Without a pipeline, which splits at launches what a layout cannot.
     samples = workload.samples / plan.dp
     least = least_seconds(workload, plan.ranks // plan.dp, samples, speeds) / plan.pp
-    return least < sorted(cost.seconds for cost in found.values())[count - 1]
+    return least * imbalance(plan.ranks, speeds) < sorted(cost.seconds for cost in found.values())[count - 1]
 
 
 def _order(cost: Cost) -> tuple[float, float]:

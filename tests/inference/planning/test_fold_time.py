@@ -10,11 +10,12 @@ import pytest
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.fold_time import copied_bytes, fold_costs, fold_time
 from fastfold.inference.planning.planner import Planner
-from fastfold.parallel.planner.hardware import Assumptions, rates
+from fastfold.parallel.planner.calibration import FOLDING
+from fastfold.parallel.planner.hardware import rates
 from fastfold.utils.units import GIB
 from tests.inference.test_simulate import GB, MONOMER, MULTIMER, _config, _simulate, _small_budget
 
-H100 = rates("h100")
+H100 = rates("h100", FOLDING)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +55,7 @@ def test_time_grows_with_length_and_passes_and_falls_with_gpus() -> None:
 
 
 def test_slower_links_take_longer_where_something_waits_or_is_sent() -> None:
-    slow = rates("h100", Assumptions(link_share=0.08))
+    slow = rates("h100", replace(FOLDING, link_share=0.08))
     assert _time(6000, 8, speeds=slow).sending > 9 * _time(6000, 8).sending
     near, far = (_time(14_000, host=100 * GIB, speeds=speeds) for speeds in (H100, slow))
     assert near.copied > 0

@@ -11,6 +11,7 @@ import pytest
 from fastfold.errors import InputError
 from fastfold.evoformer.config import model_config
 from fastfold.inference.planning.gpu_report import plan_on_gpus
+from fastfold.parallel.planner.calibration import FOLDING
 from fastfold.parallel.planner.hardware import ACCELERATORS, rates
 from fastfold.utils.units import GIB
 from tests.helpers.command_line import CommandLine
@@ -72,7 +73,7 @@ def test_what_makes_no_sense_is_refused(cli: CommandLine, arguments: tuple[str, 
 
 
 def test_thirty_thousand_residues_on_eight_gpus_of_80_gb() -> None:
-    config, speeds = model_config("model_1_ptm"), rates("h100")
+    config, speeds = model_config("model_1_ptm"), rates("h100", FOLDING)
     found = plan_on_gpus(config, 30_000, speeds, gpus=8, host_memory=256 * GIB, rows=64)
     assert found.plan.peak <= 80 * 10**9
     assert 0 < found.plan.chunks.host <= 32 * GIB

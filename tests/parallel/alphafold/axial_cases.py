@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fastfold.parallel.alphafold import axial_parallel
 from fastfold.parallel.axial.shards import AxialShards, mean_gradients
 from fastfold.parallel.comm.collectives import all_reduce
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
 from tests.helpers.networks import oracle_config, random_model
@@ -215,17 +216,51 @@ def differences(
     Where all outputs are cut, the sum of the ranks' losses is the plain loss and so are the sums of gradients; where
     they are whole, every rank's loss is the plain one and the gradients' means are.
     """
+    plain, inputs = plain_module(case), inputs_of(case, batch)
+    expected = run_step(case, plain, inputs, lambda x, _: x)
+    return _sharded_differences(case, mesh, copy.deepcopy(plain), inputs, expected, make_parallel)
+
+
+def rounding(
+    case: Case,
+    mesh: ParallelMesh,
+    dtype: torch.dtype,
+    make_parallel: Callable[[nn.Module, ParallelMesh], None] = axial_parallel,
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Differences from float64, without dropout, of shards in a dtype, and of one process in it."""
+    exact, inputs = plain_module(case).eval(), inputs_of(case, ())
+    expected = run_step(case, exact, inputs, lambda x, _: x)
+    plain, rounded = copy.deepcopy(exact).to(dtype), [x.to(dtype) for x in inputs]
+    shards = _sharded_differences(case, mesh, copy.deepcopy(plain), rounded, expected, make_parallel)
+    alone = AxialShards(Group(None))
+    own = run_step(case, plain, rounded, lambda x, _: x)
+    return shards, _step_differences(case, alone, own, expected)
+
+
+def _sharded_differences(
+    case: Case,
+    mesh: ParallelMesh,
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    expected: Step,
+    make_parallel: Callable[[nn.Module, ParallelMesh], None],
+) -> dict[str, float]:
+    """Of a module that is made parallel, on this rank's shards of the inputs, from a step of one process."""
+    module.zero_grad()
+    make_parallel(module, mesh)
     shards = AxialShards(mesh.group("dap"))
-    plain = plain_module(case)
-    parallel = copy.deepcopy(plain)
-    make_parallel(parallel, mesh)
-    inputs = inputs_of(case, batch)
+    found = run_step(case, module, inputs, lambda x, cut: shards.take(x, cut) if cut else x)
+    mean_gradients(module.parameters(), shards.group)
+    found.parameters = {name: p.grad for name, p in module.named_parameters()}
+    return _step_differences(case, shards, found, expected)
+
+
+def _step_differences(case: Case, shards: AxialShards, found: Step, expected: Step) -> dict[str, float]:
+    """Of a step on shards, whose parameters' gradients are means over the ranks already."""
 
     def own(x: Tensor, cut: int) -> Tensor:
         return shards.take(x, cut) if cut else x
 
-    expected = run_step(case, plain, inputs, lambda x, _: x)
-    found = run_step(case, parallel, inputs, own)
     # Every rank's loss is the plain one, or a part of it.
     parts = 1 if not all(case.results) else shards.group.size
     worst = {}
@@ -238,12 +273,10 @@ def differences(
         if not cut:
             a = all_reduce(a, shards.group)
         worst[f"gradient of input {number}"] = difference(a / shards.group.size * parts, own(b, cut), b)
-    mean_gradients(parallel.parameters(), shards.group)
-    ours = {name: p.grad for name, p in parallel.named_parameters()}
     # A constant added to all keys changes no attention, so the gradient of such a bias is rounding and nothing else.
     least = 1e-3 * max(b.abs().max().item() for b in expected.parameters.values() if b is not None)
     for name, b in expected.parameters.items():
-        a = ours[name]
+        a = found.parameters[name]
         if a is None or b is None:
             assert a is b, f"{name} has a gradient on one side only"
             continue

@@ -9,6 +9,7 @@ from fastfold.errors import ConfigError
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
+from fastfold.parallel.alphafold import axial_parallel, grid_parallel
 from fastfold.parallel.alphafold.axial_layers import (
     AxialMSARowAttention,
     AxialOuterProductMean,
@@ -23,9 +24,16 @@ from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.planner.fake_run import fake_mesh
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.helpers.thread_ranks import on_one_line
-from tests.parallel.alphafold.axial_cases import CASES, difference, differences, inputs_of, plain_module
+from tests.parallel.alphafold.axial_cases import (
+    CASES,
+    difference,
+    differences,
+    inputs_of,
+    plain_module,
+    rounding,
+)
 
 
 def _worst(ranks: int, batch: tuple[int, ...]) -> dict[str, tuple[str, float]]:
@@ -38,15 +46,44 @@ def _worst(ranks: int, batch: tuple[int, ...]) -> dict[str, tuple[str, float]]:
     return found
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("ranks", "batch"),
     [(2, ()), (4, (2,)), pytest.param(8, (), marks=pytest.mark.slow)],
 )
-def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...]) -> None:
+def test_every_layer_equals_one_process(ranks: int, batch: tuple[int, ...], backend: str) -> None:
     """With dropout, masks, lengths that do not divide, a batch, and (8 ranks) shards that are empty."""
-    for rank, found in enumerate(launch(_worst, ranks, ranks, batch)):
+    for rank, found in enumerate(launch(_worst, ranks, ranks, batch, backend=backend)):
         for name, (worst, error) in found.items():
             assert error < 1e-12, f"{name}, rank {rank}: {worst} differs by {error}"
+
+
+def _rounding(plan: ParallelPlan, names: tuple[str, ...]) -> list[tuple[str, float, float]]:
+    mesh, found = ParallelMesh(plan), []
+    make_parallel = grid_parallel if plan.dap_mode == "grid" else axial_parallel
+    for name in names:
+        for dtype in (torch.float32, torch.bfloat16):
+            shards, alone = rounding(CASES[name], mesh, dtype, make_parallel)
+            found.append((f"{name} in {dtype}", max(shards.values()), max(alone.values())))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("plan", "names"),
+    [
+        (ParallelPlan(dap=2), ("monomer block", "multimer block")),
+        (ParallelPlan(dap=4, dap_mode="grid"), ("monomer stack",)),
+    ],
+    ids=["axial", "grid"],
+)
+def test_blocks_in_lower_precision_are_rounded_as_on_one_process(
+    plan: ParallelPlan, names: tuple[str, ...], backend: str
+) -> None:
+    """From what one process computes in float64 they are no further away than twice as far as one process is."""
+    for found in launch(_rounding, plan.ranks, plan, names, backend=backend):
+        for name, shards, alone in found:
+            assert 0 < shards < 2 * alone, f"{name}: {shards} on shards, {alone} on one process"
 
 
 def _keeping() -> float:

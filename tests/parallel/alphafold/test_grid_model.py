@@ -17,7 +17,7 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.conftest import require_shared
 from tests.helpers.drop_reductions import MOVES, REDUCTIONS, SHIFTS, undetected_reductions
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.parallel.alphafold.axial_cases import (
     CASES,
     difference,
@@ -56,6 +56,7 @@ RING = {"contraction": "summa", "attention": "ring"}
 RESHARD = {"contraction": "channels", "attention": "reshard"}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("plan", "ways", "batch"),
     [
@@ -69,10 +70,12 @@ RESHARD = {"contraction": "channels", "attention": "reshard"}
     ids=str,
 )
 def test_every_stack_equals_one_process(
-    plan: ParallelPlan, ways: dict[str, str], batch: tuple[int, ...]
+    plan: ParallelPlan, ways: dict[str, str], batch: tuple[int, ...], backend: str
 ) -> None:
     """With dropout, masks, lengths that do not divide, a batch, and (9 ranks) blocks that are empty."""
-    for rank, found in enumerate(launch(_worst, plan.ranks, plan, ways, batch, timeout=300.0)):
+    for rank, found in enumerate(
+        launch(_worst, plan.ranks, plan, ways, batch, timeout=300.0, backend=backend)
+    ):
         for name, (worst, error) in found.items():
             print(name, error)
             assert error < BOUND, f"{name}, rank {rank}: {worst} differs by {error}"

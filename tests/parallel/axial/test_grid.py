@@ -16,7 +16,7 @@ from fastfold.parallel.axial.grid_matmul import choose_contraction, contract, co
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.drop_reductions import undetected_reductions
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 
 # Rows of the grids that a number of ranks makes.
 GRIDS = {2: (1, 2), 4: (2, 4, 1), 6: (2, 3)}
@@ -143,9 +143,12 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
     return found
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [2, 4, pytest.param(6, marks=pytest.mark.slow)])
-def test_products_on_grids_of_every_shape_equal_whole_ones_and_need_every_reduction(size: int) -> None:
-    for name, worst, reductions, undetected in launch(_everything, size)[0]:
+def test_products_on_grids_of_every_shape_equal_whole_ones_and_need_every_reduction(
+    size: int, backend: str
+) -> None:
+    for name, worst, reductions, undetected in launch(_everything, size, backend=backend)[0]:
         print(f"{name}: worst difference {worst:.1e}, {reductions} reductions, each needed")
         assert worst < 1e-12
         assert reductions == (0 if "channels" in name else SUMMA_REDUCTIONS[size])

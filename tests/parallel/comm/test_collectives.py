@@ -15,7 +15,7 @@ from fastfold.parallel.comm import collectives as c
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.comm.moves import Gather, ReduceScatter, Reshard
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 
 TOLERANCE = 1e-12
 
@@ -35,18 +35,19 @@ def _run(
     inputs: list[Tensor],
     collective: Callable[[Tensor], Tensor],
     plain: Callable[[list[Tensor]], list[Tensor]],
+    relayout: Callable[[Tensor], Tensor] = torch.Tensor.contiguous,
 ) -> None:
     """Compare with ``plain``, which maps all ranks' inputs to all ranks' outputs in one process.
 
     Each rank's loss weighs its output differently, so a gradient that is taken from one rank instead of all is seen.
     """
-    own = inputs[group.rank].clone().requires_grad_()
+    own = relayout(inputs[group.rank]).detach().requires_grad_()
     y = collective(own)
     leaves = [x.clone().requires_grad_() for x in inputs]
     expected = plain(leaves)
     _close(name, y, expected[group.rank])
     weights = [_random(*out.shape, seed=50 + rank) for rank, out in enumerate(expected)]
-    (y * weights[group.rank]).sum().backward()
+    y.backward(relayout(weights[group.rank]))
     torch.stack([(out * w).sum() for out, w in zip(expected, weights, strict=True)]).sum().backward()
     # None where the leaf takes no part, as the broadcast's other ranks.
     grad = leaves[group.rank].grad
@@ -59,27 +60,41 @@ def _rolled(all_: list[Tensor], offset: int) -> list[Tensor]:
     return [all_[(rank - offset) % len(all_)] for rank in range(len(all_))]
 
 
-def _axis_against_one_process(group: Group, length: int) -> None:
-    size = group.size
+def _transposed(x: Tensor) -> Tensor:
+    """The same numbers, the last dimension outermost in memory."""
+    return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def _with_gaps(x: Tensor) -> Tensor:
+    """The same numbers, each behind another one that is none."""
+    return torch.stack([torch.full_like(x, torch.nan), x], -1)[..., 1]
+
+
+RELAYOUTS: list[Callable[[Tensor], Tensor]] = [torch.Tensor.contiguous, _transposed, _with_gaps]
+
+
+def _axis_against_one_process(group: Group, length: int, relayout: Callable[[Tensor], Tensor]) -> None:
+    """Collectives along an axis of which the ranks have shards, evenly and unevenly cut, and empty ones."""
+    size, run = group.size, partial(_run, relayout=relayout)
     sizes = shard_sizes(length, size)
     whole = _random(3, length, 2)
     shards = list(whole.split(sizes, 1))
     terms = [_random(3, length, 2, seed=rank) for rank in range(size)]
-    _run(
+    run(
         f"gather {length}",
         group,
         shards,
         lambda x: c.gather(x, 1, group, sizes),
         lambda all_: [torch.cat(all_, 1)] * size,
     )
-    _run(
+    run(
         f"reduce_scatter {length}",
         group,
         terms,
         lambda x: c.reduce_scatter(x, 1, group),
         lambda all_: list(torch.stack(all_).sum(0).split(sizes, 1)),
     )
-    _run(
+    run(
         f"all_to_all {length}",
         group,
         [_random(3, length + 2, part, seed=rank) for rank, part in enumerate(sizes)],
@@ -87,7 +102,7 @@ def _axis_against_one_process(group: Group, length: int) -> None:
         lambda all_: list(torch.cat(all_, 2).split(shard_sizes(length + 2, size), 1)),
     )
     for offset in (1, -1, size + 1):
-        _run(
+        run(
             f"ring_shift {length} by {offset}",
             group,
             shards,
@@ -96,7 +111,7 @@ def _axis_against_one_process(group: Group, length: int) -> None:
         )
 
 
-def _exchange(group: Group, length: int, dtype: torch.dtype) -> None:
+def _exchange(group: Group, length: int, dtype: torch.dtype, relayout: Callable[[Tensor], Tensor]) -> None:
     """Three moves in one message each way, against the collectives one by one; ``dtype`` is that of one of them."""
     sizes = shard_sizes(length, group.size)
     pair = _random(length, sizes[group.rank], 3, seed=group.rank)
@@ -109,7 +124,7 @@ def _exchange(group: Group, length: int, dtype: torch.dtype) -> None:
         lambda x: c.gather(x, 0, group, sizes),
         lambda x: c.gather(x, 0, group, sizes),
     ]
-    inputs = [x.requires_grad_() for x in (pair, terms, bias)] + [constant]
+    inputs = [relayout(x).requires_grad_() for x in (pair, terms, bias)] + [constant]
     apart = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
     with group.reporter.record() as log:
         found = c.exchange_async(list(zip(inputs, moves, strict=True)), group).wait()
@@ -128,22 +143,60 @@ def _exchange(group: Group, length: int, dtype: torch.dtype) -> None:
             _close(f"gradient of {name} of an exchange of {length}", x.grad, alone.grad)
 
 
-def _against_one_process(size: int) -> None:
-    group = Group(dist.group.WORLD)
-    for length in (size * 2, size * 2 + 1, size - 1):
-        _axis_against_one_process(group, length)
-        for dtype in (torch.float64, torch.float32):
-            _exchange(group, length, dtype)
-    same = _random(5, 2)
+def _without_an_axis(group: Group, relayout: Callable[[Tensor], Tensor]) -> None:
+    """Collectives of whole tensors."""
+    size = group.size
     terms = [_random(5, 2, seed=rank) for rank in range(size)]
-    _run("broadcast", group, terms, lambda x: c.broadcast(x, 1, group), lambda all_: [all_[1]] * size)
+    _run(
+        "broadcast",
+        group,
+        terms,
+        lambda x: c.broadcast(x, 1, group),
+        lambda all_: [all_[1]] * size,
+        relayout,
+    )
     _run(
         "all_reduce both ways",
         group,
         terms,
         lambda x: c.all_reduce_gradient(c.all_reduce(x, group), group),
         lambda all_: [torch.stack(all_).sum(0)] * size,
+        relayout,
     )
+
+
+def _in_lower_precision(size: int) -> None:
+    """Sums of bfloat16 and float32 are rounded a few times, and what is only moved stays as it is to the last bit."""
+    group = Group(dist.group.WORLD)
+    sizes = shard_sizes(2 * size + 1, size)
+    for dtype in (torch.bfloat16, torch.float32):
+        terms = [_random(2 * size + 1, 6, seed=rank).to(dtype) for rank in range(size)]
+        exact = torch.stack(terms).double().sum(0)
+        bound = size * torch.finfo(dtype).eps * exact.abs().max().item()
+        for name, found in (
+            ("all_reduce", c.all_reduce(terms[group.rank], group)),
+            ("reduce_scatter", c.gather(c.reduce_scatter(terms[group.rank], 0, group), 0, group, sizes)),
+        ):
+            assert found.dtype == dtype
+            assert (found.double() - exact).abs().max() <= bound, f"{name} of {dtype}"
+        own = c.scatter(terms[0], 0, group)
+        assert torch.equal(c.gather(own, 0, group, sizes), terms[0])
+        columns = c.all_to_all(own, 1, 0, group, concat_sizes=sizes)
+        assert torch.equal(columns, terms[0].split(shard_sizes(6, size), 1)[group.rank])
+        assert torch.equal(c.ring_shift(terms[group.rank], group), terms[group.rank - 1])
+        assert torch.equal(c.broadcast(terms[group.rank], 1, group), terms[1])
+
+
+def _against_one_process(size: int) -> None:
+    group = Group(dist.group.WORLD)
+    for relayout in RELAYOUTS:
+        for length in (size * 2, size * 2 + 1, size - 1):
+            _axis_against_one_process(group, length, relayout)
+            for dtype in (torch.float64, torch.float32):
+                _exchange(group, length, dtype, relayout)
+        _without_an_axis(group, relayout)
+    same = _random(5, 2)
+    terms = [_random(5, 2, seed=rank) for rank in range(size)]
 
     # Conjugate forms: the gradients of each alone.
     x = same.clone().requires_grad_()
@@ -166,7 +219,7 @@ def _against_one_process(size: int) -> None:
     c.gather(own * 2, 0, group, shard_sizes(5, size), same_after=True).backward(terms[0])
     assert x.grad is not None
     _close("gradient of scatter and gather", x.grad, 2 * terms[0])
-    assert c.exchange_sizes(group.rank * 3, group) == [rank * 3 for rank in range(size)]
+    assert c.exchange_sizes(group.rank * 3, group, same.device) == [rank * 3 for rank in range(size)]
 
 
 class _Spy(dist.Work):
@@ -269,13 +322,16 @@ def _bytes(size: int) -> None:
 def _everything() -> None:
     size = dist.get_world_size()
     _against_one_process(size)
+    _in_lower_precision(size)
     _bytes(size)
     _overlap()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [2, 4])
-def test_collectives_equal_one_process_overlap_and_send_what_they_must(size: int) -> None:
-    launch(_everything, size)
+def test_collectives_equal_one_process_overlap_and_send_what_they_must(size: int, backend: str) -> None:
+    """Even and uneven shards, tensors with gaps and in another order, and lower precision."""
+    launch(_everything, size, backend=backend)
 
 
 def test_a_group_of_one_communicates_nothing() -> None:

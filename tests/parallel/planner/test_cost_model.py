@@ -20,10 +20,11 @@ from fastfold.parallel.comm.collectives import all_reduce, all_reduce_gradient
 from fastfold.parallel.comm.groups import Communication
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.calibration import TRAINING
 from fastfold.parallel.planner.communication_cost import exchange_seconds
 from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
 from fastfold.parallel.planner.fake_run import fake_mesh, trace
-from fastfold.parallel.planner.hardware import Assumptions, Rates, accelerator, rates
+from fastfold.parallel.planner.hardware import Rates, accelerator, rates
 from fastfold.parallel.planner.trace import Operation, Part
 from fastfold.parallel.planner.workload import Repeat, Workload, standard_layouts
 
@@ -70,7 +71,8 @@ def _workload(**settings: Any) -> Workload:
 
 
 def _rates(**assumptions: float) -> Rates:
-    return rates("h200", replace(Assumptions(), **assumptions))
+    """Of an H200, with nothing added to an operator's work, and with ranks alike, but for what is given."""
+    return rates("h200", replace(TRAINING, **({"kernel_seconds": 0.0, "imbalance": 1.0} | assumptions)))
 
 
 @pytest.fixture
@@ -210,6 +212,39 @@ def test_time_of_operators_is_the_slowest_of_arithmetic_traffic_and_launches() -
     assert compute_seconds(part, speeds) == pytest.approx(3 * 2e-3 + 1e-3 + 5 * 2e-5)
 
 
+def test_a_graph_is_launched_once_and_its_kernels_take_their_time_on_the_device() -> None:
+    part = Part()
+    part.operations[Operation("mm", "float32", 0.0, 0.0, 2)] += 10
+    seconds = {"launch_seconds": 1e-5, "kernel_seconds": 2e-6}
+    assert compute_seconds(part, _rates(**seconds)) == pytest.approx(20 * 1e-5)
+    assert compute_seconds(part, _rates(**seconds, graphed=True)) == pytest.approx(20 * 2e-6)
+    # No graph is launched faster than one kernel, and a region that does nothing is no graph.
+    assert compute_seconds(part, _rates(launch_seconds=1e-3, graphed=True)) == pytest.approx(1e-3)
+    assert compute_seconds(Part(), _rates(launch_seconds=1e-3, graphed=True)) == 0
+    work = Operation("copy", "float32", 0.0, 1e-3 * _rates().bandwidth, 2)
+    part.operations[work] += 1
+    assert compute_seconds(part, _rates(**seconds, graphed=True)) == pytest.approx(1e-3 + 22 * 2e-6)
+
+
+def test_several_ranks_wait_for_the_slowest() -> None:
+    even, uneven = _rates(), _rates(imbalance=1.25)
+    alone, found = (step_cost(_workload(), ParallelPlan(dp=n), uneven) for n in (1, 8))
+    same = step_cost(_workload(), ParallelPlan(dp=8), even)
+    assert alone.imbalance == same.imbalance == 0
+    assert found.imbalance > 0.2 * (found.compute + found.communication)
+    assert found.seconds == pytest.approx(same.seconds + found.imbalance)
+
+
+def test_operations_that_checkpointing_repeats_are_none_of_the_models() -> None:
+    plain, again = (
+        step_cost(_workload(passes=1.5), ParallelPlan(dp=8), _rates(), checkpointing=value)
+        for value in (False, True)
+    )
+    forward = 6 * 2 * (2 * ROWS * WIDTH * HIDDEN) + 2 * (2 * ROWS * WIDTH * 8)
+    assert plain.model_flops == again.model_flops == 8 * (1.5 + 3) * forward
+    assert again.flops > plain.flops
+
+
 def test_bytes_go_over_the_links_that_a_group_passes() -> None:
     speeds = _rates(latency_seconds=0.0)
     link, network = speeds.link, speeds.network
@@ -291,6 +326,8 @@ def test_measured_rates_stand_in_for_tabulated_ones(tmp_path: Path) -> None:
     assert found.origin["matrix_rates.bfloat16"] == found.origin["link"] == "measured (h200.json)"
     assert found.bandwidth == table.bandwidth * found.assumptions.bandwidth_share
     assert "tabulated" in found.origin["bandwidth"]
+    assert found.calibration == "uncalibrated: not all rates were measured on this GPU"
+    assert rates("h200").calibration == "uncalibrated: no rate was measured on this GPU"
     assert "data sheet" in found.origin["matrix_rates.float32"]
 
 

@@ -13,8 +13,9 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import best_plans
 from fastfold.parallel.alphafold.workload import alphafold_workload
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.planner.calibration import TRAINING
 from fastfold.parallel.planner.cost_model import step_cost
-from fastfold.parallel.planner.hardware import Assumptions, rates
+from fastfold.parallel.planner.hardware import rates
 from fastfold.parallel.planner.report import plan_table
 from fastfold.parallel.planner.search import candidates, overrides
 from fastfold.parallel.planner.workload import Workload, standard_layouts
@@ -101,7 +102,7 @@ def test_a_shared_protein_takes_less_memory_of_each_gpu(alphafold: Workload) -> 
 
 
 def test_slow_links_make_plans_that_send_less_the_best(gpt: Workload) -> None:
-    slow = rates("h100", replace(Assumptions(), link_share=1e-4))
+    slow = rates("h100", replace(TRAINING, link_share=1e-4))
     best = best_plans(gpt, gpus=4, gpu=slow, count=1)[0]
     assert (best.plan.tp, best.plan.sp) == (1, 1)
 
@@ -146,3 +147,24 @@ def test_the_command_prints_plans_with_their_settings_and_the_origin_of_every_ra
     assert "parallel.dp=2" in out
     assert "data.crop_size=32" in out
     assert out.count("tabulated (NVIDIA H200 data sheet") == 5
+    plan = next(line for line in out.splitlines() if "parallel.dp=2" in line)
+    assert "ms (uncalibrated)" in plan
+    assert "uncalibrated: no rate was measured on this GPU; the constants are fitted to" in out
+    assert "5 µs in addition to its work, no less than 10 µs to be launched" in out
+
+
+def test_the_command_counts_graphs_in_the_place_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    """And refuses them of a fold, whose plan knows nothing of them."""
+    sizes = ["--residues", "32", "--msa", "8", "--extra-msa", "16", "--model", "model_5"]
+    options = ["plan", *sizes, "--gpus", "1", "--gpu", "h200", "--global-batch", "1", "--count", "1"]
+    seconds = []
+    for graphs in ([], ["--cuda-graphs"]):
+        assert main([*options, *graphs]) == 0
+        out = capsys.readouterr().out
+        assert ("a CUDA graph of a block's kernels no less than 10 µs" in out) == bool(graphs)
+        number, unit = next(line.split()[1:3] for line in out.splitlines() if "checkpointing=" in line)
+        assert unit == "ms"
+        seconds.append(float(number))
+    assert 0.3 * seconds[0] < seconds[1] < 0.9 * seconds[0]
+    assert main(["plan", "--fold", *options[1:], "--cuda-graphs"]) == 1
+    assert "--cuda-graphs is for a training step" in capsys.readouterr().err

@@ -28,7 +28,7 @@ from fastfold.parallel.tensor_parallel import (
     layouts,
 )
 from tests.helpers.drop_reductions import undetected_reductions
-from tests.helpers.spawn_ranks import launch
+from tests.helpers.spawn_ranks import BACKENDS, launch
 from tests.parallel.plain_transformer import (
     FEATURES,
     Batch,
@@ -212,7 +212,7 @@ def _autocast(mesh: ParallelMesh) -> None:
     mlp = ParallelMLP.from_plain(plain, mesh)
     whole, layout = torch.randn(8, 6), mlp.first.before
     x = layout.take(whole, mlp.first.in_parts).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16), mesh.record() as log:
+    with torch.autocast(whole.device.type, torch.bfloat16), mesh.record() as log:
         expected, found = plain(whole), mlp(x)
     assert found.dtype == torch.bfloat16
     with mesh.record() as backward:
@@ -282,9 +282,10 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
     return found
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
-def test_layers_equal_plain_ones_and_need_every_reduction(size: int) -> None:
-    found = launch(_everything, size, timeout=200)[0]
+def test_layers_equal_plain_ones_and_need_every_reduction(size: int, backend: str) -> None:
+    found = launch(_everything, size, timeout=200, backend=backend)[0]
     assert [reductions for _, _, reductions, _ in found] == REDUCTIONS[size]
     for name, worst, reductions, undetected in found:
         print(f"{name}: worst difference {worst:.1e}, {reductions} reductions, each needed")

@@ -1,0 +1,106 @@
+"""The cost model beside what others have published of steps on A100 and H100.
+
+The published values, with their sources, are in ``fastfold/parallel/planner/calibration.json``. They are of other
+programs: the model counts the operators of this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from fastfold.parallel import ParallelPlan
+from fastfold.parallel.alphafold.workload import alphafold_workload
+from fastfold.parallel.planner.calibration import (
+    LEFT_OUT,
+    PUBLISHED,
+    TRAINING,
+    WITHIN,
+    Assumptions,
+    Published,
+)
+from fastfold.parallel.planner.cost_model import compute_seconds, step_cost
+from fastfold.parallel.planner.hardware import Rates, rates
+from fastfold.parallel.planner.report import seconds_text
+from fastfold.parallel.planner.workload import Workload
+
+_BLOCK = "evoformer.blocks.0"
+
+
+class PublishedSteps:
+    """Predictions of published values; what is traced once serves all of them."""
+
+    def __init__(self) -> None:
+        self._workloads: dict[tuple[tuple[str, int], ...], Workload] = {}
+
+    def predict(self, published: Published, constants: Assumptions = TRAINING) -> float:
+        """What the cost model says of a published value, in its unit.
+
+        Args:
+            published: The value.
+            constants: Of the model.
+        """
+        speeds = _rates(published, constants)
+        workload = self._workload(published)
+        if published.what in ("block_forward", "block_backward"):
+            region = workload.trace(ParallelPlan()).regions[_BLOCK]
+            part = region.forward if published.what == "block_forward" else region.backward
+            return compute_seconds(part, speeds)
+        of_plan = replace(workload, samples=published.plan.dp)
+        cost = step_cost(of_plan, published.plan, speeds, checkpointing=published.checkpointing)
+        if published.what == "flops_per_second":
+            return cost.model_flops / cost.seconds
+        if published.what == "training":
+            assert published.samples is not None
+            return cost.seconds * -(-published.samples // of_plan.samples)
+        return cost.seconds
+
+    def _workload(self, published: Published) -> Workload:
+        key = tuple(sorted(published.sizes.items()))
+        if key not in self._workloads:
+            self._workloads[key] = alphafold_workload("model_1", **published.sizes)
+        return self._workloads[key]
+
+
+def _rates(published: Published, constants: Assumptions) -> Rates:
+    found = rates(published.gpu, replace(constants, graphed=published.graphed))
+    if published.per_machine is None:
+        return found
+    return replace(found, sheet=replace(found.sheet, per_machine=published.per_machine))
+
+
+def published_rows() -> list[dict[str, Any]]:
+    """Every published value with what the model says."""
+    steps = PublishedSteps()
+    return [
+        {
+            "name": published.name,
+            "what": published.what,
+            "gpu": published.gpu,
+            "plan": str(published.plan),
+            "published": published.value,
+            "model": steps.predict(published),
+            "source": published.source,
+        }
+        for published in PUBLISHED
+    ]
+
+
+def published_table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown, their sources below, and what was left out."""
+    lines = ["| | GPU | plan | published | model | model / published |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        value, model = (_value(row["what"], row[name]) for name in ("published", "model"))
+        ratio = row["model"] / row["published"]
+        lines.append(f"| {row['name']} | {row['gpu']} | {row['plan']} | {value} | {model} | {ratio:.2f} |")
+    sources = [f"* {row['name']}: {row['source']}." for row in rows]
+    left_out = [f"* {what}: {why}." for what, why in LEFT_OUT]
+    return "\n".join(
+        [*lines, "", f"All have to be within {WITHIN:g} times.", "", *sources, "", "Left out:", "", *left_out]
+    )
+
+
+def _value(what: str, value: float) -> str:
+    if what == "flops_per_second":
+        return f"{value / 1e15:.2f} PFLOP/s"
+    return f"{value / 3600:.1f} h" if what == "training" else seconds_text(value)
