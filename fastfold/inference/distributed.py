@@ -23,6 +23,7 @@ from torch import Tensor
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
+from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding import NetworkPasses, OnCycle, run_network
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
@@ -36,6 +37,10 @@ from fastfold.parallel import (
 )
 
 FeatureFunction = Callable[[int, int], Mapping[str, Tensor]]
+
+
+_MEMORY = "out of memory"
+"""Why processes part that are to meet again."""
 
 
 class DistributedFoldError(FastFoldError):
@@ -93,6 +98,7 @@ class DistributedFolder:
         """On rank 0: :func:`fastfold.inference.folding.run_network` by all processes.
 
         Raises:
+            MemoryError: The memory of one of the processes ended; all of them are ready for a smaller plan.
             DistributedFoldError: This process failed where the others could not notice.
         """
 
@@ -114,28 +120,55 @@ class DistributedFolder:
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
+            if self._met_again(error):
+                raise MemoryError("of one of the processes") from None
             raise DistributedFoldError(
                 f"{type(error).__name__}: {error}. The other processes are in the middle of this target, so the run "
                 "ends here; start it again to go on with the next one"
             ) from error
 
     def worker_loop(self) -> None:
-        """On the other ranks: fold what rank 0 sends until it is done."""
-        message, content = self._receive()
-        while message != "stop":
-            if message == "network":
-                self._take(*content)
-            elif message == "fold":
-                number, passes, request = content
-                model = self._networks[number].to(self.context.device)
+        """On the other ranks: fold what rank 0 sends until it is done.
+
+        Where the memory of a process ends, all of them part and meet again, and rank 0 sends the target anew.
+        """
+        going = True
+        while going:
+            try:
+                going = self._follow(*self._receive())
+            except Exception as error:
+                if not self._met_again(error):
+                    raise
+
+    def _follow(self, message: str, content: Any) -> bool:
+        """Do what rank 0 says; whether there is more to come."""
+        if message == "network":
+            self._take(*content)
+        elif message == "fold":
+            number, passes, request = content
+            model = self._networks[number]
+            try:
                 with suppress(_Abandoned):
                     plan = None if request is None else request.plan(self._host)
-                    run_network(model, self._features, passes, None, plan=plan)
+                    run_network(model.to(self.context.device), self._features, passes, None, plan=plan)
+            finally:
                 model.to("cpu")
-            elif message == "memory":
-                with suppress(ConfigError):  # which rank 0 raises too
-                    self._least(*content)
-            message, content = self._receive()
+        elif message == "memory":
+            with suppress(ConfigError):  # which rank 0 raises too
+                self._least(*content)
+        return message != "stop"
+
+    def _met_again(self, error: Exception) -> bool:
+        """Whether the memory of one of the processes ended, which then have met again."""
+        meeting = self.context.meeting
+        if meeting is None or self.context.device.type == "cuda":
+            return False  # over NCCL the others would wait until its time is up
+        if is_out_of_memory(error):
+            meeting.say_why(_MEMORY)
+        elif meeting.why() != _MEMORY:
+            return False
+        self.context.meet_again()
+        return True
 
     def stop(self) -> None:
         """On rank 0: let the others end."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -27,7 +28,76 @@ _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiti
 """What gloo says of a rank that is gone."""
 
 
-@dataclass(frozen=True)
+class Meeting:
+    """Where processes find each other, as often as they part.
+
+    Args:
+        backend: Of tensors on the device.
+        device: This process' GPU; None for the host.
+        timeout: How long they wait for each other, at the beginning and in every collective.
+        message_timeout: How long a process waits for a message on the host.
+
+    Raises:
+        ConfigError: They did not find each other.
+    """
+
+    def __init__(
+        self, backend: str, device: torch.device | None, timeout: timedelta, message_timeout: timedelta
+    ) -> None:
+        self._backend, self._device = backend, device
+        self._timeout, self._message_timeout = timeout, message_timeout
+        self._turn = 0
+        self._store, self._rank, self._size = _tried_again(
+            lambda: next(iter(dist.rendezvous("env://", timeout=timeout)))
+        )
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the group of all."""
+        _tried_again(
+            lambda: dist.init_process_group(
+                self._backend,
+                store=dist.PrefixStore(f"fastfold/{self._turn}", self._store),
+                rank=self._rank,
+                world_size=self._size,
+                timeout=self._timeout,
+                device_id=self._device,
+            )
+        )
+
+    def messages(self) -> dist.ProcessGroup:
+        """A group of all for messages on the host."""
+        return dist.new_group(backend="gloo", timeout=self._message_timeout)
+
+    def part(self) -> None:
+        """End all groups; who waits for this process in one of them gets an error."""
+        self._turn += 1
+        if self._backend == "nccl":
+            # What the others have not joined would be waited for.
+            dist.distributed_c10d._abort_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        gc.collect()  # gloo's connections end with the last reference
+
+    def say_why(self, reason: str) -> None:
+        """Tell those who get an error why this process is about to part."""
+        self._store.set(self._key, reason)
+
+    def why(self, patience: timedelta = timedelta(seconds=2)) -> str | None:
+        """What a process said of why it parts; None if none has said anything for so long."""
+        end = time.monotonic() + patience.total_seconds()
+        while not self._store.check([self._key]):
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.05)
+        return self._store.get(self._key).decode()
+
+    @property
+    def _key(self) -> str:
+        return f"fastfold/why/{self._turn}"
+
+
+@dataclass
 class DistributedContext:
     """The processes that work on one model together.
 
@@ -37,6 +107,7 @@ class DistributedContext:
         device: Where this process computes.
         mesh: The processes laid out by the run's plan.
         cpu_group: Group for small messages and checkpoints on the host; None when the process is alone.
+        meeting: Where the processes met; None when the process is alone.
     """
 
     rank: int
@@ -44,6 +115,7 @@ class DistributedContext:
     device: torch.device
     mesh: ParallelMesh = field(default_factory=lambda: ParallelMesh(ParallelPlan()))
     cpu_group: dist.ProcessGroup | None = None
+    meeting: Meeting | None = None
 
     @property
     def is_rank_zero(self) -> bool:
@@ -87,6 +159,19 @@ class DistributedContext:
         if self.cpu_group is not None:
             dist.barrier(group=self.cpu_group)
 
+    def meet_again(self) -> None:
+        """Part from the other processes and meet them anew, after a collective that not all of them finished.
+
+        All of them do it. The mesh and its groups stay the objects that they are.
+        """
+        assert self.meeting is not None
+        self.cpu_group = None
+        self.mesh.leave()
+        self.meeting.part()
+        self.meeting.begin()
+        self.mesh.take(ParallelMesh(self.mesh.plan, self.mesh.device_type))
+        self.cpu_group = self.meeting.messages()
+
 
 def started_processes() -> int:
     """Number of processes that torchrun or srun started; 1 without them.
@@ -129,11 +214,10 @@ def init_distributed(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    _meet(backend, timeout, own)
+    meeting = Meeting(backend, own, timeout, message_timeout or timeout)
     try:
         mesh = ParallelMesh(plan, device.type)
-        messages = dist.new_group(backend="gloo", timeout=message_timeout or timeout)
-        yield DistributedContext(dist.get_rank(), size, device, mesh, messages)
+        yield DistributedContext(dist.get_rank(), size, device, mesh, meeting.messages(), meeting)
     except BaseException as error:
         rank = dist.get_rank()
         if backend == "nccl":
@@ -158,15 +242,16 @@ def _is_lost(error: BaseException) -> bool:
     )
 
 
-def _meet(backend: str, timeout: timedelta, device: torch.device | None) -> None:
-    """Find the other processes; a connection that fails, as while machines of a job still start, is tried again."""
-    for attempt in range(_ATTEMPTS):
+def _tried_again(connect: Callable[[], T]) -> T:
+    """What a connection gives, which is tried again if it fails, as while machines of a job still start."""
+    attempt = 1
+    while True:
         try:
-            dist.init_process_group(backend, timeout=timeout, device_id=device)
-            return
+            return connect()
         except (dist.DistStoreError, dist.DistNetworkError) as error:
-            if attempt + 1 < _ATTEMPTS:
-                time.sleep(2.0**attempt)
+            if attempt < _ATTEMPTS:
+                time.sleep(2.0 ** (attempt - 1))
+                attempt += 1
                 continue
             where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
             raise ConfigError(

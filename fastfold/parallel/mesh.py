@@ -87,6 +87,18 @@ class ParallelMesh:
             process_group = (part if len(dimensions) == 1 else part._flatten(name)).get_group()
         self._groups[name] = Group(process_group, name, self.reporter)
 
+    def leave(self) -> None:
+        """Let go of the process groups, which have ended; the groups wait for :meth:`take`."""
+        self.device_mesh = self._stage = None
+        for group in self._groups.values():
+            group.process_group = None
+
+    def take(self, other: ParallelMesh) -> None:
+        """Take the process groups of a mesh of the same plan; whoever has a group of this one goes on with it."""
+        self.device_mesh, self._stage = other.device_mesh, None
+        for name, group in self._groups.items():
+            group.process_group = other.group(name).process_group
+
     def group(self, name: str) -> Group:
         """The group ``name`` that this rank is in.
 

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import ParallelPlan, distributed, init_distributed
-from tests.helpers.forked import Forked
+from fastfold.parallel.comm.collectives import all_reduce
+from tests.helpers.forked import Forked, rank_environments
 from tests.helpers.on_device import OnDevice
 from tests.helpers.spawn_ranks import BACKENDS
 from tests.parallel.gpt_case import OPTIMIZERS, make_parallel, make_tokens, parallel_loss
@@ -65,13 +66,13 @@ def test_a_connection_that_fails_at_first_is_tried_again_with_the_time_that_was_
 
     timeouts: list[timedelta] = []
 
-    def meet(backend: str, **options: Any) -> None:
+    def meet(where: str, **options: Any) -> None:
         timeouts.append(options["timeout"])
         if len(timeouts) < 3:
             raise dist.DistNetworkError("connection refused")
         raise Met
 
-    monkeypatch.setattr(dist, "init_process_group", meet)
+    monkeypatch.setattr(dist, "rendezvous", meet)
     with pytest.raises(Met), init_distributed(ParallelPlan(dp=2), CPU, timeout=timedelta(minutes=3)):
         pass
     assert (pauses, timeouts) == ([1.0, 2.0], [timedelta(minutes=3)] * 3)
@@ -129,3 +130,29 @@ def test_when_a_rank_is_killed_the_others_end_in_time_with_one_error(backend: st
             lines = [line for line in said[number].splitlines() if not line.startswith("[")]
             assert len(lines) == 1, said[number]
             assert f"rank {number} of {size} lost another process" in lines[0]
+
+
+def _meets_again() -> int:
+    with init_distributed(ParallelPlan(dap=3), CPU) as context:
+        group, meeting = context.mesh.group("dap"), context.meeting
+        assert meeting is not None
+        for turn in range(2):
+            assert meeting.why(timedelta(0)) is None  # what was said before is over
+            context.barrier()
+            if context.rank == turn:
+                meeting.say_why(f"turn {turn}")
+            else:
+                with pytest.raises(RuntimeError):
+                    all_reduce(torch.ones(2), group)
+                assert meeting.why() == f"turn {turn}"
+            context.meet_again()
+            assert context.mesh.group("dap") is group
+            assert all_reduce(torch.full((2,), context.rank + 1.0), group).tolist() == [6.0, 6.0]
+            assert context.gather(context.rank) == [0, 1, 2]
+    return 0
+
+
+def test_processes_that_part_within_a_collective_meet_again_and_go_on_with_their_groups() -> None:
+    started = [Forked(_meets_again, env=environment) for environment in rank_environments(3)]
+    said = [process.communicate(60)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], said
