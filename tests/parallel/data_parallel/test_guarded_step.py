@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.guarded_step import keep_unless, step_if
 from fastfold.parallel.data_parallel.large_batch import Lamb, initialise_state
 
@@ -42,6 +43,20 @@ def test_steps_count_as_the_scalar_says(name: str) -> None:
             undo()
             assert all(map(torch.equal, _state(optimizers[0], guarded), before))
         assert all(map(torch.equal, _state(optimizers[0], guarded), _state(optimizers[1], plain)))
+
+
+def test_states_that_are_made_in_such_a_step_are_refused() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    for optimizer in (torch.optim.AdamW([parameter]), torch.optim.SGD([parameter], lr=0.1, momentum=0.9)):
+        with pytest.raises(ConfigError, match="made states in a step that may turn out not to count"):
+            step_if(optimizer, torch.tensor(False))
+    plain = torch.optim.SGD([parameter], lr=0.1)
+    before = parameter.detach().clone()
+    step_if(plain, torch.tensor(False))
+    assert torch.equal(parameter, before)
+    step_if(plain, torch.tensor(True))
+    assert torch.equal(parameter, before - 0.1)
 
 
 def test_values_are_kept_unless_they_are_wanted() -> None:
