@@ -39,7 +39,7 @@ test-slow: $(VENV)/installed-test
 
 # What the CPU tests of several ranks check, over NCCL, on as many of 2 to 8 GPUs as this machine has.
 test-nccl: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m nccl tests/parallel
+	$(BIN)/python -m pytest -m nccl tests/parallel tests/training
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

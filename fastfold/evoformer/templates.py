@@ -17,6 +17,7 @@ from fastfold.evoformer.primitives import LayerNorm, Linear
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import atom37_to_torsion_angles
 from fastfold.protein.rigid import Rigid
+from fastfold.utils.device import reads_are_free
 
 
 def outer(mask: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -107,8 +108,8 @@ class TemplateEmbedder(PolicyModule):
         """
         template_mask = features["template_mask"].to(pair.dtype)
         shown = list(range(template_mask.shape[-1]))
-        if not torch.is_grad_enabled():
-            # What the mask hides has a weight of exactly zero.
+        if not torch.is_grad_enabled() and (not self.training or reads_are_free(template_mask.device)):
+            # What the mask hides has a weight of exactly zero. On a GPU a training step would wait for the mask.
             present = template_mask.view(-1, len(shown)).any(0).tolist()
             shown = [t for t in shown if present[t]]
         if not shown:

@@ -14,8 +14,11 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from fastfold.errors import ConfigError, LostProcessError, first_line
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.slurm import adopt_srun
@@ -153,6 +156,13 @@ class DistributedContext:
         found: list[T] = [value] * self.size
         dist.all_gather_object(found, value, group=self.cpu_group)
         return found
+
+    def gather_numbers(self, own: Tensor) -> Tensor:
+        """Numbers ``[k]`` on the device of every process, ``[size, k]`` in rank order: nobody waits on the host."""
+        if self.size == 1:
+            return own[None]
+        everybody = Group(dist.group.WORLD)
+        return async_ops.start_gather(own[None], 0, everybody, [1] * self.size).wait()
 
     def barrier(self) -> None:
         """Wait for all processes."""

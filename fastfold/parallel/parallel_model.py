@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -90,6 +91,23 @@ class Parallel:
         return count / max(float(total), 1e-300)
 
     # ---- gradients and optimizer -----------------------------------------------------------------------
+
+    def overlapped(self) -> AbstractContextManager[None]:
+        """Inside runs the last backward pass before :meth:`reduce_gradients`: gradients are summed while it runs.
+
+        Earlier backward passes, whose gradients are added to, run outside. Activation checkpointing inside needs
+        ``use_reentrant=False``.
+
+        Raises:
+            ConfigError: Another backward pass interferes; or the plan has pipeline stages, whose backward pass is one
+                for each micro-batch.
+        """
+        if self.plan.pp > 1:
+            raise ConfigError(
+                f"pp={self.plan.pp} has a backward pass for each micro-batch, and all add to the same gradients: leave "
+                "overlapped() out"
+            )
+        return self.gradients.overlapped(data=True)
 
     def reduce_gradients(self) -> None:
         """After the backward passes of a step: sum the gradients over the ranks that hold the same parameters."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from torch import nn
+from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.evoformer import BlockStack
@@ -31,10 +32,18 @@ class Placement:
         """Inside, the network runs."""
         return nullcontext()
 
-    def step(self) -> None:
-        """The optimizer's step, after which gradients are forgotten."""
-        self._optimizer.step()
+    def step(self, ok: Tensor | None = None) -> Callable[[], None]:
+        """The optimizer's step, after which gradients are forgotten.
+
+        Args:
+            ok: As :meth:`fastfold.parallel.ParallelOptimizer.step` takes it.
+
+        Returns:
+            As it does.
+        """
+        undo = self._optimizer.step(ok)
         self._optimizer.zero_grad()
+        return undo
 
 
 class Managed(Placement):
@@ -76,10 +85,12 @@ class Managed(Placement):
         """Inside, operators take room on the device."""
         return self.manager.device.running()
 
-    def step(self) -> None:
-        """The optimizer's step, on the host."""
+    def step(self, ok: Tensor | None = None) -> Callable[[], None]:
+        """The optimizer's step, on the host, which has to know whether it takes place."""
+        assert ok is None
         self.manager.step()
         self.manager.zero_grad()
+        return lambda: None
 
 
 def place(

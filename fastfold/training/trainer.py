@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
 from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
 from fastfold.training.optim.optimizers import make_optimizer
-
-Numbers = dict[str, float]
+from fastfold.training.step_outcome import Numbers, Share, StepOutcome, TakenStep
+from fastfold.utils.device import reads_are_free, upload
 
 
 class TrainingStopped(FastFoldError):
@@ -62,20 +63,6 @@ class Progress:
     bad_in_a_row: int = 0
     seconds: float = 0.0
     bad_samples: list[tuple[int, str]] = field(default_factory=list)
-
-
-@dataclass
-class _Share:
-    """What one process has to say of its samples of a step; ``means`` are its parts of the batch's means, ``signal`` is
-    what told it to stop, 0 for nothing; ``flops`` are those of ``counted`` residues."""
-
-    signal: int
-    means: Numbers = field(default_factory=dict)
-    bad: list[str] = field(default_factory=list)
-    residues: int = 0
-    waited_s: float = 0.0
-    flops: float = 0.0
-    counted: int = 0
 
 
 @dataclass
@@ -142,6 +129,8 @@ class Trainer:
         self.placement = place(self.model, self._optimizer, config.memory, context)
         ema.reach = self.placement.params_on_host
         self._gradients = SampleGradients(parallel.gradients, optim.clip)
+        # A manager moves gradients to the host while the backward pass runs.
+        self._overlapped = self._gradients.overlapped if config.memory.policy is None else nullcontext
         self._flops = FlopCounter(enabled=not config.trainer.compile)
         self._profiler = StepProfiler(
             Path(config.trainer.out) / "profile",
@@ -150,6 +139,11 @@ class Trainer:
         )
         self._interrupts = Interrupts(quiet=not context.is_rank_zero)
         self._stop: signal.Signals | None = None  # what told some process to stop
+        # Where the host would have to wait for the device, it learns what became of a step when the next one is done.
+        self._late = not reads_are_free(context.device) and config.memory.policy is None
+        self._unsettled: TakenStep | None = None
+        self._settled_at = 0.0
+        self._keys: list[str] | None = None
 
     # ---- the loop --------------------------------------------------------------------------------------
 
@@ -163,25 +157,22 @@ class Trainer:
         with self._interrupts, self._profiler:
             self.model.train()
             while self.progress.step < trainer.steps:
-                started = time.perf_counter()
-                numbers = self._step()
-                seconds = time.perf_counter() - started
-                numbers |= flop_rates(
-                    numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size
-                )
-                self.progress.seconds += seconds
+                self._step(time.perf_counter())
                 step = self.progress.step
+                last = step == trainer.steps
+                validates, saves = step % trainer.validate_every == 0, step % trainer.checkpoint_every == 0
+                if not self._late or validates or saves or last:
+                    self._settle()
                 self._profiler.step(step)
                 self.checkpoints.poll()
-                if step % trainer.log_every == 0 or step == trainer.steps:
-                    self._log(numbers)
-                last = step == trainer.steps
                 # Before the checkpoint: what a run that was killed continues from has been validated.
-                if (step % trainer.validate_every == 0 or last) and not self._stop:
+                if (validates or last) and not self._stop:
                     with self.placement.running():
                         self.hooks.validate(step)
                     self.model.train()
-                if step % trainer.checkpoint_every == 0 or last or self._stop:
+                if self._stop:
+                    self._settle()
+                if saves or last or self._stop:
                     self.save()
                 if self._stop:
                     self.hooks.report(
@@ -195,11 +186,11 @@ class Trainer:
         """The signal that ended the run before its last step, if one did."""
         return self._stop if self.progress.step < self.config.trainer.steps else None
 
-    def _step(self) -> Numbers:
-        """One optimisation step over the samples of this process's share."""
-        step, batch = self.progress.step, self.config.optim.batch_size
-        recycles = num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
-        share = _Share(signal=self._interrupts.received or 0)
+    def _step(self, started: float) -> None:
+        """One optimisation step over the samples of this process's share; what became of it is settled later."""
+        progress, batch = self.progress, self.config.optim.batch_size
+        step, recycles = progress.step, self._recycles(progress.step)
+        share = Share(batch, signal=self._interrupts.received or 0)
         waited = self.loader.waited_s
         for _ in range(self.context.dp_rank, batch, self.context.dp_size):
             draw = next(self.loader)
@@ -210,53 +201,76 @@ class Trainer:
                 numbers = self._sample(draw.sample, recycles)
             with self.placement.params_on_host():
                 numbers["gradient_norm"] = self._gradients.add_sample()
-            share.residues += residues
-            if not all(math.isfinite(numbers[key]) for key in ("loss", "gradient_norm")):
-                share.bad.append(draw.id)
-            for key, value in numbers.items():
-                share.means[key] = share.means.get(key, 0.0) + value / batch
+            share.add(draw.id, numbers, residues)
         share.waited_s = self.loader.waited_s - waited
         share.flops, share.counted = self._flops.take()
-        shares = self.context.gather(share)
-        self.progress.step += 1
-        self.progress.samples += batch
-        received = max(share.signal for share in shares)
-        self._stop = signal.Signals(received) if received else None
-        names = list(dict.fromkeys(name for share in shares for name in share.bad))
-        flops = sum(share.flops for share in shares)
-        counted = sum(share.counted for share in shares) / sum(share.residues for share in shares)
-        # What processes that work on one sample have to say counts once.
-        shares = self.context.leaders(shares)
-        total = {key: sum(share.means.get(key, 0.0) for share in shares) for key in share.means}
-        total |= {
-            "residues": float(sum(share.residues for share in shares)),
-            "waited_s": max(share.waited_s for share in shares),
-            "recycles": float(recycles),
-            "flops": flops,
-            "counted": counted,
-            "lr": self._schedule.lr(self.progress.step),
-        }
-        if names:
-            self._skip(names)
+        if self._keys is None:
+            self._keys = list(
+                dict.fromkeys(key for keys in self.context.gather(list(share.means)) for key in keys)
+            )
+        known = {"recycles": float(recycles), "lr": self._schedule.lr(step + 1)}
+        outcome = StepOutcome(share, self._keys, self.context, known)
+        # Before this one's optimizer step, which goes on from what the last one left.
+        self._settle()
+        progress.step += 1
+        progress.samples += batch
+        self._unsettled = taken = TakenStep(outcome, progress.step, progress.samples, started)
+        if self._late:
+            taken.undo = self._update(outcome, outcome.ok)
+            outcome.start_copy()
+        elif outcome.read()[2]:
+            self._update(outcome, None)
         else:
-            self.progress.bad_in_a_row = 0
             with self.placement.params_on_host():
-                total["mean_gradient_norm"] = self._gradients.finish(batch)
-            for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate * total["lr"] / self.config.optim.lr
-            self.placement.step()
-            self.ema.update()
-        return total
+                self._gradients.discard()
 
-    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> Numbers:
-        """Forward and backward of one sample; leaves the gradients in the parameters."""
+    def _recycles(self, step: int) -> int:
+        return num_recycles(self.config.trainer.seed, step, self.config.data.max_recycles)
+
+    def _update(self, outcome: StepOutcome, ok: Tensor | None) -> Callable[[], None]:
+        """Step the optimizer and move the average, unless ``ok`` is false on the device; returns what forgets both."""
+        with self.placement.params_on_host():
+            norm = self._gradients.finish(self.config.optim.batch_size)
+        outcome.add("mean_gradient_norm", norm)
+        rate = self._schedule.lr(self.progress.step) / self.config.optim.lr
+        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = own * rate
+        undo = self.placement.step(ok)
+        self.ema.update(ok)
+
+        def forget() -> None:
+            undo()
+            self.ema.forget_update()
+
+        return forget
+
+    def _settle(self) -> None:
+        """Learn what became of the last step, and tell it."""
+        taken, self._unsettled = self._unsettled, None
+        if taken is None:
+            return
+        numbers, received, finite = taken.outcome.read()
+        self._stop = signal.Signals(received) if received else self._stop
+        if finite:
+            self.progress.bad_in_a_row = 0
+        else:
+            taken.undo()
+            numbers.pop("mean_gradient_norm", None)
+            self._skip(taken)
+        # Since the last one was settled, where steps overlap.
+        now, self._settled_at = time.perf_counter(), max(taken.started, self._settled_at)
+        seconds, self._settled_at = now - self._settled_at, now
+        numbers |= flop_rates(numbers.pop("flops"), numbers.pop("counted"), seconds, self.context.size)
+        self.progress.seconds += seconds
+        trainer = self.config.trainer
+        if taken.step % trainer.log_every == 0 or taken.step == trainer.steps:
+            self._log(taken, numbers)
+
+    def _sample(self, sample: Mapping[str, np.ndarray], recycles: int) -> dict[str, Tensor]:
+        """Forward and backward of one sample; leaves the gradients in the parameters, gives scalars on the device."""
         device = self.context.device
         features, labels, copies = (
-            {
-                key.removeprefix(p): torch.as_tensor(x, device=device)
-                for key, x in sample.items()
-                if key.startswith(p)
-            }
+            {key.removeprefix(p): upload(x, device) for key, x in sample.items() if key.startswith(p)}
             for p in (FEATURES, LABELS, COPIES)
         )
         result = self.model(features, recycles)
@@ -267,22 +281,23 @@ class Trainer:
         loss, parts = alphafold_loss(result, batch, self.tree)
         # Longer crops weigh more (supplement, section 1.9). Gradients are those of the sum of all processes' losses,
         # of which those that work on this sample together each have one.
-        (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
+        with self._overlapped():
+            (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
         structure = parts["structure_module"]
         numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
         named = ("fape", "sidechain_fape", "chain_center_of_mass")
         numbers |= {key: structure[key] for key in named if key in structure}
-        return {name: float(x.detach()) for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
+        return {name: x.detach() for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
 
-    def _skip(self, names: list[str]) -> None:
-        """Leave out a step on all processes because of samples whose numbers are not finite."""
+    def _skip(self, taken: TakenStep) -> None:
+        """Tell of a step that was left out on all processes because of samples whose numbers are not finite."""
         progress = self.progress
-        with self.placement.params_on_host():
-            self._gradients.discard()
+        of_all = self.context.gather(taken.outcome.share.bad_names())
+        names = list(dict.fromkeys(name for of_one in of_all for name in of_one))
         progress.skipped += 1
         progress.bad_in_a_row += 1
-        progress.bad_samples += [(progress.step, name) for name in names]
-        self.hooks.report(f"step {progress.step} skipped: loss or gradient not finite in {', '.join(names)}")
+        progress.bad_samples += [(taken.step, name) for name in names]
+        self.hooks.report(f"step {taken.step} skipped: loss or gradient not finite in {', '.join(names)}")
         if progress.bad_in_a_row >= self.config.trainer.max_bad_steps:
             self.checkpoints.wait()
             raise TrainingStopped(
@@ -291,11 +306,11 @@ class Trainer:
                 "samples named"
             )
 
-    def _log(self, numbers: Numbers) -> None:
+    def _log(self, taken: TakenStep, numbers: Numbers) -> None:
         if self.context.is_rank_zero:
             progress = self.progress
-            rest = {"samples": progress.samples, "skipped": progress.skipped, "seconds": progress.seconds}
-            self.hooks.log(progress.step, numbers | {key: float(value) for key, value in rest.items()})
+            rest = {"samples": taken.samples, "skipped": progress.skipped, "seconds": progress.seconds}
+            self.hooks.log(taken.step, numbers | {key: float(value) for key, value in rest.items()})
 
     # ---- state -----------------------------------------------------------------------------------------
 
@@ -375,8 +390,8 @@ def sample_seed(seed: int, number: int) -> int:
     return int(np.random.default_rng([seed, number, 2]).integers(2**62))
 
 
-def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> float:
-    """lDDT-CA of a prediction, 0 to 1."""
+def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> Tensor:
+    """lDDT-CA of a prediction, 0 to 1, a scalar."""
     ca = rc.atom_order["CA"]
     with torch.no_grad():
         predicted = result["structure_module"]["final_atom_positions"][..., ca, :]
@@ -386,4 +401,4 @@ def ca_lddt(result: dict[str, Any], batch: dict[str, Tensor]) -> float:
             batch["all_atom_mask"][..., ca],
             per_residue=False,
         )
-    return float(score)
+    return score.reshape(())

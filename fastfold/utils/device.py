@@ -1,4 +1,4 @@
-"""The device that a name from the command line stands for."""
+"""The device that a name from the command line stands for, and tensors on their way to and from it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastfold.errors import ConfigError
 
@@ -39,6 +41,42 @@ def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
             f"there is no device {name!r}; GPUs here: {torch.cuda.device_count()}, the first is cuda:0"
         )
     return device
+
+
+def reads_are_free(device: torch.device) -> bool:
+    """Whether looking at a tensor's values waits for nothing; elsewhere the host stops until the device is there."""
+    return device.type == "cpu"
+
+
+def upload(x: Any, device: torch.device) -> Tensor:
+    """An array or a tensor of the host on a device; to CUDA from pinned memory, for which the host does not wait."""
+    found = torch.as_tensor(x)
+    if device.type == "cuda" and found.device.type == "cpu":
+        return found.pin_memory().to(device, non_blocking=True)
+    return found.to(device)
+
+
+class HostCopy:
+    """A tensor on its way to the host, while the device and the host go on.
+
+    Args:
+        x: The tensor; on a CPU it is its own copy.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = x.detach()
+        if x.device.type == "cuda":
+            self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+            self._host.copy_(x.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> Tensor:
+        """The copy, once it has arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
 
 
 @contextlib.contextmanager

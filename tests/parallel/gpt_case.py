@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -154,7 +155,7 @@ def flat(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {f"{name}.{key}": x for name, of_one in states.items() for key, x in of_one.items()}
 
 
-def three_steps(plan: ParallelPlan, optimizer: str) -> float:
+def three_steps(plan: ParallelPlan, optimizer: str, *, overlapped: bool = False) -> float:
     """Largest difference in loss, gradients, parameters and optimizer state over three steps."""
     unused = has_unused(plan)
     reference, parallel = Reference(plan, optimizer, unused=unused), make_parallel(plan, unused=unused)
@@ -163,7 +164,8 @@ def three_steps(plan: ParallelPlan, optimizer: str) -> float:
     for number in range(3):
         expected = reference.step(number)
         inner.zero_grad()
-        parallel_loss(parallel, make_tokens(number)).backward()
+        with parallel.overlapped() if overlapped else nullcontext():
+            parallel_loss(parallel, make_tokens(number)).backward()
         parallel.reduce_gradients()
         worst = max(worst, largest_differences(gradients(parallel), expected))
         inner.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,7 +184,9 @@ def test_the_labels_of_the_alignment_are_those_of_the_last_iteration(monkeypatch
 
     monkeypatch.setattr(fastfold.training.trainer, "alphafold_loss", recorded)
     context = SimpleNamespace(device=torch.device("cpu"), mesh=ParallelMesh(ParallelPlan()))
-    trainer: Any = SimpleNamespace(context=context, model=random_model(tree), tree=tree)
+    trainer: Any = SimpleNamespace(
+        context=context, model=random_model(tree), tree=tree, _overlapped=nullcontext
+    )
     Trainer._sample(trainer, found, 3)
     true = found[f"{FEATURES}true_msa"]
     assert not np.array_equal(true[1], true[3])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from fastfold.errors import ConfigError
-from fastfold.utils.device import choose_device
+from fastfold.utils.device import HostCopy, choose_device, reads_are_free, upload
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -32,3 +33,13 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match=message):
         choose_device(name)
+
+
+def test_arrays_go_to_a_device_and_tensors_come_back_as_they_are() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    on_device = upload(array, torch.device("cpu"))
+    assert on_device.dtype == torch.float32
+    assert HostCopy(on_device).read().tolist() == array.tolist()
+    assert upload(array, torch.device("meta")).shape == (2, 3)
+    assert reads_are_free(torch.device("cpu"))
+    assert not reads_are_free(torch.device("meta"))

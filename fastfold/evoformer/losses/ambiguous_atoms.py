@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fastfold.utils.device import reads_are_free
+
 
 def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Choose between the two namings of symmetric atoms, residue by residue.
@@ -28,13 +30,18 @@ def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str
     }
 
 
+def _used(mask: Tensor) -> Tensor:
+    """Indices that any sample has, of a mask ``[*, 14 N]``; on a GPU all, whose number needs no waiting."""
+    if not reads_are_free(mask.device):
+        return torch.arange(mask.shape[-1], device=mask.device)
+    return mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1)
+
+
 def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tensor, fixed: Tensor) -> Tensor:
     """1 for residues ``[*, N]`` whose ``moving [*, N, 14]`` atoms fit the ``fixed`` ones better in the alternative."""
     moving, fixed = moving.flatten(-2), fixed.flatten(-2)
     # Few atoms move, so only the distances between those that move and those that do not are taken.
-    rows, columns = (
-        mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1) for mask in (moving, fixed)
-    )
+    rows, columns = (_used(mask) for mask in (moving, fixed))
 
     def distances(points: Tensor) -> Tensor:
         points = points.flatten(-3, -2)

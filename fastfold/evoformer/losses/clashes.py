@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import lookup
+from fastfold.utils.device import reads_are_free
 
 _N, _CA, _C = 0, 1, 2
 _SULPHUR = rc.restype_atom14_names[rc.restype_order["C"]].index("SG")
@@ -39,15 +40,18 @@ def between_residue_clashes(
         ``clashes_per_atom_clash_mask [*, N, 14]``.
     """
     counted, follows = _residue_pairs(residue_index, chain)
-    radii = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types]).to(positions)
-    radius = radii[lookup("restype_atom14_to_atom37", aatype)]
-    near = counted & _within_reach(positions, exists, float(radii.max()) * 2.0 - tolerance)
+    radii = [rc.element_radius[name[0]] for name in rc.atom_types]
+    radius = torch.tensor(radii).to(positions)[lookup("restype_atom14_to_atom37", aatype)]
+    near = counted & _within_reach(positions, exists, max(radii) * 2.0 - tolerance)
 
     shape, length = exists.shape, exists.shape[-2]
-    sample, i, j = near.reshape(-1, length, length).nonzero().unbind(-1)
+    near = near.reshape(-1, length, length)
+    sample, i, j = _places(near)
     first, second = sample * length + i, sample * length + j  # [P]
     flat, present, radius = positions.reshape(-1, 14, 3), exists.reshape(-1, 14), radius.reshape(-1, 14)
     mask = present[first][:, :, None] * present[second][:, None, :]  # [P, 14, 14]
+    if not reads_are_free(near.device):
+        mask = mask * near.flatten()[:, None, None]
     mask[:, _C, _N] *= ~follows.reshape(-1, length, length)[sample, i, j]
     mask[:, _SULPHUR, _SULPHUR] = 0.0
     delta = flat[first][:, :, None, :] - flat[second][:, None, :, :]
@@ -66,6 +70,18 @@ def between_residue_clashes(
         "clashes_per_atom_loss_sum": per_atom,
         "clashes_per_atom_clash_mask": (hits > 0).to(positions.dtype),
     }
+
+
+def _places(near: Tensor) -> tuple[Tensor, ...]:
+    """Sample, first and second residue of the pairs that are near, of ``[B, N, N]``.
+
+    On a GPU of all pairs, because the host would have to wait for the number of those that are near; it takes about
+    eight tensors ``[B, N, N, 14, 14]``, 0.4 GB for 256 residues.
+    """
+    if reads_are_free(near.device):
+        return near.nonzero().unbind(-1)
+    sizes = [torch.arange(size, device=near.device) for size in near.shape]
+    return torch.cartesian_prod(*sizes).unbind(-1)
 
 
 def _residue_pairs(residue_index: Tensor, chain: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,16 +54,40 @@ class Sharding:
 
     def reduce_scatter(self, flat: Tensor) -> Tensor:
         """This rank's shard of the sum over all ranks of ``flat`` ``[length]``."""
-        for group in self.groups:
-            each = flat.shape[0] // group.size
-            flat = async_ops.start_reduce_scatter(flat, 0, group, [each] * group.size).wait()
-        return flat
+        return self.start_reduce_scatter(flat)()
+
+    def start_reduce_scatter(self, flat: Tensor) -> Callable[[], Tensor]:
+        """Start :meth:`reduce_scatter` over the first group; what is returned waits, and goes on over the others."""
+
+        def start(x: Tensor, group: Group) -> async_ops.AsyncResult:
+            each = x.shape[0] // group.size
+            return async_ops.start_reduce_scatter(x, 0, group, [each] * group.size)
+
+        return self._start(flat, start)
 
     def all_reduce(self, flat: Tensor) -> Tensor:
         """The sum over all ranks of ``flat``."""
-        for group in self.groups:
-            flat = async_ops.start_all_reduce(flat, group).wait()
-        return flat
+        return self.start_all_reduce(flat)()
+
+    def start_all_reduce(self, flat: Tensor) -> Callable[[], Tensor]:
+        """Start :meth:`all_reduce` over the first group; what is returned waits, and goes on over the others."""
+        return self._start(flat, lambda x, group: async_ops.start_all_reduce(x, group))
+
+    def _start(
+        self, flat: Tensor, start: Callable[[Tensor, Group], async_ops.AsyncResult]
+    ) -> Callable[[], Tensor]:
+        if not self.groups:
+            return lambda: flat
+        first, *others = self.groups
+        pending = start(flat, first)
+
+        def finish() -> Tensor:
+            found = pending.wait()
+            for group in others:
+                found = start(found, group).wait()
+            return found
+
+        return finish
 
     def gather(self, shard: Tensor) -> Tensor:
         """The buffer of all ranks' shards; undoes the cut."""

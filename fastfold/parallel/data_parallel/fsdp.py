@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +135,10 @@ class FullySharded:
                 x = distribute_tensor(x, like.device_mesh, like.placements, src_data_rank=None)
             found[name] = x
         return found
+
+    def overlapped(self, *, data: bool = False) -> AbstractContextManager[None]:
+        """Nothing to do: FSDP2 sums gradients while the backward pass runs."""
+        return nullcontext()
 
     def take_sample(self) -> list[Tensor]:
         """This rank's shards of the gradient, already summed over all ranks; ``grad`` is None afterwards."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.full_state import FullStateDict
+from fastfold.parallel.data_parallel.guarded_step import step_if
 from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer, initialise_state
 from fastfold.parallel.data_parallel.sharded_norm import whole
 from fastfold.parallel.data_parallel.sharded_state import ShardedStateDict
@@ -56,8 +57,15 @@ class ParallelOptimizer(Optimizer):
         """
         raise ConfigError("a plan's optimizer has the groups that the factory of parallel.optimizer() makes")
 
-    def step(self) -> None:  # type: ignore[override]
+    def step(self, ok: Tensor | None = None) -> Callable[[], None]:  # type: ignore[override]
         """Update all parameters on all ranks (a collective where states are sharded).
+
+        Args:
+            ok: A boolean scalar on the device, the same on all ranks: whether the step takes place, without the host
+                knowing it yet. None for a step that does.
+
+        Returns:
+            What to call before the next step if it did not: it puts counters on the host back.
 
         Raises:
             ConfigError: The gradients are not those that were added up over the ranks, or a parameter trains that did
@@ -70,8 +78,13 @@ class ParallelOptimizer(Optimizer):
                     "trains before, or call parallelize() again on a new model"
                 )
         self._stage.check_step()
-        self.inner.step()
+        undo = _nothing
+        if ok is None:
+            self.inner.step()
+        else:
+            undo = step_if(self.inner, ok)
         self._stage.all_gather_params()
+        return undo
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, of the parameters and of this rank's share of them.
@@ -168,6 +181,10 @@ class ParallelOptimizer(Optimizer):
         """A key of the state by name, of the parameters that have it."""
         states = {name: self.inner.state[p].get(key) for name, p in self._stage.optimised.items()}
         return {name: x for name, x in states.items() if x is not None}
+
+
+def _nothing() -> None:
+    """The step took place."""
 
 
 @torch.no_grad()

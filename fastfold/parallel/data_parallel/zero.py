@@ -8,7 +8,9 @@ the two a caller may clip each sample's gradient, or add up several.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
+from fastfold.parallel.data_parallel.early_reduction import EarlyReduction, apart
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.absent_tensor import AbsentTensor
@@ -60,6 +63,11 @@ class Replicated:
         self._used = [False] * len(self._values)
         self._finished: dict[str, tuple[weakref.ref[Tensor], int]] | None = None
         self._left: list[weakref.ref[Tensor]] = []
+        self._early: dict[bool, EarlyReduction | None] = {}
+        self._under_way: EarlyReduction | None = None
+        self._over_data = (
+            False  # whether what take_sample() gave is summed over the ranks with other samples already
+        )
 
     # ---- what the optimizer sees -----------------------------------------------------------------------
 
@@ -132,6 +140,9 @@ class Replicated:
         for parameter in (*self.parameters.values(), *self.optimised.values()):
             parameter.grad = None
         self._finished, self._left = None, []
+        self._over_data = False
+        if self._under_way is not None:
+            self._under_way.forget()
 
     # ---- gradients -------------------------------------------------------------------------------------
 
@@ -146,11 +157,14 @@ class Replicated:
         Raises:
             ConfigError: The gradients of the last step are still there, and those of this sample were added to them.
         """
-        left = {id(gradient) for kept in self._left if (gradient := kept()) is not None}
-        if any(id(p.grad) in left for p in self._values):
-            raise ConfigError(
-                "the gradients of the last step are still there: call optimizer.zero_grad() before backward()"
-            )
+        if self._under_way is not None:
+            early, self._under_way = self._under_way, None
+            self._over_data = early is self._early.get(True)
+            buffers, numbers = early.take()
+            self._used = [used or number in numbers for number, used in enumerate(self._used)]
+            self._finished, self._left = None, []
+            return buffers
+        self._refuse_left()
         self._finished, self._left = None, []
         self._used = [used or p.grad is not None for used, p in zip(self._used, self._values, strict=True)]
         found = []
@@ -158,8 +172,44 @@ class Replicated:
             flat = self.buckets.join(bucket, [p.grad for p in self._values])
             for number in bucket.numbers:
                 self._values[number].grad = None
-            found.append(self._within_sample(flat))
+            found.append(self._start_sample(self.sample, flat)())
         return found
+
+    def _refuse_left(self) -> None:
+        left = {id(gradient) for kept in self._left if (gradient := kept()) is not None}
+        if any(id(p.grad) in left for p in self._values):
+            raise ConfigError(
+                "the gradients of the last step are still there: call optimizer.zero_grad() before backward()"
+            )
+
+    @contextmanager
+    def overlapped(self, *, data: bool = False) -> Iterator[None]:
+        """Inside runs the last backward pass before :meth:`take_sample`: gradients are summed while it runs.
+
+        What is summed early are those of the ranks of one sample. Where a sample has one rank, nothing is, unless
+        nobody looks at the gradient of a sample.
+
+        Args:
+            data: Nobody does: :meth:`finish` gets what :meth:`take_sample` gives, so that the sum over ranks with other
+                samples may be what starts early.
+
+        Raises:
+            ConfigError: The gradients of the last step are still there, or other backward passes interfere.
+        """
+        self._refuse_left()
+        data = data and not self.sample.groups
+        if data not in self._early:
+            first, start = (self.data, self._start_data) if data else (self.sample, self._start_sample)
+            ways = apart(first, self.mesh.reporter)
+            early = EarlyReduction(self._values, self.buckets, partial(start, ways))
+            self._early[data] = early if first.groups else None
+        chosen = self._early[data]
+        if chosen is None:
+            yield
+            return
+        with chosen.during():
+            self._under_way = chosen
+            yield
 
     def zeros(self) -> list[Tensor]:
         """What :meth:`take_sample` gives for a gradient of zeros."""
@@ -181,10 +231,15 @@ class Replicated:
         self.accept_gradients()
 
     def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
-        for bucket, flat in zip(self.buckets, buffers, strict=True):
-            total = self.data.all_reduce(flat)
+        for bucket, total in zip(self.buckets, self._summed(buffers), strict=True):
             for number, gradient in self.buckets.split(bucket, total).items():
                 self._values[number].grad = gradient if used[number] else None
+
+    def _summed(self, buffers: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Buffers of samples, summed over the ranks with other samples."""
+        done, self._over_data = self._over_data, False
+        for flat in buffers:
+            yield flat if done else self._start_data(self.data, flat)()
 
     def _used_anywhere(self) -> list[bool]:
         """Which parameters had a gradient on any rank since the last time (a collective)."""
@@ -193,10 +248,16 @@ class Replicated:
             return own
         flags = torch.tensor(own, dtype=torch.float32, device=self._values[0].device)
         total = self.every.all_reduce(flags)
-        return own if total.is_meta else [bool(x) for x in total.cpu()]
+        # What is used here is used somewhere: mostly the sum has not to be waited for.
+        return own if total.is_meta or all(own) else [bool(x) for x in total.cpu()]
 
-    def _within_sample(self, flat: Tensor) -> Tensor:
-        return self.sample.all_reduce(flat)
+    def _start_sample(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
+        """Start the sum over the ranks of a sample."""
+        return ranks.start_all_reduce(flat)
+
+    def _start_data(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
+        """Start the sum over the ranks with other samples."""
+        return ranks.start_all_reduce(flat)
 
     def _length_of_sample(self, bucket: Bucket) -> int:
         return bucket.length
@@ -310,15 +371,17 @@ class ShardedGradients(ShardedStates):
 
     def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
         """Reduce-scatter over the ranks with other samples, into the ``grad`` of the pieces."""
-        for flat, spans in zip(buffers, self._spans, strict=True):
-            shard = self.data.reduce_scatter(flat)
+        for shard, spans in zip(self._summed(buffers), self._spans, strict=True):
             for number, (_, inside) in spans.items():
                 self._pieces[self.names[number]].grad = shard[inside] if used[number] else None
         for parameter in self._values:
             parameter.grad = AbsentTensor(parameter, _SCATTERED)
 
-    def _within_sample(self, flat: Tensor) -> Tensor:
-        return self.sample.reduce_scatter(flat)
+    def _start_sample(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
+        return ranks.start_reduce_scatter(flat)
+
+    def _start_data(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
+        return ranks.start_reduce_scatter(flat)
 
     def _length_of_sample(self, bucket: Bucket) -> int:
         return bucket.length // self.sample.ranks

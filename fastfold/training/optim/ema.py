@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.data_parallel.guarded_step import keep_unless
 
 
 class ExponentialMovingAverage:
@@ -44,8 +45,13 @@ class ExponentialMovingAverage:
         }
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Take the parameters' values into the average; to be called after each optimisation step."""
+    def update(self, ok: Tensor | None = None) -> None:
+        """Take the parameters' values into the average; to be called after each optimisation step.
+
+        Args:
+            ok: A boolean scalar on the device: whether there is an update, without the host knowing it yet; if not,
+                :meth:`forget_update` has to be called before the next one. None for an update.
+        """
         self._updates += 1
         decay = self._decay
         if self._warm_up:
@@ -53,7 +59,15 @@ class ExponentialMovingAverage:
         if self._shadow:
             with self.reach():
                 values = [p.detach().float() for p in self._parameters.values()]
-                torch._foreach_lerp_(list(self._shadow.values()), values, 1 - decay)
+                averages = list(self._shadow.values())
+                kept = [] if ok is None else [x.clone() for x in averages]
+                torch._foreach_lerp_(averages, values, 1 - decay)
+                if ok is not None:
+                    keep_unless(ok, averages, kept)
+
+    def forget_update(self) -> None:
+        """Count one update less: the last one was none."""
+        self._updates -= 1
 
     def tensors(self) -> dict[str, Tensor]:
         """The average itself, float32 by parameter name; filling these tensors restores a checkpoint."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 from torch import Tensor
 
 from fastfold.parallel.data_parallel.fsdp import FullySharded
 from fastfold.parallel.data_parallel.zero import Replicated
+from fastfold.utils.device import reads_are_free
 
 
 class SampleGradients:
@@ -21,37 +24,46 @@ class SampleGradients:
         self._clip = clip
         self._totals: list[Tensor] | None = None
 
-    def add_sample(self) -> float:
+    def overlapped(self) -> AbstractContextManager[None]:
+        """Inside runs a sample's backward pass: the ranks that work on it sum its gradient meanwhile."""
+        return self._gradients.overlapped()
+
+    def add_sample(self) -> Tensor:
         """Take the parameters' ``grad`` as one sample's, and leave None in its place.
 
         A collective of the ranks that work on this sample.
 
         Returns:
-            The sample's gradient norm before clipping; not finite if an element is not, and then nothing is
-            added.
+            The sample's gradient norm before clipping, a float64 scalar; not finite if an element is not, and then
+            nothing is added. On a GPU the host does not wait for it.
         """
         sample = self._gradients.take_sample()
         norm = self._gradients.squared_norm(sample).sqrt()
-        if bool(norm.isfinite()):
-            factor = (self._clip / norm.clamp(min=1e-12)).clamp(max=1.0)
-            scaled = [x.mul_(factor.to(x.dtype)) for x in sample]
-            if self._totals is None:
-                self._totals = scaled
-            else:
-                for total, x in zip(self._totals, scaled, strict=True):
-                    total.add_(x)
-        return float(norm)
+        free = reads_are_free(norm.device)
+        if free and not bool(norm.isfinite()):
+            return norm
+        factor = (self._clip / norm.clamp(min=1e-12)).clamp(max=1.0)
+        scaled = [x.mul_(factor.to(x.dtype)) for x in sample]
+        if not free:
+            hidden = ~norm.isfinite()
+            scaled = [x.masked_fill_(hidden, 0.0) for x in scaled]
+        if self._totals is None:
+            self._totals = scaled
+        else:
+            for total, x in zip(self._totals, scaled, strict=True):
+                total.add_(x)
+        return norm
 
-    def finish(self, samples: int) -> float:
+    def finish(self, samples: int) -> Tensor:
         """Put the mean over ``samples`` samples of all ranks into ``grad``, and start over (a collective).
 
         Returns:
-            The norm of that mean.
+            The norm of that mean, a float64 scalar.
         """
         totals = self._totals if self._totals is not None else self._gradients.zeros()
         self._totals = None
         self._gradients.finish([total.div_(samples) for total in totals])
-        return float(self._gradients.gradient_square().sqrt())
+        return self._gradients.gradient_square().sqrt()
 
     def discard(self) -> None:
         """Forget what was added."""

@@ -137,3 +137,19 @@ def test_restored_average_continues_bit_equal():
 def test_impossible_decay_is_refused():
     with pytest.raises(ConfigError, match="0 to 1"):
         ExponentialMovingAverage(Net(), 1.5)
+
+
+def test_an_update_that_a_scalar_calls_off_is_none():
+    model, other = Net(), Net()
+    guarded = ExponentialMovingAverage(model, 0.9, warm_up=True)
+    plain = ExponentialMovingAverage(other, 0.9, warm_up=True)
+    for step, ok in enumerate((True, False, True, False, True)):
+        if ok:
+            move(model, step)
+            move(other, step)
+            plain.update()
+        guarded.update(torch.tensor(ok))
+        if not ok:
+            guarded.forget_update()
+        assert guarded.counters() == plain.counters()
+        assert all(torch.equal(guarded.tensors()[name], x) for name, x in plain.tensors().items())

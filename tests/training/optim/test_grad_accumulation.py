@@ -8,6 +8,7 @@ from torch import nn
 
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.data_parallel.zero import Replicated
+from fastfold.training.optim import grad_accumulation
 from fastfold.training.optim.grad_accumulation import SampleGradients
 
 
@@ -63,3 +64,15 @@ def test_what_was_added_can_be_forgotten():
     gradients.discard()
     gradients.finish(1)
     assert a.grad.item() == 0.0
+
+
+def test_without_looking_a_sample_that_is_not_finite_adds_nothing_either(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grad_accumulation, "reads_are_free", lambda device: False)
+    a, b = _parameters(0.0, 0.0)
+    gradients = _gradients([a, b], clip=1.0)
+    for first, second in ((3.0, 4.0), (float("inf"), 0.1), (0.3, -0.4)):
+        a.grad, b.grad = torch.tensor([first]), torch.tensor([second])
+        gradients.add_sample()
+    gradients.finish(2)
+    assert a.grad.item() == pytest.approx((0.6 + 0.3) / 2)
+    assert b.grad.item() == pytest.approx((0.8 - 0.4) / 2)

@@ -126,3 +126,31 @@ def test_memory_managers_refuse_muon(
 def test_the_preset_of_mini_uses_it() -> None:
     config = compose_config(["+preset=mini", "data.directory=structures", "trainer.out=run"])
     assert (config.optim.name, config.data.oversample) == ("muon", {})
+
+
+def test_a_step_that_a_scalar_calls_off_changes_nothing() -> None:
+    model, other = _Network(), _Network()
+    parallel, plain = parallelize(model, {}), parallelize(other, {})
+    guarded, expected = (
+        each.optimizer(lambda named: make_optimizer(MUON, named)) for each in (parallel, plain)
+    )
+    guarded.initialise()
+    expected.initialise()
+    for number, ok in enumerate((True, False, True)):
+        torch.manual_seed(number)
+        x = torch.randn(16, 12)
+        for network in (model, other) if ok else (model,):
+            (network(x).square().sum() * (1.0 if ok else torch.nan)).backward()
+        parallel.reduce_gradients()
+        undo = guarded.step(torch.tensor(ok))
+        if ok:
+            plain.reduce_gradients()
+            expected.step()
+        else:
+            undo()
+        guarded.zero_grad()
+        expected.zero_grad()
+        for one, same in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(one, same)
+            state, wanted = guarded.inner.state[one], expected.inner.state[same]
+            assert all(torch.equal(state[key], wanted[key]) for key in wanted)

@@ -1,0 +1,67 @@
+"""What processes say of a step: means in the order of the ranks, one transfer, and which samples were not finite."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastfold.parallel import DistributedContext, ParallelMesh, ParallelPlan
+from fastfold.training.step_outcome import Share, StepOutcome
+from tests.helpers.spawn_ranks import BACKENDS, launch
+
+KEYS = ["loss", "gradient_norm"]
+
+
+def _numbers(loss: float, norm: float = 1.0) -> dict[str, Tensor]:
+    return {"loss": torch.tensor(loss), "gradient_norm": torch.tensor(norm, dtype=torch.float64)}
+
+
+def _share(rank: int, *losses: float) -> Share:
+    share = Share(batch=4, signal=15 if rank == 1 else 0)
+    for number, loss in enumerate(losses):
+        share.add(f"sample {rank}.{number}", _numbers(loss), residues=10 + rank)
+    share.waited_s, share.flops, share.counted = rank / 10, 100.0 * rank, 10
+    return share
+
+
+def _of_ranks(bad: bool) -> tuple[dict[str, float], int, bool, bool, list[str]]:
+    """Two parts of the samples with two DAP ranks each, of which the last rank saw something that is not finite."""
+    rank = dist.get_rank()
+    mesh = ParallelMesh(ParallelPlan(dp=2, dap=2))
+    context = DistributedContext(rank, 4, torch.zeros(()).device, mesh, dist.new_group(backend="gloo"))
+    share = _share(rank, 0.5 + rank // 2, math.nan if bad and rank == 3 else 0.25)
+    outcome = StepOutcome(share, KEYS, context, {"lr": 0.125})
+    outcome.add("early", torch.tensor(3.0))
+    outcome.start_copy()
+    outcome.add("late", torch.tensor(4.0))
+    return *outcome.read(), bool(outcome.ok), share.bad_names()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("bad", [False, True])
+def test_all_ranks_read_the_same(bad: bool, backend: str) -> None:
+    found = launch(_of_ranks, 4, bad, backend=backend)
+    for rank, (numbers, signal, finite, ok, names) in enumerate(found):
+        assert signal == 15
+        assert finite == ok == (not bad)
+        assert names == (["sample 3.1"] if bad and rank == 3 else [])
+        # Ranks 0 and 2 speak for those that work on the same samples.
+        assert numbers["loss"] == pytest.approx((0.5 + 0.25 + 1.5 + 0.25) / 4)
+        assert numbers["gradient_norm"] == 1.0
+        assert (numbers["residues"], numbers["waited_s"]) == (2 * 10 + 2 * 12, 0.2)
+        assert (numbers["flops"], numbers["counted"]) == (600.0, 40 / 92)
+        assert (numbers["lr"], numbers["early"], numbers["late"]) == (0.125, 3.0, 4.0)
+
+
+def test_a_process_alone_needs_no_group_and_names_what_was_not_finite() -> None:
+    context = DistributedContext(0, 1, torch.device("cpu"))
+    share = _share(0, 1.0, 2.0)
+    share.add("endless", _numbers(1.0, math.inf), residues=10)
+    numbers, signal, finite = StepOutcome(share, KEYS, context, {}).read()
+    assert (signal, finite, share.bad_names()) == (0, False, ["endless"])
+    assert numbers["loss"] == 1.0
+    assert math.isinf(numbers["gradient_norm"])
