@@ -77,17 +77,17 @@ def by_hand(block: EvoformerBlock, tensors: tuple[Tensor, ...], elements: int, c
 
 @pytest.mark.slow
 def test_a_block_is_within_a_fifth_of_the_plan_made_by_hand() -> None:
-    """Both in place: each against the least that the other's way takes."""
+    """Both in place; and what it computes is equal."""
     block = _block(256, 128)
     tensors = _tensors(160, 16, 256, 128, torch.float32)
     hand = min(by_hand(block, tensors, 1 << 17, channels) for channels in (1, 8))
     chunked = autochunk(block, tensors, int(1.2 * hand), donate=True, decompositions=decompositions())
     assert chunked.plan.peak <= 1.2 * hand
-    small = _tensors(32, 6, 256, 128, torch.float64)
+    small = _tensors(24, 6, 256, 128, torch.float64)
     block = block.double()
-    with pytest.raises(BudgetError) as refused:
-        autochunk(block, small, 1, donate=True, decompositions=decompositions())
-    chunked = autochunk(block, small, refused.value.smallest, donate=True, decompositions=decompositions())
+    budget = 4 * small[1].nbytes
+    chunked = autochunk(block, small, budget, donate=True, decompositions=decompositions())
+    assert chunked.plan.peak <= budget < chunked.plan.peak_before / 3
     with torch.no_grad():
         expected = block(*small)
         found = chunked(*(tensor.clone() for tensor in small))
