@@ -1,9 +1,11 @@
 """Memory of big models on small devices: general, for any ``nn.Module``.
 
-:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone. What an operator moves to
-the host for a while lies in :class:`HostBuffers`.
+:class:`Gemini` manages a model in one line; :func:`plan` is its planner, to be used alone. :func:`autochunk` runs a
+model in chunks, so that its peak stays under a budget. What an operator moves to the host for a while lies in
+:class:`HostBuffers`.
 """
 
+from fastfold.memory.chunking import ChunkedModule, ChunkPlan, autochunk
 from fastfold.memory.devices.caching_allocator import CachingAllocator
 from fastfold.memory.devices.device import CudaDevice, Device, DeviceFull
 from fastfold.memory.devices.simulated import SimulatedDevice
@@ -18,6 +20,8 @@ __all__ = [
     "Access",
     "BudgetError",
     "CachingAllocator",
+    "ChunkPlan",
+    "ChunkedModule",
     "CudaDevice",
     "Device",
     "DeviceFull",
@@ -28,6 +32,7 @@ __all__ = [
     "SimulatedDevice",
     "Span",
     "Tier",
+    "autochunk",
     "choose_spans",
     "disk_buffers",
     "parse_bytes",

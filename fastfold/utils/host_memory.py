@@ -24,18 +24,39 @@ def _system_memory() -> int:
 
 
 def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What the control groups leave this process, as batch systems and containers set them (Linux, version 2)."""
-    left = []
+    """What the control groups leave this process, as batch systems and containers set them (Linux, versions 1, 2)."""
     try:
-        path = next(line for line in own.read_text().splitlines() if line.startswith("0::"))
-        folder = root / path.removeprefix("0::").strip("/")
-        for group in (folder, *folder.parents):
-            limit = (group / "memory.max").read_text().strip() if (group / "memory.max").is_file() else "max"
-            if limit != "max":
-                statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                # Pages of files that were read count as used, but give way.
-                idle = int(statistics["file"]) - int(statistics["shmem"])
-                left.append(int(limit) - int((group / "memory.current").read_text()) + idle)
-    except (OSError, StopIteration, ValueError, KeyError):
-        pass
+        lines = [line.split(":", 2) for line in own.read_text().splitlines() if line.count(":") >= 2]
+    except (OSError, ValueError):
+        return []
+    left = []
+    for _, controllers, path in lines:
+        if not controllers:
+            left += _left(root, path, _VERSION_2)
+        elif "memory" in controllers.split(","):
+            left += _left(root / "memory", path, _VERSION_1)
+    return left
+
+
+# Files of the limit and of what is used, and lines of memory.stat: pages of files, and those of them that cannot go.
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+_VERSION_2 = ("memory.max", "memory.current", "file", "shmem")
+
+
+def _left(root: Path, path: str, names: tuple[str, str, str, str]) -> list[int]:
+    """What a group and those above it leave. In a container the way up may begin with folders that are not there."""
+    limit_name, used_name, files, shared = names
+    left = []
+    folder = root / path.strip("/")
+    for group in (folder, *folder.parents):
+        try:
+            limit = (group / limit_name).read_text().strip()
+            if limit == "max":
+                continue
+            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            # Pages of files that were read count as used, but give way.
+            idle = int(statistics[files]) - int(statistics[shared])
+            left.append(int(limit) - int((group / used_name).read_text()) + idle)
+        except (OSError, ValueError, KeyError):
+            continue
     return left

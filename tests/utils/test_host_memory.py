@@ -38,6 +38,20 @@ class TestControlGroups:
         self.limit(groups / "slurm" / "job_7", "max", GIB, 0)
         assert self.left(groups) == []
 
+    def test_groups_of_version_1_count_alone_or_beside_version_2(self, groups: Path):
+        """A container sees its own group at the top, while its path is that of the machine."""
+        self.limit(groups / "slurm" / "job_7", str(8 * GIB), 3 * GIB, GIB)
+        for folder, most, used in (("memory/elsewhere", 4, 3), ("memory", 5, 2)):
+            group = groups / folder
+            group.mkdir(parents=True, exist_ok=True)
+            (group / "memory.limit_in_bytes").write_text(f"{most * GIB}\n")
+            (group / "memory.usage_in_bytes").write_text(f"{used * GIB}\n")
+            (group / "memory.stat").write_text(f"cache 1\ntotal_cache {GIB // 2 + 7}\ntotal_shmem 7\n")
+        first, second = GIB + GIB // 2, 3 * GIB + GIB // 2
+        assert sorted(self.left(groups)) == [first, second, 6 * GIB]
+        (groups / "own").write_text("11:cpu,memory:/docker/abc\n3:cpuset:/docker/abc\n")
+        assert self.left(groups) == [second]
+
     @pytest.mark.parametrize("own", ["", "garbage", "5:memory:/x\n"])
     def test_what_cannot_be_read_limits_nothing(self, groups: Path, own: str):
         (groups / "own").write_text(own)

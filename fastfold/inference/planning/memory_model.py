@@ -23,7 +23,7 @@ from fastfold.inference.planning.shard_memory import (
 from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.common.cpu_products import multiplied_by_onednn
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
-from fastfold.memory.autochunk import Candidate, Operator
+from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
 
 # PyTorch's own buffers and those of the operators' own blocks, of 4 MiB of float32 or less; and the gaps that blocks

@@ -23,8 +23,8 @@ from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers
-from fastfold.memory.autochunk import (
-    ChunkPlan,
+from fastfold.memory.block_sizes import (
+    BlockPlan,
     Operator,
     choose_candidates,
     longest_that_fits,
@@ -86,7 +86,7 @@ class FoldPlan:
         request: What it was asked for.
     """
 
-    chunks: ChunkPlan
+    chunks: BlockPlan
     unit: int
     slow_down: float
     policy: ExecutionPolicy

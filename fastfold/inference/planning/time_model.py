@@ -21,7 +21,7 @@ from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
 from fastfold.kernels.ops.transition.op import transition_flops
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.kernels.ops.triangle_multiplication.op import triangle_flops
-from fastfold.memory.autochunk import measure_blocks
+from fastfold.memory.block_sizes import measure_blocks
 
 _OUTER_CHANNELS = 32
 """Channels of a column in the outer product mean of every official network."""

@@ -46,6 +46,13 @@ class Tier:
         weakref.finalize(buffer.untyped_storage(), self._discharge, numel * dtype.itemsize)
         return buffer
 
+    def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
+        """As :meth:`allocate`, for what is here as long as the tier: it has the room that :meth:`preallocate` made."""
+        return self.allocate(numel, dtype, what)
+
+    def preallocate(self, nbytes: int) -> None:
+        """Make room for what :meth:`allocate_kept` will be asked for, where that may fail later."""
+
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, pin_memory=self.pinned)
 
@@ -69,17 +76,44 @@ class NvmeTier(Tier):
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
         self.folder = os.fspath(folder) if folder is not None else tempfile.gettempdir()
+        self._room: mmap.mmap | None = None
+        self._taken = 0
+
+    def preallocate(self, nbytes: int) -> None:
+        """Reserve one file for all that :meth:`allocate_kept` will be asked for.
+
+        Args:
+            nbytes: Bytes of that, each allocation rounded up to a multiple of :data:`ALIGNMENT`.
+
+        Raises:
+            OutputError: The disk has no room.
+        """
+        self._room, self._taken = self._map(nbytes), 0
+
+    def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
+        """The next part of the reserved file, of zeros; a file of its own where that has no room left."""
+        size = numel * dtype.itemsize
+        if self._room is None or self._taken + size > len(self._room) or not numel:
+            return self.allocate(numel, dtype, what)
+        start, self._taken = self._taken, self._taken + -(-size // ALIGNMENT) * ALIGNMENT
+        self._charge(size, what)
+        buffer = torch.frombuffer(self._room, dtype=dtype, count=numel, offset=start)
+        weakref.finalize(buffer.untyped_storage(), self._discharge, size)
+        return buffer
 
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
-        size = max(numel * dtype.itemsize, 1)
+        return torch.frombuffer(self._map(numel * dtype.itemsize), dtype=dtype, count=numel)
+
+    def _map(self, nbytes: int) -> mmap.mmap:
+        """A file of zeros without a name, in memory."""
+        size = max(nbytes, 1)
         try:
             with tempfile.TemporaryFile(dir=self.folder) as file:
                 # Blocks are reserved now: a disk that fills up later would kill the process on a write to the map.
                 os.posix_fallocate(file.fileno(), 0, size)
-                mapped = mmap.mmap(file.fileno(), size)
+                return mmap.mmap(file.fileno(), size)
         except OSError as error:
             raise OutputError(
                 f"{self.folder}: no {size:,} bytes for the memory tier on this disk ({error.strerror}). Free some "
                 "space or choose a folder on another disk; checkpoints written so far are intact"
             ) from error
-        return torch.frombuffer(mapped, dtype=dtype, count=numel)

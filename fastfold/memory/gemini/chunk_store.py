@@ -82,7 +82,7 @@ class ChunkStore:
     def _allocate(self, numel: int, dtype: torch.dtype, what: str) -> Tensor:
         try:
             with self.device.host_work():
-                return self.host.allocate(numel, dtype, what)
+                return self.host.allocate_kept(numel, dtype, what)
         except DeviceFull as error:
             raise BudgetError(
                 f"policy 'cuda' keeps {what} on the device, and they do not fit: {error}. Policy 'auto' needs no more "

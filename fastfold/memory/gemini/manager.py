@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.memory.devices.simulated import SimulatedDevice
-from fastfold.memory.devices.tiers import NvmeTier, Tier
+from fastfold.memory.devices.tiers import ALIGNMENT, NvmeTier, Tier
 from fastfold.memory.gemini.activations import SavedTensors
 from fastfold.memory.gemini.checks import check_model, check_step
 from fastfold.memory.gemini.chunk_store import ChunkStore
@@ -59,7 +59,8 @@ class Gemini:
             each use. ``"nvme"``: as ``auto``, in memory-mapped files instead of the host's memory. ``"cuda"``: all on
             the device, so a budget smaller than parameters, gradients and optimizer states together is refused.
         device: What computes; None for a GPU where there is one, else a simulated device of that budget.
-        nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files.
+        nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files. Parameters, gradients and
+            optimizer states have one file there, whose room is reserved now.
         lookahead: Operators by which loads start early.
         group: Process group of data parallelism: :meth:`step` averages gradients over it. It must reach the tier that
             gradients live on: the host's memory, or the device with ``"cuda"``.
@@ -75,6 +76,7 @@ class Gemini:
     Raises:
         BudgetError: One operator's parameters alone (with ``"cuda"``: all parameters, gradients and optimizer states)
             exceed the budget; names the smallest that holds them.
+        OutputError: With ``"nvme"``: the disk has no room for parameters, gradients and optimizer states.
         ConfigError: An unknown policy or budget; an optimizer of other parameters, or that does not treat each
             parameter alone; parameters that are managed already.
     """
@@ -108,7 +110,10 @@ class Gemini:
                 setattr(buffer_owner, name, buffer.to(self.device.device))
                 self.device.hold(getattr(buffer_owner, name))
         self._check_smallest(chunks)
-        self.store = ChunkStore(chunks, self.device, self._host_tier(nvme_folder))
+        host = self._host_tier(nvme_folder)
+        if policy == "nvme":
+            host.preallocate(self._kept_bytes(chunks))
+        self.store = ChunkStore(chunks, self.device, host)
         agree = self.ranks.agree if self.ranks.statistics else None
         self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
         self._undo: list[Callable[[], None]] = []
@@ -143,6 +148,16 @@ class Gemini:
                 f"a budget of {self.budget:,} bytes is too small: {what} take {smallest:,} bytes; {remedy}",
                 smallest,
             )
+
+    def _kept_bytes(self, chunks: Sequence[Chunk]) -> int:
+        """Bytes of parameters, gradients and this rank's optimizer states."""
+        states = state_bytes(self.optimizer) if self.optimizer is not None else 0
+        total = 0
+        for chunk in chunks:
+            total += chunk.nbytes * (2 if chunk.trainable else 1)
+            if chunk.trainable and self.ranks.owns(chunk):
+                total += (chunk.numel + ALIGNMENT) * states  # each state begins on its own multiple
+        return total
 
     def _host_tier(self, folder: str | os.PathLike[str] | None) -> Tier:
         if self.policy == "cuda":

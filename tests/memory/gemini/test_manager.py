@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 
 import pytest
 import torch
@@ -333,11 +334,48 @@ def test_a_full_disk_ends_with_a_clear_error(tmp_path, monkeypatch):
 
     (tmp_path / "checkpoint.pt").write_bytes(b"saved")
     model = build()
-    run = Managed(model, adam(model), budget=TIGHT, policy="nvme", nvme_folder=tmp_path)
     monkeypatch.setattr("os.posix_fallocate", full)
     with pytest.raises(OutputError, match=r"No space left on device.*checkpoints written so far are intact"):
-        run.loss_step(0)
+        Managed(model, adam(model), budget=TIGHT, policy="nvme", nvme_folder=tmp_path)
     assert (tmp_path / "checkpoint.pt").read_bytes() == b"saved"
+
+
+def test_room_on_the_disk_is_reserved_before_training(tmp_path, monkeypatch):
+    """One file holds parameters, gradients and states, of all steps; where it has no room, nothing has begun."""
+    sizes = []
+    reserve = os.posix_fallocate
+
+    def count(file: int, start: int, size: int) -> None:
+        sizes.append(size)
+        reserve(file, start, size)
+
+    monkeypatch.setattr("os.posix_fallocate", count)
+    model, plain = build(), build()
+    manager = Gemini(model, adam(model), 1 << 24, "nvme", nvme_folder=tmp_path, activations=False)
+    optimizer = adam(plain)
+    parameters = sum(p.nbytes for p in plain.parameters())
+    (size,) = sizes
+    assert 4 * parameters <= size <= 4.5 * parameters  # with gradients and both moments
+    assert list(tmp_path.iterdir()) == []
+    for step in range(2):
+        batch = tokens(step)
+        for trained, steps in ((model, manager), (plain, optimizer)):
+            gpt.next_token_loss(trained(batch), batch).backward()
+            steps.step()
+            steps.zero_grad()
+    assert len(sizes) == 1
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name]), name
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    other = build()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(OutputError, match=r"no [\d,]+ bytes for the memory tier.*Free some space"):
+        Gemini(other, adam(other), TIGHT, "nvme", nvme_folder=tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
 
 
 def test_nothing_outlives_the_manager_but_its_own():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.memory import BudgetError, Gemini, SimulatedDevice
-from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.checks import NotCopied, check_model
 from fastfold.memory.gemini.state_hooks import StateHooks
 from fastfold.parallel.comm.groups import Group
@@ -434,7 +434,17 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             left[0] -= 1
         return original(self, numel, dtype, what)
 
+    reserved = NvmeTier.allocate_kept
+
+    def allocate_kept(self: NvmeTier, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
+        if what == "optimizer states":
+            if not left[0]:
+                raise MemoryError("no memory")
+            left[0] -= 1
+        return reserved(self, numel, dtype, what)
+
     monkeypatch.setattr(Tier, "allocate", allocate)
+    monkeypatch.setattr(NvmeTier, "allocate_kept", allocate_kept)
     return left
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfold.memory import BudgetError
-from fastfold.memory.autochunk import (
+from fastfold.memory.block_sizes import (
     Candidate,
     Operator,
     choose_candidates,

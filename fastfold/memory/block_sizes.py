@@ -61,7 +61,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class ChunkPlan:
+class BlockPlan:
     """How each operator is run.
 
     Attributes:
@@ -103,7 +103,7 @@ class ChunkPlan:
 
 def choose_candidates(
     operators: Sequence[Operator], budget: int, *, host_budget: int | None = None
-) -> ChunkPlan:
+) -> BlockPlan:
     """The fastest candidate of each operator that fits; of equally fast ones the one that takes the least.
 
     Args:
@@ -131,7 +131,7 @@ def choose_candidates(
                 smallest,
             )
         chosen[operator.name] = min(fitting, key=lambda c: (c.seconds, c.working, c.host, c.disk))
-    return ChunkPlan(tuple(operators), chosen, budget)
+    return BlockPlan(tuple(operators), chosen, budget)
 
 
 def smallest_that_works(operators: Sequence[Operator], *, host_budget: int | None = None) -> int:

@@ -1,0 +1,136 @@
+"""A module that runs by a plan, in place of the one that it was made from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fastfold.errors import ConfigError
+from fastfold.memory.chunking.graph import Layout
+from fastfold.memory.chunking.plan import ChunkPlan
+from fastfold.memory.chunking.program import Program
+
+
+class ChunkedModule(nn.Module):
+    """What :func:`fastfold.memory.autochunk` gives: takes and gives what the module does, in less memory.
+
+    It holds the module, whose parameters it reads at each call: weights can be loaded as before.
+
+    Args:
+        module: The module.
+        program: Its operations, in order and in chunks.
+        plan: What is said about them.
+        donate: Whether inputs may be overwritten.
+
+    Attributes:
+        plan: See above.
+    """
+
+    def __init__(self, module: nn.Module, program: Program, plan: ChunkPlan, *, donate: bool) -> None:
+        super().__init__()
+        self.module, self.plan = module, plan
+        self._program, self._donate = program, donate
+        self._modes = [inner.training for inner in module.modules()]
+        for number, constant in enumerate(program.graph.constants.values()):
+            self.register_buffer(f"constant_{number}", constant, persistent=False)
+        self._constants = {name: f"constant_{i}" for i, name in enumerate(program.graph.constants)}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives, within rounding.
+
+        Args:
+            args: As the example's: same shapes, dtypes and devices, and equal values of what is no tensor.
+            kwargs: The same, by name.
+
+        Raises:
+            ConfigError: Gradients are recorded, the module is in another mode or has changed its dtype or device, or
+                the arguments are not like the example.
+        """
+        inputs = self._inputs(args, kwargs)
+        sources = [self._source(number, inputs) for number in range(len(self._program.graph.sources))]
+        self._check(sources, inputs)
+        with torch.no_grad():
+            flat = self._program.run(sources)
+        return tree_unflatten(flat, self._program.graph.out_spec)
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        graph = self._program.graph
+        _, by_name = graph.in_spec.unflatten(list(graph.inputs))
+        if kwargs.keys() == by_name.keys():
+            kwargs = {name: kwargs[name] for name in by_name}
+        inputs, spec = tree_flatten((args, kwargs))
+        if spec != graph.in_spec:
+            raise ConfigError(
+                "the arguments are others than those of the example of autochunk: give as many, by position and by "
+                f"name ({', '.join(by_name) or 'none by name'}) as there"
+            )
+        names = {source.position: source.name for source in graph.sources}
+        for position, (value, expected) in enumerate(zip(inputs, graph.inputs, strict=True)):
+            name = names.get(position, f"argument {position}")
+            if isinstance(expected, Layout):
+                self._check_tensor(name, value, expected)
+            elif value is not expected and value != expected:
+                raise ConfigError(
+                    f"{name} is {value!r} and was {expected!r} in the example of autochunk, on which its plan depends: "
+                    "call autochunk again"
+                )
+        return inputs
+
+    def _check_tensor(self, name: str, value: Any, expected: Layout) -> None:
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{name} has to be a tensor, as in the example of autochunk")
+        found = Layout.of(value)
+        same = (found.shape, found.dtype, found.device) == (expected.shape, expected.dtype, expected.device)
+        if not same or (self._donate and found != expected):
+            raise ConfigError(
+                f"{name} is {list(found.shape)} {found.dtype} on {found.device} with strides {list(found.stride)}, and "
+                f"the example of autochunk was {list(expected.shape)} {expected.dtype} on {expected.device} with "
+                f"{list(expected.stride)}: call autochunk again with an example like it"
+            )
+
+    def _source(self, number: int, inputs: list[Any]) -> Any:
+        source = self._program.graph.sources[number]
+        if source.kind == "input":
+            return inputs[source.position]
+        if source.name in self._constants:
+            return getattr(self, self._constants[source.name])
+        if source.kind == "parameter":
+            return self.module.get_parameter(source.name)
+        return self.module.get_buffer(source.name)
+
+    def _check(self, sources: list[Any], inputs: list[Any]) -> None:
+        graph = self._program.graph
+        tensors = [value for value in (*sources, *inputs) if isinstance(value, Tensor)]
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            raise ConfigError(
+                "a module that autochunk made records no gradients: call it inside torch.no_grad(), and train the "
+                "module that it was made from"
+            )
+        if any(torch.is_autocast_enabled(kind) for kind in {tensor.device.type for tensor in tensors}):
+            raise ConfigError("autochunk does not know autocast: convert the module and its inputs instead")
+        if [inner.training for inner in self.module.modules()] != self._modes:
+            raise ConfigError(
+                "the module is in another mode (train() or eval()) than when autochunk was called: call it again"
+            )
+        for number, source in enumerate(graph.sources):
+            if source.kind in ("parameter", "buffer") and sources[number] is not None:
+                found, expected = Layout.of(sources[number]), graph.layout(number)
+                if (found.shape, found.dtype, found.device) != (
+                    expected.shape,
+                    expected.dtype,
+                    expected.device,
+                ):
+                    raise ConfigError(
+                        f"{source.name} has another shape, dtype or device than when autochunk was called: call it "
+                        "again"
+                    )
+        memories = [
+            value.untyped_storage().data_ptr()
+            for value in inputs
+            if self._donate and isinstance(value, Tensor) and value.numel()
+        ]
+        if len(set(memories)) < len(memories):
+            raise ConfigError("two inputs share memory, so that neither can be overwritten: leave donate out")

@@ -1,0 +1,240 @@
+"""How operators carry a dimension: to make a part of the result along it, which parts of the arguments are enough.
+
+One rule per ATen operator, registered by its name. An operator without a rule, or a dimension that a rule does not
+give away, is not cut: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fastfold.memory.chunking.graph import Graph, Operation, Path, Ref
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a part of a result is made of.
+
+    Attributes:
+        dims: The dimension along which a tensor is cut alike, by its place among the arguments; others are whole.
+        sizes: Places of numbers among the arguments that are the length of the part.
+    """
+
+    dims: Mapping[Path, int] = field(default_factory=dict)
+    sizes: tuple[Path, ...] = ()
+
+
+class Call:
+    """An operation as its rule sees it.
+
+    Args:
+        graph: Where it is.
+        operation: The operation.
+    """
+
+    def __init__(self, graph: Graph, operation: Operation) -> None:
+        self._graph, self.operation = graph, operation
+        self.out = graph.layout(operation.index).shape
+
+    def __getitem__(self, name: str) -> Any:
+        return self.operation.given.get(name)
+
+    def shape(self, *path: str | int) -> tuple[int, ...]:
+        """Shape of a tensor among the arguments, of the first where it is several."""
+        value: Any = self.operation.given[str(path[0])]
+        for place in path[1:]:
+            value = value[place]
+        return self._graph.layout(value.index).shape
+
+    def tensors(self) -> list[tuple[Path, tuple[int, ...]]]:
+        """Place and shape of all tensors among the arguments."""
+        return [(path, self._graph.layout(index).shape) for path, index in self.operation.values()]
+
+    def is_tensor(self, name: str) -> bool:
+        """Whether an argument is a tensor."""
+        return isinstance(self[name], Ref)
+
+
+Rule = Callable[[Call, int], Cut | None]
+"""From an operation and a dimension of its result, counted from 0, to what a part is made of."""
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register the rule of ATen operators, by their names without ``aten::``."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            assert "aten::" + name not in _RULES, name
+            _RULES["aten::" + name] = function
+        return function
+
+    return register
+
+
+def find_cut(graph: Graph, operation: Operation, dim: int) -> Cut | None:
+    """What a part of an operation's result along ``dim`` is made of; None where that is not known.
+
+    Args:
+        graph: Where it is.
+        operation: The operation.
+        dim: Dimension of the result, from 0; of each of several results.
+    """
+    call = Call(graph, operation)
+    if operation.name == "getitem":
+        return Cut({("self",): dim})
+    found = _RULES.get(operation.name)
+    if found is None and torch.Tag.pointwise in operation.target.tags:
+        found = elementwise
+    return None if found is None else found(call, dim)
+
+
+def known_operators() -> frozenset[str]:
+    """Names of the operators that have rules of their own; those that PyTorch tags as pointwise come on top."""
+    return frozenset(_RULES)
+
+
+def broadcast(shape: tuple[int, ...], out: tuple[int, ...], dim: int) -> int | None:
+    """The dimension of a tensor that becomes ``dim`` when it is broadcast to ``out``; None for the same everywhere."""
+    own = dim - (len(out) - len(shape))
+    return own if own >= 0 and shape[own] == out[dim] else None
+
+
+def elementwise(call: Call, dim: int) -> Cut | None:
+    """Tensors that are broadcast against each other."""
+    dims = {}
+    for path, shape in call.tensors():
+        own = broadcast(shape, call.out, dim)
+        if own is not None:
+            dims[path] = own
+    return Cut(dims)
+
+
+def place(dim: int, rank: int) -> int:
+    """A dimension counted from 0."""
+    return dim + rank if dim < 0 else dim
+
+
+def without(dims: set[int], dim: int) -> int:
+    """The dimension of a tensor that becomes ``dim`` when it loses ``dims``."""
+    own = -1
+    for _ in range(dim + 1):
+        own += 1
+        while own in dims:
+            own += 1
+    return own
+
+
+rule("clone", "alias", "contiguous", "detach", "to", "_to_copy", "lift_fresh_copy", "masked_fill", "where")(
+    elementwise
+)
+rule("zeros_like", "ones_like", "full_like")(elementwise)
+
+
+@rule("softmax", "log_softmax", "_softmax", "_log_softmax", "cumsum", "cumprod")
+def _along_one(call: Call, dim: int) -> Cut | None:
+    """Other dimensions than the one along which values depend on each other."""
+    return None if place(call["dim"], len(call.out)) == dim else Cut({("self",): dim})
+
+
+@rule("layer_norm", "native_layer_norm", "rms_norm")
+def _normalised(call: Call, dim: int) -> Cut | None:
+    free = len(call.shape("input")) - len(call["normalized_shape"])
+    return Cut({("input",): dim}) if dim < free else None
+
+
+@rule("group_norm")
+def _group_norm(call: Call, dim: int) -> Cut | None:
+    return Cut({("input",): 0}) if dim == 0 else None
+
+
+@rule("batch_norm", "_native_batch_norm_legit_no_training")
+def _batch_norm(call: Call, dim: int) -> Cut | None:
+    if call["training"] or dim == 1:  # the second form never trains
+        return None
+    return Cut({("input",): dim})
+
+
+@rule(
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "prod",
+    "any",
+    "all",
+    "argmax",
+    "argmin",
+    "logsumexp",
+    "var",
+    "std",
+    "max",
+    "min",
+)
+def _reduction(call: Call, dim: int) -> Cut | None:
+    """Dimensions that are not summed over; nothing where all are."""
+    given = call["dim"]
+    if given is None or given == []:
+        return None
+    shape = call.shape("self")
+    reduced = {place(d, len(shape)) for d in ([given] if isinstance(given, int) else given)}
+    own = dim if call["keepdim"] else without(reduced, dim)
+    return None if own in reduced else Cut({("self",): own})
+
+
+@rule("embedding")
+def _embedding(call: Call, dim: int) -> Cut | None:
+    if dim == len(call.out) - 1:
+        return Cut({("weight",): 1})
+    return Cut({("indices",): dim})
+
+
+@rule("index_select")
+def _index_select(call: Call, dim: int) -> Cut | None:
+    along = place(call["dim"], len(call.out))
+    return Cut({("index",): 0}) if dim == along else Cut({("self",): dim})
+
+
+@rule("gather")
+def _gather(call: Call, dim: int) -> Cut | None:
+    if dim == place(call["dim"], len(call.out)):
+        return Cut({("index",): dim})
+    # Only the first of a longer tensor take part.
+    same = call.shape("self")[dim] == call.out[dim]
+    return Cut({("self",): dim, ("index",): dim}) if same else None
+
+
+@rule("one_hot")
+def _one_hot(call: Call, dim: int) -> Cut | None:
+    return Cut({("self",): dim}) if dim < len(call.out) - 1 and call["num_classes"] > 0 else None
+
+
+@rule("tril", "triu")
+def _triangle(call: Call, dim: int) -> Cut | None:
+    return Cut({("self",): dim}) if dim < len(call.out) - 2 else None
+
+
+@rule("flip", "roll")
+def _moved(call: Call, dim: int) -> Cut | None:
+    moved = {place(d, len(call.out)) for d in call["dims"]}
+    return Cut({("self",): dim}) if moved and dim not in moved else None
+
+
+@rule("conv1d", "conv2d", "conv3d", "convolution")
+def _convolution(call: Call, dim: int) -> Cut | None:
+    batched = len(call.shape("input")) == len(call.shape("weight"))
+    if not batched:
+        return None
+    if dim == 0:
+        return Cut({("input",): 0})
+    if dim == 1 and call["groups"] == 1 and not call["transposed"]:
+        dims: dict[Path, int] = {("weight",): 0}
+        if call.is_tensor("bias"):
+            dims["bias",] = 0
+        return Cut(dims)
+    return None

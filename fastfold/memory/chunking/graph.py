@@ -1,0 +1,322 @@
+"""The graph of a module as ``torch.export`` sees it, checked and in records of our own.
+
+Nothing in it changes in place: an operation makes its value from values before it, so that operations may run in
+another order, in pieces, or twice.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+
+from fastfold.errors import ConfigError
+
+Path = tuple[str | int, ...]
+"""Where an argument is: its name, and its place where it is a list."""
+
+# The same, where the strides of a part allow no view.
+_REARRANGED = {
+    torch.ops.aten.view.default: torch.ops.aten.reshape.default,
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.reshape.default,
+}
+# Draw random numbers only where they are told to.
+_RANDOM_IF_ASKED = {"aten::scaled_dot_product_attention": "dropout_p"}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A value that an operation takes.
+
+    Attributes:
+        index: Its number.
+    """
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is known of a tensor before it is there.
+
+    Attributes:
+        shape: Its shape.
+        stride: Its strides.
+        dtype: Its type.
+        device: Where it is.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: Tensor) -> Layout:
+        """The layout of any tensor."""
+        return Layout(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Source:
+    """A value that is there before the first operation.
+
+    Attributes:
+        kind: ``parameter``, ``buffer``, ``constant`` or ``input``.
+        name: Where the module has it; of an input, what the forward function calls it.
+        position: Of an input, its place among all of them; else -1.
+    """
+
+    kind: str
+    name: str
+    position: int = -1
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of an operator.
+
+    Attributes:
+        index: Number of the value that it makes.
+        target: The operator, or ``operator.getitem`` for one of several results.
+        given: Its arguments by name, :class:`Ref` for values.
+        named: Names of the arguments that are given by keyword.
+    """
+
+    index: int
+    target: Any
+    given: Mapping[str, Any]
+    named: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """Such as ``aten::linear``."""
+        return "getitem" if self.target is operator.getitem else str(self.target._schema.name)
+
+    def values(self) -> list[tuple[Path, int]]:
+        """Each value that it takes, with its place."""
+        found: list[tuple[Path, int]] = []
+        for name, value in self.given.items():
+            if isinstance(value, Ref):
+                found.append(((name,), value.index))
+            elif isinstance(value, list | tuple):
+                found += [((name, i), item.index) for i, item in enumerate(value) if isinstance(item, Ref)]
+        return found
+
+    @cached_property
+    def taken(self) -> tuple[int, ...]:
+        """The values that it takes, each once."""
+        return tuple(dict.fromkeys(index for _, index in self.values()))
+
+    def call(self, given: Mapping[str, Any]) -> Any:
+        """The result with these arguments in place of its own."""
+        positional = [value for name, value in given.items() if name not in self.named]
+        return self.target(*positional, **{name: given[name] for name in self.named})
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A module's operations.
+
+    Attributes:
+        sources: Of the first values.
+        operations: Of the others, in order.
+        layouts: Of each value; a tuple of them where an operation has several results.
+        outputs: Flat results: :class:`Ref`, or a constant.
+        in_spec: Structure of the inputs ``(args, kwargs)``.
+        out_spec: Structure of the outputs.
+        inputs: Flat inputs of the example: layouts, or constants.
+        constants: Tensors that the module makes by itself, by name.
+    """
+
+    sources: tuple[Source, ...]
+    operations: tuple[Operation, ...]
+    layouts: tuple[Layout | tuple[Layout, ...], ...]
+    outputs: tuple[Any, ...]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+    inputs: tuple[Any, ...]
+    constants: Mapping[str, Tensor]
+
+    def operation(self, index: int) -> Operation:
+        """The operation that makes a value."""
+        return self.operations[index - len(self.sources)]
+
+    def layout(self, index: int) -> Layout:
+        """Layout of a value that is one tensor; of several, that of the first."""
+        found = self.layouts[index]
+        return found if isinstance(found, Layout) else found[0]
+
+    def output_indices(self) -> set[int]:
+        """Values that are results."""
+        return {value.index for value in self.outputs if isinstance(value, Ref)}
+
+
+def export_graph(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Graph:
+    """Export a module.
+
+    Args:
+        module: Any module, in the mode in which it will run.
+        args: Example of its arguments by position.
+        kwargs: Of those by name.
+        decompositions: Operators that are to be taken apart, with functions that do.
+
+    Raises:
+        ConfigError: It cannot be exported: what it does depends on the contents of tensors, or it changes its inputs or
+            buffers, or draws random numbers.
+    """
+    try:
+        program = torch.export.export(module, args, dict(kwargs), strict=False)
+        program = program.run_decompositions(dict(decompositions))
+    except Exception as error:  # whatever PyTorch raises: its kinds differ between versions
+        raise ConfigError(_no_export(module, error)) from error
+    return _graph(program, args, kwargs)
+
+
+def _no_export(module: nn.Module, error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    name = type(module).__name__
+    if "data-dependent" in str(error):
+        return (
+            f"{name} takes different ways for different contents of its tensors ({first[:200]}): give autochunk its "
+            "parts without that decision, or decide by torch.where"
+        )
+    return f"torch.export cannot export {name}: {first[:300]}"
+
+
+def _graph(program: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
+    signature = program.graph_signature
+    for output in signature.output_specs:
+        if output.kind is not OutputKind.USER_OUTPUT:
+            raise ConfigError(
+                f"the module changes {output.target or 'one of its inputs'} in place, so that it cannot run in "
+                "chunks: return what changes instead, or call eval() if it is a running statistic"
+            )
+    indices: dict[Any, int] = {}
+    sources: list[Source] = []
+    operations: list[Operation] = []
+    layouts: list[Layout | tuple[Layout, ...]] = []
+    outputs: tuple[Any, ...] = ()
+    names = {spec.arg.name: spec for spec in signature.input_specs}
+    position = 0
+    for node in program.graph.nodes:
+        if node.op == "output":
+            outputs = tuple(_refs(value, indices) for value in node.args[0])
+            continue
+        indices[node] = len(layouts)
+        if node.op == "placeholder":
+            spec = names[node.name]
+            is_input = spec.kind is InputKind.USER_INPUT
+            kind = _KINDS.get(spec.kind)
+            if kind is None:
+                raise ConfigError(f"autochunk does not know inputs such as {node.name} ({spec.kind.name})")
+            sources.append(
+                Source(kind, node.name if is_input else str(spec.target), position if is_input else -1)
+            )
+            position += is_input
+            value = node.meta.get("val")
+            layouts.append(Layout.of(value) if isinstance(value, Tensor) else ())
+            continue
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            del indices[node]  # has been checked by the export, and by the layouts of the inputs
+            continue
+        operations.append(_operation(node, indices))
+        layouts.append(_layouts(node))
+    flat, _ = tree_flatten((args, dict(kwargs)))
+    inputs = tuple(Layout.of(value) if isinstance(value, Tensor) else value for value in flat)
+    constants = {name: value for name, value in program.constants.items() if isinstance(value, Tensor)}
+    spec_in, spec_out = program.call_spec.in_spec, program.call_spec.out_spec
+    assert spec_in is not None
+    assert spec_out is not None
+    return Graph(
+        *(tuple(sources), tuple(operations), tuple(layouts), outputs),
+        in_spec=spec_in,
+        out_spec=spec_out,
+        inputs=inputs,
+        constants=constants,
+    )
+
+
+_KINDS = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.USER_INPUT: "input",
+}
+
+
+def _refs(value: Any, indices: Mapping[Any, int]) -> Any:
+    return tree_map(lambda leaf: Ref(indices[leaf]) if isinstance(leaf, torch.fx.Node) else leaf, value)
+
+
+def _operation(node: torch.fx.Node, indices: Mapping[Any, int]) -> Operation:
+    target, index = node.target, indices[node]
+    if target is operator.getitem:
+        given = {"self": _refs(node.args[0], indices), "item": node.args[1]}
+        return Operation(index, target, given, frozenset())
+    if not isinstance(target, torch._ops.OpOverload):
+        raise ConfigError(
+            f"the module has {target} in it, whose branches depend on the contents of tensors or have settings of "
+            "their own: give autochunk its parts without that"
+        )
+    target = _REARRANGED.get(target, target)
+    schema = target._schema
+    given, named = {}, set()
+    positional = [argument for argument in schema.arguments if not argument.kwarg_only]
+    for argument, value in zip(positional, node.args, strict=False):
+        given[argument.name] = _refs(value, indices)
+    for argument in positional[len(node.args) :]:
+        if argument.name not in node.kwargs and argument.has_default_value():
+            given[argument.name] = argument.default_value
+    for name, value in node.kwargs.items():
+        given[name] = _refs(value, indices)
+        named.add(name)
+    # Where an argument in the middle was given by name, those after it are too.
+    names, seen = [argument.name for argument in positional], False
+    for name in names:
+        seen = seen or name in named
+        if seen and name in given:
+            named.add(name)
+    found = Operation(index, target, given, frozenset(named))
+    _check_not_random(found)
+    return found
+
+
+def _check_not_random(operation: Operation) -> None:
+    if torch.Tag.nondeterministic_seeded not in operation.target.tags:
+        return
+    rate = _RANDOM_IF_ASKED.get(operation.name)
+    if rate is None or operation.given.get(rate, 0.0):
+        raise ConfigError(
+            f"the module draws random numbers ({operation.name}), which would be others in chunks: call eval() first, "
+            "or give it what it draws as an input"
+        )
+
+
+def _layouts(node: torch.fx.Node) -> Layout | tuple[Layout, ...]:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        return Layout.of(value)
+    if isinstance(value, Sequence) and all(isinstance(item, Tensor) for item in value):
+        return tuple(Layout.of(item) for item in value)
+    raise ConfigError(
+        f"the module reads a number out of a tensor ({node.target}), on which what follows depends: keep it a tensor"
+    )

@@ -1,0 +1,151 @@
+"""Runs steps: operations as they are, loops chunk by chunk, each value for as long as it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.memory.chunking.graph import Graph, Layout, Operation, Path, Ref
+from fastfold.memory.chunking.steps import Loop, Step, made, on_meta, taken
+
+
+class Program:
+    """Steps of a graph, ready to run.
+
+    Args:
+        graph: The graph.
+        steps: All of them, in order.
+    """
+
+    def __init__(self, graph: Graph, steps: Sequence[Step]) -> None:
+        self.graph, self.steps = graph, tuple(steps)
+        last: dict[int, int] = {}
+        for number, step in enumerate(steps):
+            last |= dict.fromkeys([*taken(graph, step), *made(step)], number)
+        results = graph.output_indices()
+        self._leaving: list[list[int]] = [[] for _ in steps]
+        for value, number in last.items():
+            if value not in results:
+                self._leaving[number].append(value)
+        self._inner = {
+            number: _inner_leaving(graph, s) for number, s in enumerate(steps) if isinstance(s, Loop)
+        }
+
+    def run(self, sources: Sequence[Any], *, sample: bool = False) -> list[Any]:
+        """The flat results, without recording gradients.
+
+        Args:
+            sources: The graph's first values.
+            sample: They are on the device ``meta``: of each loop run the first two chunks and the last alone, to count
+                what they take.
+        """
+        values: dict[int, Any] = dict(enumerate(sources))
+        for number, step in enumerate(self.steps):
+            if isinstance(step, int):
+                operation = self.graph.operation(step)
+                values[step] = _call(operation, _filled(operation, values), sample)
+            else:
+                self._loop(step, values, self._inner[number], sample)
+            for value in self._leaving[number]:
+                del values[value]
+        return [values[o.index] if isinstance(o, Ref) else o for o in self.graph.outputs]
+
+    def _loop(
+        self, loop: Loop, values: dict[int, Any], leaving: Mapping[int, list[int]], sample: bool
+    ) -> None:
+        whole: dict[int, Tensor] = {}
+        starts = range(0, loop.length, loop.size)
+        for start in (*starts[:2], *starts[2:][-1:]) if sample else starts:
+            length = min(loop.size, loop.length - start)
+            parts: dict[int, Any] = {}
+            for member in loop.members:
+                operation = self.graph.operation(member)
+                given = self._given(loop, operation, parts, values, start, length)
+                parts[member] = _call(operation, given, sample)
+                del given
+                if member in loop.outputs and member not in loop.reuse:
+                    if member not in whole:
+                        whole[member] = _room(self.graph.layout(member), parts[member])
+                    whole[member].narrow(loop.dims[member], start, length).copy_(parts[member])
+                for value in leaving.get(member, ()):
+                    del parts[value]
+            for output, value in loop.reuse.items():
+                whole[output] = values[value]
+                whole[output].narrow(loop.dims[output], start, length).copy_(parts[output])
+        values.update(whole)
+
+    def _given(
+        self,
+        loop: Loop,
+        operation: Operation,
+        parts: Mapping[int, Any],
+        values: Mapping[int, Any],
+        start: int,
+        length: int,
+    ) -> dict[str, Any]:
+        """Arguments of a member for one chunk."""
+        cut = loop.cuts[operation.index]
+
+        # No function that calls itself: it would be a circle that keeps values until they are collected.
+        def part(path: Path, value: Any) -> Any:
+            if path in cut.sizes:
+                return length
+            if not isinstance(value, Ref):
+                return value
+            if value.index in parts:
+                return parts[value.index]
+            found, dim = values[value.index], cut.dims.get(path)
+            if dim is None:
+                return found
+            if isinstance(found, Tensor):
+                return found.narrow(dim, start, length)
+            # Of several results one is taken.
+            item = operation.given["item"]
+            return {item: found[item].narrow(dim, start, length)}
+
+        return {
+            name: [part((name, i), item) for i, item in enumerate(value)]
+            if isinstance(value, list | tuple)
+            else part((name,), value)
+            for name, value in operation.given.items()
+        }
+
+
+def _filled(operation: Operation, values: Mapping[int, Any]) -> dict[str, Any]:
+    def filled(value: Any) -> Any:
+        return values[value.index] if isinstance(value, Ref) else value
+
+    return {
+        name: [filled(item) for item in value] if isinstance(value, list | tuple) else filled(value)
+        for name, value in operation.given.items()
+    }
+
+
+def _call(operation: Operation, given: dict[str, Any], meta: bool) -> Any:
+    return operation.call(on_meta(given) if meta else given)
+
+
+def _room(layout: Layout, part: Tensor) -> Tensor:
+    """Memory for a whole output without gaps, its dimensions in the order in which they would lie without chunks."""
+    order = sorted(range(len(layout.shape)), key=lambda dim: -layout.stride[dim])
+    return torch.empty_permuted(layout.shape, order, dtype=part.dtype, device=part.device)
+
+
+def _inner_leaving(graph: Graph, loop: Loop) -> dict[int, list[int]]:
+    """Values of a chunk that are not needed after each member."""
+    last: dict[int, int] = {}
+    for member in loop.members:
+        last |= dict.fromkeys(_members(graph, member, loop.inside), member)
+        last[member] = member
+    found: dict[int, list[int]] = {}
+    for value, member in last.items():
+        if value not in loop.reuse:
+            found.setdefault(member, []).append(value)
+    return found
+
+
+def _members(graph: Graph, member: int, inside: frozenset[int]) -> Iterable[int]:
+    return (index for _, index in graph.operation(member).values() if index in inside)

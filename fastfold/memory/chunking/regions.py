@@ -1,0 +1,149 @@
+"""Regions of a graph that can run in chunks: from a dimension of one value back to what that is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fastfold.memory.chunking.flow import Cut, find_cut
+from fastfold.memory.chunking.graph import Graph, Layout
+from fastfold.memory.chunking.steps import Loop, Step, made, taken
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Values that can be made chunk by chunk on the way to one of them.
+
+    Attributes:
+        end: The value.
+        length: Of the dimension along which it is cut.
+        dims: Of each value on the way, the dimension along which it is cut.
+        cuts: What a chunk of each is made of.
+    """
+
+    end: int
+    length: int
+    dims: dict[int, int]
+    cuts: dict[int, Cut]
+
+
+class Cuts:
+    """The rules of a graph's operations, each asked once.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._known: dict[tuple[int, int], Cut | None] = {}
+
+    def find(self, value: int, dim: int) -> Cut | None:
+        """As :func:`~fastfold.memory.chunking.flow.find_cut`, for the operation of a value."""
+        key = (value, dim)
+        if key not in self._known:
+            self._known[key] = find_cut(self._graph, self._graph.operation(value), dim)
+        return self._known[key]
+
+
+def dissolved(steps: Sequence[Step]) -> list[int]:
+    """The operations of some steps, those of loops one by one, each once."""
+    return list(
+        dict.fromkeys(
+            value for step in steps for value in ((step,) if isinstance(step, int) else step.members)
+        )
+    )
+
+
+def flow_back(graph: Graph, cuts: Cuts, span: Sequence[Step], end: int, dim: int) -> Flow | None:
+    """Follow a dimension of a value back as far as it goes.
+
+    A value that is needed along two dimensions, or as a whole, is made before, and so is what it is made of.
+
+    Args:
+        graph: The graph.
+        cuts: Its rules.
+        span: Steps that may take part; loops do not.
+        end: The value that is cut, of one of them.
+        dim: The dimension.
+    """
+    layout = graph.layouts[end]
+    if not isinstance(layout, Layout):
+        return None
+    wanted: dict[int, set[int | None]] = {end: {dim}}
+    found = Flow(end, layout.shape[dim], {}, {})
+    for step in reversed(span):
+        if not isinstance(step, int) or step not in wanted:
+            continue
+        dims = wanted[step]
+        own = next(iter(dims))
+        if len(dims) > 1 or own is None:
+            continue
+        cut = cuts.find(step, own)
+        if cut is None:
+            continue
+        found.dims[step], found.cuts[step] = own, cut
+        for path, index in graph.operation(step).values():
+            wanted.setdefault(index, set()).add(cut.dims.get(path))
+    return found if end in found.dims else None
+
+
+def make_loop(graph: Graph, span: Sequence[Step], flow: Flow, needed: Iterable[int]) -> list[Step]:
+    """Steps that follow each other, those of a flow as a loop.
+
+    Args:
+        graph: The graph.
+        span: The steps.
+        flow: What can be cut.
+        needed: Values that later steps need, or that are results.
+
+    Returns:
+        What the loop needs, the loop, and what is needed besides. What is needed as a whole as well is made twice.
+        The steps as they are where that is not possible.
+    """
+    members = _used(graph, [step for step in span if isinstance(step, int) and step in flow.dims], flow.end)
+    cuts = {member: flow.cuts[member] for member in members}
+    read: dict[int, set[int | None]] = {}
+    for member in members:
+        for path, index in graph.operation(member).values():
+            if index not in cuts:
+                read.setdefault(index, set()).add(cuts[member].dims.get(path))
+    before = _demanded(graph, span, read)
+    present = {value for step in before for value in made(step)}
+    skipped = cuts.keys() | present
+    after = _demanded(graph, [step for step in span if skipped.isdisjoint(made(step))], needed)
+    wanted = set(needed).union(*(taken(graph, step) for step in after))
+    outputs = tuple(m for m in members if m == flow.end or (m in wanted and m not in present))
+    if not all(isinstance(graph.layouts[output], Layout) for output in outputs):
+        return list(span)  # several results at once cannot be put together
+    loop = Loop(
+        members=tuple(members),
+        dims={member: flow.dims[member] for member in members},
+        cuts=cuts,
+        outputs=outputs,
+        length=flow.length,
+        read={value: frozenset(dims) for value, dims in read.items()},
+    )
+    return [*before, loop, *after]
+
+
+def _demanded(graph: Graph, span: Sequence[Step], values: Iterable[int]) -> list[Step]:
+    """The steps that some values need."""
+    wanted = set(values)
+    found: list[Step] = []
+    for step in reversed(span):
+        if not wanted.isdisjoint(made(step)):
+            found.append(step)
+            wanted.update(taken(graph, step))
+    return found[::-1]
+
+
+def _used(graph: Graph, inside: list[int], end: int) -> list[int]:
+    """Of the operations those that the end needs, through others of them."""
+    wanted = {end}
+    found: list[int] = []
+    for value in reversed(inside):
+        if value in wanted:
+            found.insert(0, value)
+            wanted.update(graph.operation(value).taken)
+    return found

@@ -1,0 +1,241 @@
+"""Which regions run in chunks, and in how many: the largest peak first, until all fit.
+
+After Zhao et al. 2024, "AutoChunk: Automated Activation Chunk for Memory-Efficient Long Sequence Inference": estimate
+the memory, find the regions along which dimensions flow around its peak, and take the one that costs least of those
+that bring the peak under the budget.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fastfold.memory.chunking.graph import Layout
+from fastfold.memory.chunking.regions import Cuts, Flow, dissolved, flow_back, make_loop
+from fastfold.memory.chunking.steps import (
+    Loop,
+    Memory,
+    Profile,
+    State,
+    Step,
+    inner_bytes,
+    made,
+    profile,
+    taken,
+)
+
+WINDOW = 64
+"""How many steps before and after a peak a region may reach."""
+_BEGINNINGS = 8
+_PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Steps that a search has come to.
+
+    Attributes:
+        profile: Of the steps.
+        target: Bytes that they were to fit.
+    """
+
+    profile: Profile
+    target: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether they do, as far as is estimated."""
+        return self.profile.peak <= self.target
+
+
+_Rank = tuple[int, float, int]
+
+
+@dataclass(frozen=True)
+class _Region:
+    """Where a region is.
+
+    Attributes:
+        start: What lives before it.
+        needed: Values that are needed after it.
+        target: Bytes that there are.
+        once: Work of its operations, each done once.
+    """
+
+    start: State
+    needed: set[int]
+    target: int
+    once: float
+
+
+class Search:
+    """Finds regions of one graph.
+
+    Args:
+        memory: Of the graph.
+        donate: Whether inputs may be overwritten.
+    """
+
+    def __init__(self, memory: Memory, *, donate: bool) -> None:
+        self.memory, self.donate = memory, donate
+        self._cuts = Cuts(memory.graph)
+        self._known_work: dict[int, float] = {}
+        self._whole: tuple[Step, ...] = tuple(operation.index for operation in memory.graph.operations)
+
+    def unchunked(self) -> Chosen:
+        """All operations as they are."""
+        return Chosen(profile(self.memory, self._whole, donate=self.donate), 0)
+
+    def choose(self, target: int) -> Chosen:
+        """Regions and numbers of chunks with which all fits, or the least that was found.
+
+        Args:
+            target: Bytes.
+        """
+        chosen = Chosen(self.unchunked().profile, target)
+        while not chosen.fits:
+            better = self._improve(chosen.profile, target)
+            if better is None:
+                break
+            changed = self.fewest_chunks(better, target)
+            # What lives longer now may cost more elsewhere than was won here.
+            if _height(changed.profile) >= _height(chosen.profile):
+                break
+            chosen = changed
+        return chosen
+
+    def fewest_chunks(self, steps: Sequence[Step], target: int) -> Chosen:
+        """The steps, each loop with as few chunks as the target allows, at most as many as there can be."""
+        found = profile(self.memory, steps, donate=self.donate)
+        with_chunks = [
+            step if isinstance(step, int) else self._with_chunks(step, target - outside)
+            for step, outside in zip(found.steps, found.outside, strict=True)
+        ]
+        return Chosen(profile(self.memory, with_chunks, donate=self.donate), target)
+
+    def _with_chunks(self, loop: Loop, room: int) -> Loop:
+        inner = inner_bytes(self.memory, loop)
+        size = max(1, min(loop.length, room * loop.length // max(inner, 1)))
+        return replace(loop, chunks=-(-loop.length // size))
+
+    def _improve(self, found: Profile, target: int) -> list[Step] | None:
+        """The steps with one more region around the largest peak; None if that helps nowhere."""
+        steps = found.steps
+        current = profile(self.memory, steps, donate=self.donate, states=True)
+        top = max(range(len(steps)), key=lambda number: current.peaks[number])
+        first, last = max(0, top - WINDOW), min(len(steps) - 1, top + WINDOW)
+        needed = self._needed(steps)
+        best: tuple[_Rank, int, int, list[Step]] | None = None
+        for end in range(top, last + 1):
+            flat = dissolved(steps[first : end + 1])
+            for value, dim in self._ends(steps[end]):
+                flow = flow_back(self.memory.graph, self._cuts, flat, value, dim)
+                if flow is None:
+                    continue
+                for begin in self._beginnings(steps, current, flow, range(first, end + 1), top):
+                    inside = dissolved(steps[begin : end + 1])
+                    once = sum(map(self._work, inside))
+                    region = _Region(current.states[begin], needed[end], target, once)
+                    span = make_loop(self.memory.graph, inside, flow, region.needed)
+                    rank, span = self._refined(span, region)
+                    if rank[0] < current.peaks[top] and (best is None or rank < best[0]):
+                        best = rank, begin, end, span
+        if best is None:
+            return None
+        _, begin, end, span = best
+        return [*steps[:begin], *span, *steps[end + 1 :]]
+
+    def _ends(self, step: Step) -> list[tuple[int, int]]:
+        """Values that a region may end in with this step, and dimensions along which they may be cut."""
+        found = []
+        for value in made(step):
+            layout, source = self.memory.graph.layouts[value], self.memory.alias[value]
+            # A view costs nothing, unless it is of something larger.
+            if not isinstance(layout, Layout):
+                continue
+            if source is None or layout.nbytes < self.memory.graph.layout(source).nbytes:
+                found += [(value, dim) for dim, length in enumerate(layout.shape) if length > 1]
+        return found
+
+    def _needed(self, steps: Sequence[Step]) -> list[set[int]]:
+        """Of each step, the values that later steps or the caller need."""
+        found, after = [], set(self.memory.graph.output_indices())
+        for step in reversed(steps):
+            found.append(set(after))
+            after.update(taken(self.memory.graph, step))
+        return found[::-1]
+
+    def _beginnings(
+        self, steps: Sequence[Step], current: Profile, flow: Flow, span: range, top: int
+    ) -> list[int]:
+        """Where a loop for a flow may begin: of its steps up to the peak, those before which the least lives."""
+        found = [
+            number
+            for number in span
+            if number <= top and any(value in flow.dims for value in dissolved([steps[number]]))
+        ]
+        return heapq.nsmallest(_BEGINNINGS, found, key=lambda number: (current.states[number].live, -number))
+
+    def _refined(self, span: list[Step], region: _Region) -> tuple[_Rank, list[Step]]:
+        """A region, and its rank: where what its loop needs as a whole is the largest, that is made in loops too."""
+        best = self._rank(span, region)
+        for number in range(len(span)):
+            loop = span[number]
+            if isinstance(loop, Loop):
+                break
+        else:
+            return best, span
+        before = {value for step in span[:number] for value in made(step)}
+        for value in loop.read:
+            layout = self.memory.graph.layouts[value]
+            if best[0] <= region.target or value not in before or not isinstance(layout, Layout):
+                continue
+            for dim, length in enumerate(layout.shape):
+                place = next((n for n, step in enumerate(span) if step == value), None)
+                if length < 2 or place is None:
+                    continue
+                flow = flow_back(self.memory.graph, self._cuts, span[: place + 1], value, dim)
+                if flow is None:
+                    continue
+                later = set(region.needed).union(*(taken(self.memory.graph, s) for s in span[place + 1 :]))
+                changed = [*make_loop(self.memory.graph, span[: place + 1], flow, later), *span[place + 1 :]]
+                rank = self._rank(changed, region)
+                if rank < best:
+                    best, span = rank, changed
+        return best, span
+
+    def _rank(self, span: list[Step], region: _Region) -> _Rank:
+        """What a region is worth: its peak, the work that is done twice, and the number of chunks."""
+        found = profile(self.memory, span, donate=self.donate, start=region.start, needed=region.needed)
+        peak = chunks = 0
+        for number, step in enumerate(found.steps):
+            if isinstance(step, int):
+                peak = max(peak, found.peaks[number])
+                continue
+            loop = self._with_chunks(step, region.target - found.outside[number])
+            inner = -(-inner_bytes(self.memory, step) * loop.size // loop.length)
+            peak = max(peak, found.outside[number] + inner)
+            chunks += loop.chunks * len(loop.members)
+        work = sum(
+            self._work(value)
+            for step in span
+            for value in ((step,) if isinstance(step, int) else step.members)
+        )
+        return max(peak, region.target), work - region.once, chunks
+
+    def _work(self, value: int) -> float:
+        """Work of an operation, in elements that are computed; of a product, in those that are multiplied."""
+        if value not in self._known_work:
+            graph = self.memory.graph
+            operation = graph.operation(value)
+            elements = graph.layout(value).nbytes / graph.layout(value).dtype.itemsize
+            if operation.name.removeprefix("aten::") in _PRODUCTS:
+                elements *= max(graph.layout(index).shape[-1] for index in operation.taken)
+            self._known_work[value] = elements if self.memory.alias[value] is None else 0.0
+        return self._known_work[value]
+
+
+def _height(found: Profile) -> tuple[int, int]:
+    """The largest peak, and how many steps have it."""
+    return found.peak, found.peaks.count(found.peak)
