@@ -271,8 +271,8 @@ MUTANTS = [
     Mutant(
         "triangle_multiplication_incoming",
         "triangle_multiplication.triton_factors_bwd",
-        ".to(tl.float32) * b_mask[:, None]",
-        ".to(tl.float32)",
+        "b_grad.to(tl.float32) * b_mask[:, None]",
+        "b_grad.to(tl.float32)",
         "mask, backward",
     ),
     Mutant(

@@ -16,6 +16,7 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     finish,
+    share_of,
     without_autocast,
 )
 
@@ -154,14 +155,6 @@ def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
     """``[I, J]``: the number of sequences that both columns have, plus ``eps``."""
     exact = accumulation_dtype(left_mask)
     return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)
-
-
-def share_of(sequences: int, dtype: torch.dtype) -> float:
-    """Factor of sums over the sequences, with which float16 can hold them wherever it can hold their mean.
-
-    A power of two, so that nothing is lost; 1 for dtypes that large numbers fit into.
-    """
-    return 1.0 if dtype != torch.float16 else 0.5 ** max(0, sequences - 1).bit_length()
 
 
 def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, slice]]:

@@ -16,8 +16,9 @@ from torch import Tensor
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
+from fastfold.kernels.common.scratch import share_of
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
-from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, norm_of, share_of
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, norm_of
 from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
     SIZES,
     Projections,

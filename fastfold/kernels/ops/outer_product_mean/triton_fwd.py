@@ -14,12 +14,12 @@ from torch import Tensor
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded, part
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
+from fastfold.kernels.common.scratch import share_of
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import (
     OuterProductParams,
     batch_indices,
     norm_of,
-    share_of,
 )
 
 OUTER_CHANNELS = 32
