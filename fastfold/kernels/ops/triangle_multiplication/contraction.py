@@ -166,7 +166,8 @@ def multiply(
             b_out, b_z, b_residual, b_dropout = (part(x, here) for x in (out, z, residual, dropout))
             assert b_out is not None
             assert b_z is not None
-            backend.write(b_out, product.view(c, -1, n), b_z, b_residual, b_dropout)
+            product = product if product.dim() == 3 else product.view(c, -1, n)
+            backend.write(b_out, product, b_z, b_residual, b_dropout)
 
 
 def _product(
@@ -187,7 +188,7 @@ def _product(
     size = block_rows(n, c, channels)
     blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
     product = scratch("product", c, first_away, n) if first_away else None
-    streamed = None
+    streamed = divided = None
     if blocks:
         assert host is not None
         staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * n)
@@ -196,7 +197,9 @@ def _product(
         count = min(channels, c - first)
         factors = scratch("factors", 2 * count, n, n)
         backend.project(factors, z, mask, first, count)
-        left, right = factors.chunk(2)
+        if factors is not divided:
+            left, right = factors.chunk(2)
+            divided = factors
         if product is not None:
             group = product if count == c else product[first : first + count]
             contract(left, right, slice(0, first_away), outgoing, group, backend.share)
