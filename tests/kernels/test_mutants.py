@@ -159,22 +159,22 @@ MUTANTS = [
     Mutant(
         "outer_product_mean",
         "outer_product_mean.triton_fwd",
-        "b_x.to(tl.float32) * b_mask.to(tl.float32)",
-        "b_x.to(tl.float32)",
+        "factors = mask.to(x.dtype).unsqueeze(-1)",
+        "factors = torch.ones_like(mask).to(x.dtype).unsqueeze(-1)",
         "mask",
     ),
     Mutant(
         "outer_product_mean",
         "outer_product_mean.triton_fwd",
-        "m_s = o_s < sequences",
-        "m_s = o_s >= 0",
+        "m_s = (o_s < sequences - i_s)[:, None]",
+        "m_s = (o_s >= 0)[:, None]",
         "tail of rows",
     ),
     Mutant(
         "outer_product_mean",
         "outer_product_mean.triton_fwd",
-        "b_out * (1.0 / share) + tl.load(bias",
-        "b_out * (1.0 / share) + 0.0 * tl.load(bias",
+        "b_out += b_scale[:, None] * b_bias",
+        "b_out += 0.0 * b_scale[:, None] * b_bias",
         "bias",
     ),
     Mutant(
@@ -271,8 +271,8 @@ MUTANTS = [
     Mutant(
         "triangle_multiplication_incoming",
         "triangle_multiplication.triton_factors_bwd",
-        ".to(tl.float32) * b_mask[:, None]",
-        ".to(tl.float32)",
+        "b_grad.to(tl.float32) * b_mask[:, None]",
+        "b_grad.to(tl.float32)",
         "mask, backward",
     ),
     Mutant(

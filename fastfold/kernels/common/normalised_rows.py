@@ -24,9 +24,9 @@ WEIGHT_PROGRAMS = 512
 """Minimum number of programs, if there is work for them, of kernels that sum the gradients of weights."""
 
 
-def configuration(kernel: str, x: Tensor, channels: int) -> LaunchConfig:
-    """Launch configuration for data like ``x`` with ``channels`` (keys ``16bit_128``, ``32bit_64``)."""
-    config = launch_config(kernel, configuration_key(x.dtype, channels), x.device)
+def configuration(kernel: str, x: Tensor, channels: int, suffix: str = "") -> LaunchConfig:
+    """Launch configuration for data like ``x`` with ``channels`` (keys ``16bit_128``, ``32bit_64``, with a suffix)."""
+    config = launch_config(kernel, configuration_key(x.dtype, channels) + suffix, x.device)
     return shrunk(config, channels)
 
 

@@ -68,6 +68,14 @@ def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def share_of(summands: int, dtype: torch.dtype) -> float:
+    """Factor of sums of products, with which float16 can hold them wherever it can hold their mean.
+
+    A power of two, so that nothing is lost; 1 for dtypes that large numbers fit into.
+    """
+    return 1.0 if dtype != torch.float16 else 0.5 ** max(0, summands - 1).bit_length()
+
+
 def without_autocast(function: Callable[..., Any]) -> Any:
     """Run a function in the dtypes of its tensors, whatever autocast says around it."""
 

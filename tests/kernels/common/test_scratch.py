@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import position_blocks
+from fastfold.kernels.common.scratch import position_blocks, share_of
 
 X = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
 
@@ -43,3 +43,11 @@ def test_strided_positions_can_be_compiled() -> None:
 
     compiled = torch.compile(total, backend="eager")
     assert compiled(X.transpose(0, 1)) == X.sum()
+
+
+@pytest.mark.parametrize("summands", [0, 1, 2, 31, 32, 33, 5_000])
+def test_a_share_of_a_sum_is_no_larger_than_the_mean_and_loses_nothing(summands: int) -> None:
+    share = share_of(summands, torch.float16)
+    assert 0.5 < share * max(1, summands) <= 1.0
+    assert torch.frexp(torch.tensor(share)).mantissa == 0.5
+    assert share_of(summands, torch.bfloat16) == share_of(summands, torch.float32) == 1.0

@@ -252,7 +252,7 @@ def test_kernels_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) ->
         )
     )
     out = residual.float().to(DEVICE)
-    shared = triton_fwd.RightSide(x.right, x.right_mask, x.weight, x.bias)
+    shared = triton_fwd.RightSide(triton_fwd.masked(x.right, x.right_mask), *x[3:])
     triton_fwd.forward(shared, 0.01, out, x.left, x.left_mask, out)
     assert relative_error(out, exact + residual) < 2e-6
     names = ("left", "right", "weight", "bias")

@@ -186,6 +186,21 @@ def test_kernels_of_the_first_half_fill_some_channels_and_add_to_a_gradient() ->
         assert relative_error(mine, theirs) < CLOSE
 
 
+def test_a_gradient_beyond_float16_where_nothing_is_used_is_no_matter() -> None:
+    z, mask, grad = (_small(x).half() for x in (Z, MASK, _normal(2 * C, R, N, seed=5)))
+    p = in_dtype(_factor_params(), torch.float16)
+    assert (mask == 0).any()
+    found = []
+    for _ in range(2):
+        of_z = torch.zeros_like(z)
+        of_weights = triton_factors_bwd.projection_weights_backward(grad, z, mask, p)
+        of_norm = triton_factors_bwd.projection_backward(grad, z, mask, None, of_z, p)
+        found.append([*of_weights, *of_norm, of_z])
+        grad[:, mask == 0] = torch.inf
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_kernels_of_the_second_half_leave_gradients_where_their_inputs_were() -> None:
     z, product, p = _small(Z), _small(PRODUCT), _small(_update_params())
     out = _small(_normal(R, N, C_Z, seed=9))

@@ -14,6 +14,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels import reference
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.triangle_multiplication.params import EPS
 from tests.helpers.forced_blocks import CHUNKS, WHOLE, force_blocks
 from tests.helpers.kernel_checks import (
     BACKENDS,
@@ -94,6 +95,48 @@ def test_output_and_gradients_in_half_precision(
     force_blocks(monkeypatch, BM=128, BH=64, BO=64, BK=WHOLE)
     inputs = _inputs(n, c_z, c)
     check_against_definition(_on(backend, outgoing=outgoing), _definition(outgoing), inputs, dtype, {"mask"})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_sums_that_float16_cannot_hold(outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of thousands add up to more than 65,504 over the residues, and their mean does not."""
+    force_blocks(monkeypatch, BM=256, BH=64, BO=64, BK=WHOLE)
+    inputs = _inputs(20, 8, 32)
+    inputs["proj_bias"] *= 40
+    inputs["gate_bias"] += 3
+    assert _products(outgoing, inputs).abs().max() > 65_504
+    check_against_definition(
+        _on(backend, outgoing=outgoing), _definition(outgoing), inputs, torch.float16, {"mask"}
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("outgoing", [True, False])
+def test_small_sums_in_float16_keep_their_eps(
+    outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product whose variance is of the size of what the second normalisation adds to it."""
+    force_blocks(monkeypatch, BM=128, BH=64, BO=64, BK=WHOLE)
+    inputs = _inputs(9, 8, 32)
+    for name in ("proj_weight", "proj_bias"):
+        inputs[name] *= 0.05
+    products = _products(outgoing, inputs)
+    assert 0.1 < products.var(-1).median() / EPS < 10
+    check_against_definition(
+        _on(backend, outgoing=outgoing), _definition(outgoing), inputs, torch.float16, {"mask"}
+    )
+
+
+def _products(outgoing: bool, inputs: dict[str, Any]) -> Tensor:
+    """What the second normalisation gets, ``[N, N, c]``."""
+    names = {"norm_weight": "norm_in_weight", "norm_bias": "norm_in_bias"}
+    names |= {name: name for name in inputs if name.startswith(("proj", "gate"))}
+    factors = reference.triangle_factors(
+        inputs["z"], inputs["mask"], **{name: inputs[source] for name, source in names.items()}
+    )
+    left, right = factors.chunk(2)
+    return (left @ right.mT if outgoing else right.mT @ left).movedim(0, -1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -16,6 +16,7 @@ from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
     finish,
+    share_of,
     without_autocast,
 )
 
@@ -87,7 +88,10 @@ class Rows:
         for i in batch_indices(left):
             columns_l, columns_r = _columns(left[i], left_mask[i]), self._columns[i]
             factor = (
-                norm_of(left_mask[i], self._mask[i], self._eps).mul_(self._share).reciprocal_()[..., None]
+                counts_of(left_mask[i], self._mask[i])
+                .add_(self._eps)
+                .mul_(self._share)
+                .reciprocal_()[..., None]
             )
             for tile in _tiles(factor.shape, c, left.shape[-3]):
                 b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch, self._share)
@@ -112,7 +116,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
         columns_l = _columns(left[i].to(exact), left_mask[i])  # [I, c, S]
         columns_r = _columns(right[i].to(exact), right_mask[i])  # [J, e, S]
         grad_l, grad_r = torch.zeros_like(columns_l), torch.zeros_like(columns_r)
-        factor = norm_of(left_mask[i], right_mask[i], eps).reciprocal_()[..., None]
+        factor = counts_of(left_mask[i], right_mask[i]).add_(eps).reciprocal_()[..., None]
         for tile in _tiles(factor.shape, c, left.shape[-3]):
             b_left, b_right = columns_l[tile[0]], columns_r[tile[1]]
             b_grad = scratch("grad", len(b_left), len(b_right), len(weight))
@@ -150,18 +154,11 @@ def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=out)
 
 
-def norm_of(left_mask: Tensor, right_mask: Tensor, eps: float) -> Tensor:
-    """``[I, J]``: the number of sequences that both columns have, plus ``eps``."""
+def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
+    """``[I, J]``: the number of sequences that both columns have."""
     exact = accumulation_dtype(left_mask)
-    return (left_mask.to(exact).t() @ right_mask.to(exact)).add_(eps)
-
-
-def share_of(sequences: int, dtype: torch.dtype) -> float:
-    """Factor of sums over the sequences, with which float16 can hold them wherever it can hold their mean.
-
-    A power of two, so that nothing is lost; 1 for dtypes that large numbers fit into.
-    """
-    return 1.0 if dtype != torch.float16 else 0.5 ** max(0, sequences - 1).bit_length()
+    left = left_mask.to(exact)
+    return left.t() @ (left if right_mask is left_mask else right_mask.to(exact))
 
 
 def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, slice]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
 from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none, needed_names
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.outer_product_mean import eager
@@ -75,18 +75,22 @@ class OuterProductRows:
         parts = iter(right)
         first = next(parts)
         refuse_gradients(first, weight, bias)
-        fixed = right_mask.to(accumulation_dtype(first)), weight, bias
         backend = products_backend(first, len(bias), backend)
-        like, parts = first.new_empty(0), itertools.chain([first], parts)
-        del first  # so that it is freed when it has been taken
         self._write: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
         if backend == "triton":
             from fastfold.kernels.ops.outer_product_mean import triton_fwd
 
-            whole = _joined(parts, right_mask.shape)
-            self._write = functools.partial(triton_fwd.forward, triton_fwd.RightSide(whole, *fixed), eps)
+            if first.shape[:-1] == right_mask.shape:
+                whole = triton_fwd.masked(first, right_mask)
+            else:
+                whole = _joined(itertools.chain([first], parts), right_mask)
+            shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
+            self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
-            self._write = eager.Rows(like, parts, *fixed, eps)
+            like, parts = first.new_empty(0), itertools.chain([first], parts)
+            del first  # so that it is freed when it has been taken
+            right_mask = right_mask.to(accumulation_dtype(like))
+            self._write = eager.Rows(like, parts, right_mask, weight, bias, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
         """Fill some rows of the result, and give them back.
@@ -102,16 +106,15 @@ class OuterProductRows:
         return out
 
 
-def _joined(parts: Iterator[Tensor], sizes: torch.Size) -> Tensor:
-    """``[*, S, J, c]`` of blocks of sequences, without a copy of a single one; ``sizes`` are ``[*, S, J]``."""
-    part = next(parts)
-    if part.shape[:-1] == sizes:
-        return part
-    whole = part.new_empty(*sizes, part.shape[-1])
-    start = 0
-    for block in itertools.chain([part], parts):
-        whole[..., start : start + block.shape[-3], :, :] = block
-        start += block.shape[-3]
+def _joined(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
+    """Contiguous ``[*, S, J, c]`` of blocks of sequences, times their ``mask [*, S, J]``."""
+    whole, start = None, 0
+    for block in parts:
+        whole = block.new_empty(*mask.shape, block.shape[-1]) if whole is None else whole
+        rows = slice(start, start + block.shape[-3])
+        torch.mul(block, mask[..., rows, :, None].to(block.dtype), out=whole[..., rows, :, :])
+        start = rows.stop
+    assert whole is not None
     return whole
 
 
@@ -190,15 +193,23 @@ def _flops(call: Arguments) -> tuple[float, float]:
     return outer_product_flops(sequences, pairs, channels, x.bias.shape[0])
 
 
+def _masked_sides(call: Arguments) -> float:
+    """Bytes of both projections times their masks."""
+    x = OuterProductParams(*call["inputs"])
+    return float(size_in_bytes(x.left) + size_in_bytes(x.right))
+
+
 @declares_cost("outer_product_mean")
 def _cost(call: Arguments) -> OperatorCost:
-    return OperatorCost(sum(_flops(call)), launches=2)
+    sides = _masked_sides(call)
+    return OperatorCost(sum(_flops(call)), 2 * sides, sides, launches=4)
 
 
 @declares_cost("outer_product_mean_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     outer, projection = _flops(call)
-    return OperatorCost(3 * outer + 2 * projection, launches=6)
+    sides = _masked_sides(call)
+    return OperatorCost(3 * outer + 2 * projection, 2 * sides, sides, launches=8)
 
 
 def outer_product_mean(
@@ -230,6 +241,8 @@ def outer_product_mean(
         residual: ``[*, I, J, c_z]`` to add to the update.
         out: Where the result goes, without recording gradients; may be ``residual``.
         backend: ``auto``, ``triton`` (up to 256 pair channels, more take the PyTorch path) or ``torch``.
+
+    Memory in addition to inputs and result: both projections once more, times their masks.
 
     Returns:
         The update ``[*, I, J, c_z]``, plus the residual, in the dtype of ``left``.

@@ -14,52 +14,43 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
-from fastfold.kernels.common.layout import padded
+from fastfold.kernels.common.layout import padded, part
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
+from fastfold.kernels.common.scratch import share_of
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
-from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, norm_of, share_of
+from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams, counts_of
 from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
     SIZES,
     Projections,
+    columns_pointers,
     example,
-    masked_columns,
+    masked,
     outer_products,
-    shared_out,
+    reciprocal_norm,
+    tile_pairs,
+    weights_tile,
 )
+
+SHALLOW = 128
+"""Sequences up to which 16-bit gradients of a side have configurations of their own.
+
+A program multiplies the gradients of all its pairs by the weights again for every block of sequences, so where there
+are many it owns larger blocks, of which few sequences would leave most empty.
+"""
 
 
 @triton.jit
-def scaled_gradients(
-    grad,
-    norm,
-    grad_strides,
-    norm_strides,
-    i_i,
-    i_j,
-    o_z,
-    m_z,
-    rows,
-    columns,
-    BI: tl.constexpr,
-    BJ: tl.constexpr,
-):
-    """Gradients ``[BI * BJ, BZ]``, in float32, of the sums before they are divided; zero past the end."""
-    o_p = tl.arange(0, BI * BJ)
-    o_i = tl.cast(i_i, tl.int64) + o_p // BJ
-    o_j = tl.cast(i_j, tl.int64) + o_p % BJ
-    m_p = (o_i < rows) & (o_j < columns)
-    # [BI * BJ, BZ]
+def load_gradients(grad, grad_strides, o_i, o_j, m_p, o_z, m_z, DTYPE: tl.constexpr):
+    """Gradients of pairs ``[BI * BJ, *]`` in the dtype of what they are multiplied by, zero past the end."""
     p_grad = pair_tile(grad, grad_strides, o_i, o_j, o_z)
-    b_grad = tl.load(p_grad, mask=m_p[:, None] & m_z[None, :], other=0.0).to(tl.float32)
-    # [BI * BJ]
-    b_norm = tl.load(norm + o_i * norm_strides[0] + o_j * norm_strides[1], mask=m_p, other=1.0)
-    return b_grad / b_norm[:, None]
+    # [BI * BJ, *]
+    return cast(tl.load(p_grad, mask=m_p[:, None] & m_z[None, :], other=0.0), DTYPE)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_side_kernel(
-    right, left_mask, right_mask, weight, norm, grad, grad_left, share, sequences, rows, columns,
-    right_strides, left_mask_strides, right_mask_strides, norm_strides, grad_strides, grad_left_strides,
+    right, left_mask, weight, counts, grad, grad_left, share, sequences, rows, columns,
+    left_mask_strides, counts_strides, grad_strides, grad_left_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr,
     BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -69,35 +60,30 @@ def outer_product_mean_side_kernel(
     i_i = tl.program_id(0) // n_a * BI
     i_s = tl.program_id(1) * BS
     o_k = tl.arange(0, BA * BE)
-    o_a = i_a + o_k // BE
+    m_s = i_s + tl.arange(0, BS) < sequences
     b_grad = tl.zeros([BS, BI * BA], tl.float32)
     for i_j in range(0, columns, BJ):
+        o_i, o_j, m_p = tile_pairs(i_i, i_j, rows, columns, BI, BJ)
+        b_scale = reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS) / share
         for i_e in range(0, C, BE):
-            o_e = i_e + o_k % BE
-            m_k = (o_a < C) & (o_e < C)
             b_products = tl.zeros([BI * BJ, BA * BE], tl.float32)
             for i_z in range(0, CZ, BK):
                 o_z = i_z + tl.arange(0, BK)
                 m_z = o_z < CZ
-                b_sums = scaled_gradients(
-                    grad, norm, grad_strides, norm_strides, i_i, i_j, o_z, m_z, rows, columns, BI, BJ
-                )
-                # [BK, BA * BE]
-                p_w = weight + o_z[:, None] * (C * C) + (o_a * C + o_e)[None, :]
-                b_w = tl.load(p_w, mask=m_z[:, None] & m_k[None, :], other=0.0)
-                b_products += dot(shared_out(b_sums, 1.0 / share, weight.dtype.element_ty), b_w, PRECISION)
-            b_products = tl.permute(tl.reshape(b_products, [BI, BJ, BA, BE]), (1, 3, 0, 2))
-            b_products = cast(tl.reshape(b_products, [BJ * BE, BI * BA]), right.dtype.element_ty)
-            b_r = masked_columns(
-                right, right_mask, right_strides, right_mask_strides, i_s, i_j, i_e, sequences, columns,
-                C, BS, BJ, BE,
-            )  # fmt: skip
-            b_grad += dot(b_r, b_products, PRECISION)
+                b_pairs = load_gradients(grad, grad_strides, o_i, o_j, m_p, o_z, m_z, weight.dtype.element_ty)
+                b_w = weights_tile(weight, o_z, m_z, i_a + o_k // BE, i_e + o_k % BE, C, BA, BE)
+                b_products = dot(b_pairs, b_w, PRECISION, b_products)
+            b_products = tl.reshape(b_products * b_scale[:, None], [BI, BJ, BA, BE])
+            b_products = tl.reshape(tl.permute(b_products, (1, 3, 0, 2)), [BJ * BE, BI * BA])
+            p_r, m_r = columns_pointers(right, i_s, i_j, i_e, columns, C, BS, BJ, BE)
+            # [BS, BJ * BE]
+            b_r = tl.load(p_r, mask=m_s[:, None] & m_r[None, :], other=0.0)
+            b_grad = dot(b_r, cast(b_products, right.dtype.element_ty), PRECISION, b_grad)
     o_s = i_s.to(tl.int64) + tl.arange(0, BS)
     o_x = tl.arange(0, BI * BA)
     o_i = i_i.to(tl.int64) + o_x // BA
     o_c = i_a + o_x % BA
-    m_grad = (o_s < sequences)[:, None] & ((o_i < rows) & (o_c < C))[None, :]
+    m_grad = m_s[:, None] & ((o_i < rows) & (o_c < C))[None, :]
     # [BS, BI * BA]
     p_mask = left_mask + o_s[:, None] * left_mask_strides[0] + (o_i * left_mask_strides[1])[None, :]
     b_grad *= share * tl.load(p_mask, mask=m_grad, other=0.0).to(tl.float32)
@@ -107,14 +93,22 @@ def outer_product_mean_side_kernel(
 
 
 def write_side(
-    grad_left: Tensor, right: Tensor, masks: tuple[Tensor, Tensor], weight: Tensor, norm: Tensor, grad: Tensor
+    grad_left: Tensor,
+    right: Tensor,
+    left_mask: Tensor,
+    weight: Tensor,
+    counts: Tensor,
+    eps: float,
+    grad: Tensor,
 ) -> None:
-    """Fill the gradient of the left side of one batch element; ``weight [c_z, c, c]`` in the order (left, right).
+    """Fill the gradient of the left side of one batch element, from the right one times its mask.
 
+    The channels of ``weight [c_z, c, c]`` are in the order (left, right).
     Products of float32 are exact even where PyTorch's setting allows tf32, with which the kernel would spill registers.
     """
     (sequences, rows, c), columns, c_z = grad_left.shape, right.shape[1], len(weight)
-    config = configuration("outer_product_mean_side", right, c_z)
+    deep = right.dtype.itemsize == 2 and sequences > SHALLOW
+    config = configuration("outer_product_mean_side", right, c_z, "_deep" if deep else "")
     blocks = config.blocks
     grid = (
         triton.cdiv(rows, blocks["BI"]) * triton.cdiv(c, blocks["BA"]),
@@ -122,8 +116,8 @@ def write_side(
     )
     share = share_of(sequences, right.dtype)
     outer_product_mean_side_kernel[grid](
-        *(right, *masks, weight, norm, grad, grad_left, share, sequences, rows, columns),
-        *(x.stride() for x in (right, *masks, norm, grad, grad_left)),
+        *(right, left_mask, weight, counts, grad, grad_left, share, sequences, rows, columns),
+        *(*(x.stride() for x in (left_mask, counts, grad, grad_left)), eps),
         C=c,
         CZ=c_z,
         PRECISION="ieee",
@@ -133,7 +127,7 @@ def write_side(
 
 @triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_weights_kernel(
-    x, norm, grad, grad_weight, grad_bias, share, sequences, rows, columns, strides, norm_strides, grad_strides,
+    x, counts, grad, grad_weight, grad_bias, sequences, rows, columns, counts_strides, grad_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -152,15 +146,16 @@ def outer_product_mean_weights_kernel(
     for i_p in range(tl.program_id(1), tl.cdiv(rows, BI) * n_j, tl.num_programs(1)):
         i_i, i_j = i_p // n_j * BI, i_p % n_j * BJ
         b_products = outer_products(
-            x, strides, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
+            x, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
         )
-        b_sums = scaled_gradients(
-            grad, norm, grad_strides, norm_strides, i_i, i_j, o_z, m_z, rows, columns, BI, BJ
-        )
-        b_grad_bias += tl.sum(b_sums, 0)
+        o_i, o_j, m_p = tile_pairs(i_i, i_j, rows, columns, BI, BJ)
+        b_scale = reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS)
         dtype = x.left.dtype.element_ty
-        b_sums, b_products = shared_out(b_sums, 1.0 / share, dtype), shared_out(b_products, share, dtype)
-        b_grad_weight += dot(tl.trans(b_sums), b_products, PRECISION)
+        b_pairs = load_gradients(grad, grad_strides, o_i, o_j, m_p, o_z, m_z, dtype)
+        b_means = cast(b_products * b_scale[:, None], dtype)
+        b_grad_weight = dot(tl.trans(b_pairs), b_means, PRECISION, b_grad_weight)
+        if tl.program_id(0) == 0:
+            b_grad_bias += tl.sum(b_pairs.to(tl.float32) * b_scale[:, None], 0)
     i_s = tl.program_id(1).to(tl.int64)
     o_k = tl.arange(0, BA * BE)
     o_a, o_e = i_a + o_k // BE, i_e + o_k % BE
@@ -171,7 +166,7 @@ def outer_product_mean_weights_kernel(
         tl.store(grad_bias + i_s * CZ + o_z, b_grad_bias, mask=m_z)
 
 
-def _weights(x: Projections, norm: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _weights(x: Projections, counts: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients ``[c_z, c * c]`` and ``[c_z]`` of weights and bias from one batch element, in float32."""
     left = x.left
     (sequences, rows, c), columns, c_z = left.shape, x.right.shape[1], grad.shape[-1]
@@ -183,8 +178,8 @@ def _weights(x: Projections, norm: Tensor, grad: Tensor) -> tuple[Tensor, Tensor
     partial = left.new_empty(parts, c_z, c * c, dtype=torch.float32)
     partial_bias = left.new_empty(parts, c_z, dtype=torch.float32)
     outer_product_mean_weights_kernel[(programs, parts)](
-        *(x, norm, grad, partial, partial_bias, share_of(sequences, left.dtype), sequences, rows, columns),
-        *(x.strides, norm.stride(), grad.stride()),
+        *(x, counts, grad, partial, partial_bias, sequences, rows, columns),
+        *(counts.stride(), grad.stride(), eps),
         C=c,
         CZ=c_z,
         BZ=padded(c_z),
@@ -204,17 +199,18 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
     if grad.numel() == 0:
         return [grad_left.zero_(), grad_right.zero_(), *totals]
     for i in itertools.product(*map(range, left.shape[:-3])):
-        x = Projections(left[i], right[i], left_mask[i], right_mask[i])
-        masks = (x.left_mask, x.right_mask)
-        norm = norm_of(*masks, eps)
+        masks = part(left_mask, i), part(right_mask, i)
+        x = Projections(masked(part(left, i), masks[0]), masked(part(right, i), masks[1]))
+        counts, b_grad = counts_of(*masks), part(grad, i)
         if "left" in needed:
-            write_side(grad_left[i], right[i], masks, weights.contiguous(), norm, grad[i])
+            write_side(part(grad_left, i), x.right, masks[0], weights.contiguous(), counts, eps, b_grad)
         if "right" in needed:
             transposed = weights.mT.contiguous()
-            write_side(grad_right[i], left[i], masks[::-1], transposed, norm.t(), grad[i].transpose(0, 1))
+            others = (counts.t(), eps, b_grad.transpose(0, 1))
+            write_side(part(grad_right, i), x.left, masks[1], transposed, *others)
         if "weight" in needed or "bias" in needed:
-            for total, part in zip(totals, _weights(x, norm, grad[i]), strict=True):
-                total += part
+            for total, share in zip(totals, _weights(x, counts, eps, b_grad), strict=True):
+                total += share
     return [grad_left, grad_right, *totals]
 
 
@@ -225,4 +221,9 @@ def variants() -> list[KernelVariant]:
         x, pair = example(new, c_z)
         backward(pair, x, 1e-3, ("left", "weight"))
 
-    return recorded_variants(launch, "C", WIDTHS)
+    def launch_deep(new: NewTensor, c_z: int) -> None:
+        x, pair = example(new, c_z, SHALLOW + 16)
+        if x.left.dtype.itemsize == 2:
+            backward(pair, x, 1e-3, ("left",))
+
+    return recorded_variants(launch, "C", WIDTHS) + recorded_variants(launch_deep, "C", WIDTHS, "deep ")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,8 +19,7 @@ from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.outer_product_mean.eager import (
     OuterProductParams,
     batch_indices,
-    norm_of,
-    share_of,
+    counts_of,
 )
 
 OUTER_CHANNELS = 32
@@ -30,77 +30,89 @@ SIZES = ["sequences", "rows", "columns"]
 
 
 class Projections(NamedTuple):
-    """Both projections ``[S, I, C]``, ``[S, J, C]`` and their masks ``[S, I]``, ``[S, J]``: tensors, or strides."""
+    """Both projections ``[S, I, C]`` and ``[S, J, C]``, contiguous and times their masks."""
 
     left: Any
     right: Any
-    left_mask: Any
-    right_mask: Any
-
-    @property
-    def strides(self) -> Projections:
-        """Strides of the tensors."""
-        return Projections(*(x.stride() for x in self))
 
 
 @triton.jit
-def shared_out(b_x, share, DTYPE: tl.constexpr):
-    """Sums ``b_x`` in another dtype, times ``share`` if that is float16, which does not hold them otherwise."""
-    if tl.float16 == DTYPE:
-        b_x *= share
-    return cast(b_x, DTYPE)
+def columns_pointers(
+    x, i_s, i_i, i_c, columns, C: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr
+):
+    """Pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, sequences before columns with their channels.
 
-
-@triton.jit
-def masked_columns(
-    x, mask, x_strides, mask_strides, i_s, i_i, i_c, sequences, columns,
-    C: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Tile ``[BS, BI * BC]`` of ``x [S, I, C]`` times its mask: sequences, then columns with their channels."""
+    Also which of these columns and channels ``[BI * BC]`` exist.
+    """
     o_s = tl.cast(i_s, tl.int64) + tl.arange(0, BS)
     o_x = tl.arange(0, BI * BC)
-    o_i = tl.cast(i_i, tl.int64) + o_x // BC
-    o_c = i_c + o_x % BC
-    m_s = o_s < sequences
-    m_i = o_i < columns
-    # [BS, BI * BC]
-    p_x = x + o_s[:, None] * x_strides[0] + (o_i * x_strides[1] + o_c * x_strides[2])[None, :]
-    b_x = tl.load(p_x, mask=m_s[:, None] & (m_i & (o_c < C))[None, :], other=0.0)
-    # [BS, BI * BC]
-    p_mask = mask + o_s[:, None] * mask_strides[0] + (o_i * mask_strides[1])[None, :]
-    b_mask = tl.load(p_mask, mask=m_s[:, None] & m_i[None, :], other=0.0)
-    return cast(b_x.to(tl.float32) * b_mask.to(tl.float32), x.dtype.element_ty)
+    o_i, o_c = i_i + o_x // BC, i_c + o_x % BC
+    m_x = o_i < columns
+    if C % BC != 0:
+        m_x = m_x & (o_c < C)
+    return x + o_s[:, None] * (columns * C) + (o_i * C + o_c)[None, :], m_x
 
 
 @triton.jit
 def outer_products(
-    x, strides, i_i, i_j, i_a, i_e, sequences, rows, columns,
+    x, i_i, i_j, i_a, i_e, sequences, rows, columns,
     C: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr, BS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sums over the sequences ``[BI * BJ, BA * BE]``: pairs of columns, and pairs of their channels."""
     b_sum = tl.zeros([BI * BA, BJ * BE], tl.float32)
+    o_s = tl.arange(0, BS)
+    # [BS, BI * BA], [BS, BJ * BE]
+    p_l, m_l = columns_pointers(x.left, 0, i_i, i_a, rows, C, BS, BI, BA)
+    p_r, m_r = columns_pointers(x.right, 0, i_j, i_e, columns, C, BS, BJ, BE)
     for i_s in range(0, sequences, BS):
-        b_l = masked_columns(
-            x.left, x.left_mask, strides.left, strides.left_mask, i_s, i_i, i_a, sequences, rows,
-            C, BS, BI, BA,
-        )  # fmt: skip
-        b_r = masked_columns(
-            x.right, x.right_mask, strides.right, strides.right_mask, i_s, i_j, i_e, sequences, columns,
-            C, BS, BJ, BE,
-        )  # fmt: skip
-        b_sum += dot(tl.trans(b_l), b_r, PRECISION)
+        m_s = (o_s < sequences - i_s)[:, None]
+        i_x = tl.cast(i_s, tl.int64) * C
+        b_l = tl.load(p_l + i_x * rows, mask=m_s & m_l[None, :], other=0.0)
+        b_r = tl.load(p_r + i_x * columns, mask=m_s & m_r[None, :], other=0.0)
+        b_sum = dot(tl.trans(b_l), b_r, PRECISION, b_sum)
     b_sum = tl.permute(tl.reshape(b_sum, [BI, BA, BJ, BE]), (0, 2, 1, 3))
     return tl.reshape(b_sum, [BI * BJ, BA * BE])
 
 
+@triton.jit
+def weights_tile(weight, o_z, m_z, o_a, o_e, C: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr):
+    """Tile ``[*, BA * BE]`` of ``weight [CZ, C, C]``: pair channels, then pairs of channels."""
+    m_w = m_z[:, None]
+    if C % BA != 0 or C % BE != 0:
+        m_w = m_w & ((o_a < C) & (o_e < C))[None, :]
+    # [*, BA * BE]
+    return tl.load(weight + o_z[:, None] * (C * C) + (o_a * C + o_e)[None, :], mask=m_w, other=0.0)
+
+
+@triton.jit
+def tile_pairs(i_i, i_j, rows, columns, BI: tl.constexpr, BJ: tl.constexpr):
+    """Rows and columns ``[BI * BJ]`` of the pairs of a tile, and which of them exist."""
+    o_p = tl.arange(0, BI * BJ)
+    o_i = tl.cast(i_i, tl.int64) + o_p // BJ
+    o_j = tl.cast(i_j, tl.int64) + o_p % BJ
+    return o_i, o_j, (o_i < rows) & (o_j < columns)
+
+
+@triton.jit
+def reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS):
+    """One over the number of sequences ``[BI * BJ]`` of pairs, plus EPS."""
+    # [BI * BJ]
+    b_count = tl.load(counts + o_i * counts_strides[0] + o_j * counts_strides[1], mask=m_p, other=1.0)
+    return 1.0 / (b_count + EPS)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def outer_product_mean_forward_kernel(
-    x, weight, bias, norm, residual, out, share, sequences, rows, columns, strides, residual_strides, out_strides,
+    x, weight, bias, counts, residual, out, sequences, rows, columns,
+    counts_strides, residual_strides, out_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BI times BJ pairs with all their channels."""
+    """A program owns BI times BJ pairs with all their channels.
+
+    Sums become means before they are rounded, which float16 holds wherever it can hold their products.
+    """
     i_i = tl.program_id(0) // tl.cdiv(columns, BJ) * BI
     i_j = tl.program_id(0) % tl.cdiv(columns, BJ) * BJ
     o_z = tl.arange(0, BZ)
@@ -110,23 +122,19 @@ def outer_product_mean_forward_kernel(
     for i_a in range(0, C, BA):
         for i_e in range(0, C, BE):
             b_products = outer_products(
-                x, strides, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
+                x, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
             )
-            o_a, o_e = i_a + o_k // BE, i_e + o_k % BE
-            m_k = (o_a < C) & (o_e < C)
-            # [BA * BE, BZ]
-            p_w = weight + (o_a * C + o_e)[:, None] + o_z[None, :] * (C * C)
-            b_w = tl.load(p_w, mask=m_k[:, None] & m_z[None, :], other=0.0)
-            b_out += dot(shared_out(b_products, share, weight.dtype.element_ty), b_w, PRECISION)
-    o_p = tl.arange(0, BI * BJ)
-    o_i = tl.cast(i_i, tl.int64) + o_p // BJ
-    o_j = tl.cast(i_j, tl.int64) + o_p % BJ
-    m_p = (o_i < rows) & (o_j < columns)
+            # Made again each time rather than kept in registers through the loops.
+            o_i, o_j, m_p = tile_pairs(i_i, i_j, rows, columns, BI, BJ)
+            b_scale = reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS)
+            b_means = cast(b_products * b_scale[:, None], weight.dtype.element_ty)
+            b_w = weights_tile(weight, o_z, m_z, i_a + o_k // BE, i_e + o_k % BE, C, BA, BE)
+            b_out = dot(b_means, tl.trans(b_w), PRECISION, b_out)
+    o_i, o_j, m_p = tile_pairs(i_i, i_j, rows, columns, BI, BJ)
+    b_scale = reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS)
     m_out = m_p[:, None] & m_z[None, :]
-    # [BI * BJ]
-    b_norm = tl.load(norm + o_i * columns + o_j, mask=m_p, other=1.0)
-    b_out = b_out * (1.0 / share) + tl.load(bias + o_z, mask=m_z, other=0.0).to(tl.float32)[None, :]
-    b_out = b_out / b_norm[:, None]
+    b_bias = tl.load(bias + o_z, mask=m_z, other=0.0).to(tl.float32)
+    b_out += b_scale[:, None] * b_bias[None, :]
     if HAS_RESIDUAL:
         p_residual = pair_tile(residual, residual_strides, o_i, o_j, o_z)
         b_out += tl.load(p_residual, mask=m_out, other=0.0).to(tl.float32)
@@ -134,8 +142,16 @@ def outer_product_mean_forward_kernel(
     tl.store(p_out, cast(b_out, out.dtype.element_ty), mask=m_out)
 
 
+def masked(x: Tensor, mask: Tensor) -> Tensor:
+    """Contiguous ``x [*, S, I, C]`` times its ``mask [*, S, I]``: kernels copy tiles of it as they are."""
+    factors = mask.to(x.dtype).unsqueeze(-1)
+    # A product lies in memory as what is multiplied.
+    in_order = list(x.stride()) == sorted(x.stride(), reverse=True)
+    return (x * factors if in_order else torch.mul(x, factors, out=x.new_empty(x.shape))).contiguous()
+
+
 class RightSide(NamedTuple):
-    """What all rows of the result share, as of ``outer_product_mean``."""
+    """What all rows of the result share, as of ``outer_product_mean``; ``right`` is times its mask already."""
 
     right: Tensor
     right_mask: Tensor
@@ -153,16 +169,16 @@ def forward(
     c, c_z = left.shape[-1], len(bias)
     weight, bias = weight.to(left.dtype).contiguous(), bias.to(left.dtype).contiguous()
     config = configuration("outer_product_mean_forward", left, c_z)
-    share = share_of(left.shape[-3], left.dtype)
+    left = masked(left, left_mask)
     for i in batch_indices(left):
-        x = Projections._make(part(each, i) for each in (left, right, left_mask, right_mask))
+        x = Projections(part(left, i), part(right, i))
         (sequences, rows, _), columns = x.left.shape, right.shape[-2]
-        b_out = part(out, i)
+        b_out, counts = part(out, i), counts_of(part(left_mask, i), part(right_mask, i))
         b_residual = b_out if residual is None else part(residual, i)
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])
         outer_product_mean_forward_kernel[(programs,)](
-            *(x, weight, bias, norm_of(x.left_mask, x.right_mask, eps), b_residual, b_out),
-            *(share, sequences, rows, columns, x.strides, b_residual.stride(), b_out.stride()),
+            *(x, weight, bias, counts, b_residual, b_out, sequences, rows, columns),
+            *(counts.stride(), b_residual.stride(), b_out.stride(), eps),
             C=c,
             CZ=c_z,
             BZ=padded(c_z),
@@ -172,9 +188,10 @@ def forward(
         )
 
 
-def example(new: NewTensor, c_z: int) -> tuple[OuterProductParams, Tensor]:
+def example(new: NewTensor, c_z: int, sequences: int = 32) -> tuple[OuterProductParams, Tensor]:
     """Inputs and result with ``c_z`` channels, of which only the shapes count; a mask's rows are not aligned."""
-    x, mask, weight = new(32, 20, OUTER_CHANNELS), new(32, 20), new(c_z, OUTER_CHANNELS**2)
+    x, mask = new(sequences, 20, OUTER_CHANNELS), new(sequences, 20)
+    weight = new(c_z, OUTER_CHANNELS**2)
     return OuterProductParams(x, x, mask, mask, weight, new(c_z)), new(20, 20, c_z)
 
 
@@ -183,6 +200,6 @@ def variants() -> list[KernelVariant]:
 
     def launch(new: NewTensor, c_z: int) -> None:
         x, pair = example(new, c_z)
-        forward(RightSide(x.right, *x[3:]), 1e-3, pair, x.left, x.left_mask, pair)
+        forward(RightSide(masked(x.right, x.right_mask), *x[3:]), 1e-3, pair, x.left, x.left_mask, pair)
 
     return recorded_variants(launch, "C", WIDTHS)

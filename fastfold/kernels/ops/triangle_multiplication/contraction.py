@@ -63,13 +63,17 @@ def block_rows(n: int, c: int, channels: int) -> int:
 class TriangleBackend(Protocol):
     """What a backend does before and after the contraction, for one batch element."""
 
+    @property
+    def share(self) -> float:
+        """Factor that its :meth:`write` wants the product multiplied by."""
+
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Fill ``projections [2 count, N, N]``: channels from ``first`` of the left factor, then of the right one."""
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, N]``."""
+        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, N]`` times its share."""
 
 
 class TriangleGradients(Protocol):
@@ -83,6 +87,10 @@ class TriangleGradients(Protocol):
     def channels(self) -> int:
         """Hidden channels c."""
 
+    @property
+    def share(self) -> float:
+        """Factor that its :meth:`update_backward` wants the product multiplied by."""
+
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Channels that are contracted at a time, and of which the gradients are."""
 
@@ -92,7 +100,10 @@ class TriangleGradients(Protocol):
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
     ) -> None:
-        """Put the gradient of ``product [c, R, N]`` in its place, and that of the normalised ``z`` into ``grad_z``."""
+        """Put the gradient of ``product [c, R, N]`` in its place, and that of the normalised ``z`` into ``grad_z``.
+
+        What it gets is the product times its share, and what it leaves is the gradient without it.
+        """
 
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
@@ -155,7 +166,8 @@ def multiply(
             b_out, b_z, b_residual, b_dropout = (part(x, here) for x in (out, z, residual, dropout))
             assert b_out is not None
             assert b_z is not None
-            backend.write(b_out, product.view(c, -1, n), b_z, b_residual, b_dropout)
+            product = product if product.dim() == 3 else product.view(c, -1, n)
+            backend.write(b_out, product, b_z, b_residual, b_dropout)
 
 
 def _product(
@@ -176,7 +188,7 @@ def _product(
     size = block_rows(n, c, channels)
     blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
     product = scratch("product", c, first_away, n) if first_away else None
-    streamed = None
+    streamed = divided = None
     if blocks:
         assert host is not None
         staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * n)
@@ -185,14 +197,16 @@ def _product(
         count = min(channels, c - first)
         factors = scratch("factors", 2 * count, n, n)
         backend.project(factors, z, mask, first, count)
-        left, right = factors.chunk(2)
+        if factors is not divided:
+            left, right = factors.chunk(2)
+            divided = factors
         if product is not None:
             group = product if count == c else product[first : first + count]
-            contract(left, right, slice(0, first_away), outgoing, group)
+            contract(left, right, slice(0, first_away), outgoing, group, backend.share)
         for index, rows in enumerate(blocks):
             assert streamed is not None
             waiting = streamed.part(count, index)
-            contract(left, right, rows, outgoing, waiting)
+            contract(left, right, rows, outgoing, waiting, backend.share)
             streamed.send(waiting, first, index)
     if product is not None:
         yield slice(0, first_away), product
@@ -202,13 +216,15 @@ def _product(
         yield from streamed.read((back[0], back[1]))
 
 
-def contract(left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor) -> None:
-    """Fill rows of the sums over all triangles, ``out [g, rows, N]``, from factors ``[g, N, N]``."""
+def contract(
+    left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor, share: float = 1.0
+) -> None:
+    """Fill rows of the sums over all triangles times a share, ``out [g, rows, N]``, from factors ``[g, N, N]``."""
     whole = rows == slice(0, left.shape[-1])
     if outgoing:
-        torch.bmm(left if whole else left[:, rows], right.mT, out=out)
+        _multiply(left if whole else left[:, rows], right.mT, out, share)
     else:
-        torch.bmm((right if whole else right[:, :, rows]).mT, left, out=out)
+        _multiply((right if whole else right[:, :, rows]).mT, left, out, share)
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
@@ -228,3 +244,11 @@ def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool,
         torch.bmm(right, grad, out=buffer)
         torch.bmm(left, grad.mT, out=right)
     left.copy_(buffer)
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, share: float) -> None:
+    """Fill ``out [g, M, N]`` with ``share · a @ b``: the sums themselves never exist in the dtype of ``out``."""
+    if share == 1.0:
+        torch.bmm(a, b, out=out)
+    else:
+        torch.baddbmm(out, a, b, beta=0, alpha=share, out=out)

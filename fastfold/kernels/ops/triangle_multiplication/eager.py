@@ -24,6 +24,7 @@ from fastfold.kernels.common.scratch import (
     normalise,
     normalise_backward,
     position_blocks,
+    share_of,
 )
 from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
     FactorWeights,
@@ -105,13 +106,16 @@ def write_update(
     dropout: Tensor | None,
     weights: UpdateWeights,
     scratch: Scratch,
+    *,
+    share: float = 1.0,
 ) -> None:
-    """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]``."""
+    """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]`` times ``share``."""
     residuals = () if residual is None else (residual,)
     linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
     for columns, (b_z, b_out, *b_residual) in _blocks(_widest(weights), z, out, *residuals):
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
-        b_product, _ = _normalise(product[:, columns].t(), weights.norm_out, scratch.dtype)
+        b_product = product[:, columns].t()
+        b_product, _ = _normalise(b_product, weights.norm_out, scratch.dtype, EPS * share**2)
         b_update = scratch("update", *b_out.shape)
         torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
         b_dropout = None if dropout is None else at_positions(dropout, columns)
@@ -183,10 +187,12 @@ def _blocks(channels: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tens
         start += len(parts[0])
 
 
-def _normalise(x: Tensor, parameters: Norm, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+def _normalise(
+    x: Tensor, parameters: Norm, dtype: torch.dtype, eps: float = EPS
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Normalised block in ``dtype`` and its statistics."""
     scale, shift = parameters
-    out, mean, rstd = normalise(x.to(scale.dtype), scale, shift, EPS)
+    out, mean, rstd = normalise(x.to(scale.dtype), scale, shift, eps)
     return out.to(dtype), (mean, rstd)
 
 
@@ -219,10 +225,15 @@ class Forward:
         factors: Parameters of the first part, if it is used.
         update: Those of the second.
         scratch: Buffers, in the dtype of the products.
+        summands: Of each element of the product, if it may be a share of their sum; see
+            :func:`~fastfold.kernels.common.scratch.share_of`.
     """
 
-    def __init__(self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch) -> None:
+    def __init__(
+        self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
+    ) -> None:
         self.dtype, self._scratch = scratch.dtype, scratch
+        self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
         self._update = None if update is None else arrange_update(update, scratch.dtype)
 
@@ -237,19 +248,25 @@ class Forward:
     ) -> None:
         """The result."""
         assert self._update is not None
-        write_update(out, product.flatten(1), z, residual, dropout, self._update, self._scratch)
+        how = (self._update, self._scratch)
+        write_update(out, product.flatten(1), z, residual, dropout, *how, share=self.share)
 
 
 class Backward(Forward):
-    """Gradients, in blocks of positions and in the dtype of accumulation.
+    """Gradients, in blocks of positions and in the dtype of accumulation, which any sum fits into.
 
     See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`.
     """
 
     def __init__(
-        self, factors: FactorParams | None, update: UpdateParams | None, z: Tensor, needed: Collection[str]
+        self,
+        factors: FactorParams | None,
+        update: UpdateParams | None,
+        z: Tensor,
+        needed: Collection[str],
+        summands: int = 1,
     ) -> None:
-        super().__init__(factors, update, Scratch().of(z, accumulation_dtype(z)))
+        super().__init__(factors, update, Scratch().of(z, accumulation_dtype(z)), summands)
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, self.dtype), self.dtype)
             self.channels = factors.proj_weight.shape[0] // 2

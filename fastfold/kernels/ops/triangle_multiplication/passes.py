@@ -56,8 +56,9 @@ def forward(
     """Fill ``out``, which may be ``z`` or ``residual``; arguments as of ``triangle_multiplication``."""
     module, plan, scratch = _module(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
     c = parameters.channels
+    steps = module.Forward(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
     multiply(
-        *(out, z, mask, module.Forward(parameters.factors, parameters.update, scratch)),
+        *(out, z, mask, steps),
         residual=residual,
         dropout=_like(dropout, z),
         outgoing=outgoing,
@@ -99,7 +100,9 @@ def backward(
         backend: ``triton`` or ``torch``.
     """
     dropout = _like(dropout, z)
-    steps: TriangleGradients = _module(backend).Backward(parameters.factors, parameters.update, z, needed)
+    steps: TriangleGradients = _module(backend).Backward(
+        parameters.factors, parameters.update, z, needed, summands=z.shape[-2]
+    )
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
         b_grad_z, b_grad, b_z, b_mask = (part(x, i) for x in (grad_z, grad, z, mask))
@@ -124,7 +127,7 @@ def _factors_and_gradients(
     left, right = factors[:c], factors[c:]
     group, group_backward = steps.contraction_groups(n)
     for b_left, b_right, b_product in _channels(group, left, right, product):
-        contract(b_left, b_right, slice(0, n), outgoing, b_product)
+        contract(b_left, b_right, slice(0, n), outgoing, b_product, steps.share)
     # Back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
     steps.update_backward(grad_z, product, grad, z, dropout)
     buffer = torch.empty_like(left[:group_backward])

@@ -43,7 +43,11 @@ def gated_projection_gradients(
     )
     # [BM, BH]
     p_block = p_grad[:, None] + o_h.to(tl.int64)[None, :] * size
-    b_grad = tl.load(p_block, mask=m_m[:, None] & m_h[None, :], other=0.0).to(tl.float32) * b_mask[:, None]
+    b_grad = tl.load(p_block, mask=m_m[:, None] & m_h[None, :], other=0.0)
+    if b_grad.dtype == tl.float16:
+        # Where nothing is used a gradient may be larger than float16 holds, and infinity times zero is no number.
+        b_grad = tl.where((b_mask == 0.0)[:, None], 0.0, b_grad)
+    b_grad = b_grad.to(tl.float32) * b_mask[:, None]
     b_grad_projection = b_grad * b_gate
     return b_grad_projection, b_grad_projection * b_projection * (1.0 - b_gate)
 

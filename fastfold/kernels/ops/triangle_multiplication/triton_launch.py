@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from fastfold.kernels.common.parameters import in_dtype, zeros_of
-from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_bwd import (
@@ -47,11 +47,16 @@ class Forward:
         factors: Parameters of the first part, if it is used.
         update: Those of the second.
         scratch: Of the dtype of the products.
+        summands: Of each element of the product, if it may be a share of their sum; see
+            :func:`~fastfold.kernels.common.scratch.share_of`.
     """
 
     split = False
 
-    def __init__(self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch) -> None:
+    def __init__(
+        self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
+    ) -> None:
+        self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else in_dtype(factors, scratch.dtype)
         self._update = None if update is None else in_dtype(update, scratch.dtype)
 
@@ -65,7 +70,7 @@ class Forward:
     ) -> None:
         """The result."""
         assert self._update is not None
-        write_update(out, product, z, self._update, residual, dropout)
+        write_update(out, product, z, self._update, residual, dropout, self.share)
 
 
 class Backward(Forward):
@@ -77,7 +82,12 @@ class Backward(Forward):
     """
 
     def __init__(
-        self, factors: FactorParams | None, update: UpdateParams | None, z: Tensor, needed: Collection[str]
+        self,
+        factors: FactorParams | None,
+        update: UpdateParams | None,
+        z: Tensor,
+        needed: Collection[str],
+        summands: int = 1,
     ) -> None:
         super().__init__(factors, update, Scratch().of(z))
         self.split = z.dtype != torch.float32
@@ -89,6 +99,7 @@ class Backward(Forward):
             self._update_totals = zeros_of(update, torch.float32)
             self.channels = update.out_weight.shape[1]
         self.dtype = torch.float32 if self.channels < 32 else z.dtype
+        self.share = share_of(summands, self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """All channels at once, and their gradients in eighths."""
@@ -101,8 +112,8 @@ class Backward(Forward):
         assert self._update is not None
         totals, weights = self._update_totals, self._update
         if not UPDATE_WEIGHTS.isdisjoint(self._needed):  # before the gradient of the product takes its place
-            _add(totals.output, output_weights_backward(product, z, grad, dropout, weights))
-        _add(totals.norm_out, output_backward(product, z, grad, grad_z, dropout, weights))
+            _add(totals.output, output_weights_backward(product, z, grad, dropout, weights, self.share))
+        _add(totals.norm_out, output_backward(product, z, grad, grad_z, dropout, weights, self.share))
 
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None

@@ -64,7 +64,7 @@ def gated_output_gradients(
 @triton.jit(do_not_specialize=["n"])
 def triangle_output_backward_kernel(
     product, z, dropout, grad, grad_x, grad_norm_out, weights, n, size,
-    z_strides, dropout_strides, grad_strides, grad_x_strides, EPS,
+    z_strides, dropout_strides, grad_strides, grad_x_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -82,7 +82,7 @@ def triangle_output_backward_kernel(
         o_m, o_i, o_j = pair_positions(i_m, n, BM)
         m_m = o_m < size
         m_p = m_m[:, None] & m_c[None, :]
-        b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS)
+        b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
         b_grad_p = tl.zeros([BM, BC], tl.float32)
         b_grad_x = tl.zeros([BM, BZ], tl.float32)
@@ -112,7 +112,7 @@ def triangle_output_backward_kernel(
         norm = (weights.norm_out_weight, weights.norm_out_bias)
         b_grad_p, b_scales = normalised_backward(b_grad_p, b_p, b_statistics_p, norm, o_c, m_c, C)
         b_grad_weight += tl.sum(b_scales, 0)
-        tl.store(p_block, cast(b_grad_p, product.dtype.element_ty), mask=m_p)
+        tl.store(p_block, cast(b_grad_p * share, product.dtype.element_ty), mask=m_p)
     p_partial = grad_norm_out + tl.program_id(0) * 2 * C + o_c
     tl.store(p_partial, b_grad_weight, mask=m_c)
     tl.store(p_partial + C, b_grad_bias, mask=m_c)
@@ -138,6 +138,7 @@ def output_backward(
     grad_x: Tensor,
     dropout: Tensor | None,
     weights: UpdateParams,
+    share: float = 1.0,
 ) -> list[Tensor]:
     """Put gradients into ``product [c, R, N]`` and ``grad_x [R, N, c_z]``, and return those of the norm between.
 
@@ -148,6 +149,7 @@ def output_backward(
         grad_x: Where that of the normalised ``z`` goes, in the dtype of ``z``.
         dropout: Factors in the shape of ``z``, or None.
         weights: Contiguous, in the dtypes that kernels read.
+        share: What the product was multiplied by.
 
     Returns:
         Gradients, in float32, of the two parameters of the normalisation of ``product``.
@@ -159,7 +161,7 @@ def output_backward(
     partial = z.new_empty(programs, 2, c, dtype=torch.float32)
     triangle_output_backward_kernel[(programs,)](
         *(product, z, b_dropout, grad, grad_x, partial, weights, n, rows * n),
-        *(z.stride(), b_dropout.stride(), grad.stride(), grad_x.stride(), EPS),
+        *(z.stride(), b_dropout.stride(), grad.stride(), grad_x.stride(), EPS, share),
         **switches(c, z, dropout),
         **config.launch,
     )
@@ -169,7 +171,7 @@ def output_backward(
 @triton.jit(do_not_specialize=["n"])
 def triangle_output_weights_kernel(
     product, z, dropout, grad, grad_weight, grad_gate, grad_biases, weights, n, size,
-    z_strides, dropout_strides, grad_strides, EPS,
+    z_strides, dropout_strides, grad_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -190,7 +192,7 @@ def triangle_output_weights_kernel(
     for i_m in range(tl.program_id(1), tl.cdiv(size, BM), tl.num_programs(1)):
         o_m, o_i, o_j = pair_positions(i_m, n, BM)
         m_m = o_m < size
-        b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS)
+        b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
         b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
         b_out, b_logits = gated_output_gradients(
             b_p, b_statistics_p, p_p, size, b_z, b_statistics, p_z, z_strides[2], weights,
@@ -213,7 +215,12 @@ def triangle_output_weights_kernel(
 
 
 def output_weights_backward(
-    product: Tensor, z: Tensor, grad: Tensor, dropout: Tensor | None, weights: UpdateParams
+    product: Tensor,
+    z: Tensor,
+    grad: Tensor,
+    dropout: Tensor | None,
+    weights: UpdateParams,
+    share: float = 1.0,
 ) -> list[Tensor]:
     """Gradients, in float32, of output and gate, weight before bias.
 
@@ -229,7 +236,7 @@ def output_weights_backward(
     )
     triangle_output_weights_kernel[(programs, parts)](
         *(product, z, b_dropout, grad, partial, partial_gate, partial_bias, weights, n, rows * n),
-        *(z.stride(), b_dropout.stride(), grad.stride(), EPS),
+        *(z.stride(), b_dropout.stride(), grad.stride(), EPS, share),
         **switches(c, z, dropout),
         **config.launch,
     )

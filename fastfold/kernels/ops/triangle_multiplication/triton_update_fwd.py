@@ -19,18 +19,23 @@ from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import load
 
 
 @triton.jit
-def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS):
-    """Normalised positions ``[BM, BC]`` of ``product [C, R N]``, their statistics, and pointers to them ``[BM]``."""
+def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share):
+    """Normalised positions ``[BM, BC]`` of ``product [C, R N]``, their statistics, and pointers to them ``[BM]``.
+
+    A product times a share has the same normalised rows, if what is added to its variance has the square of that.
+    """
     p_p = product + o_m
     norm = (weights.norm_out_weight, weights.norm_out_bias)
-    b_p, b_statistics = load_normalised(p_p, o_c.to(tl.int64) * size, norm, o_c, m_m, m_c, C, EPS)
+    b_p, b_statistics = load_normalised(
+        p_p, o_c.to(tl.int64) * size, norm, o_c, m_m, m_c, C, EPS * share * share
+    )
     return b_p, b_statistics, p_p
 
 
 @triton.jit(do_not_specialize=["n"])
 def triangle_output_kernel(
     product, z, dropout, residual, out, weights, n, size,
-    z_strides, dropout_strides, residual_strides, out_strides, EPS,
+    z_strides, dropout_strides, residual_strides, out_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -41,7 +46,7 @@ def triangle_output_kernel(
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
     m_out = m_m[:, None] & m_z[None, :]
-    b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, o_c < C, size, C, EPS)
+    b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, o_c < C, size, C, EPS, share)
     norm_out = (weights.norm_out_weight, weights.norm_out_bias)
     b_out = projected(
         b_p, p_p, size, b_statistics_p, norm_out, weights.out_weight, weights.out_bias, o_z, m_m, m_z,
@@ -70,15 +75,19 @@ def write_update(
     weights: UpdateParams,
     residual: Tensor | None,
     dropout: Tensor | None,
+    share: float = 1.0,
 ) -> None:
-    """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R, N]``: rows of an element."""
+    """Fill rows ``out [R, N, c_z]`` of an element, which may be ``z`` or ``residual``, from ``product [c, R, N]``.
+
+    What the product was multiplied by is its ``share``.
+    """
     c, (rows, n, c_z) = len(product), z.shape
     config = configuration("triangle_output", z, max(c, c_z))
     b_dropout = z if dropout is None else dropout
     b_residual = z if residual is None else residual
     triangle_output_kernel[(triton.cdiv(rows * n, config.blocks["BM"]),)](
         *(product, z, b_dropout, b_residual, out, weights, n, rows * n),
-        *(z.stride(), b_dropout.stride(), b_residual.stride(), out.stride(), EPS),
+        *(z.stride(), b_dropout.stride(), b_residual.stride(), out.stride(), EPS, share),
         C=c,
         BC=padded(c),
         CZ=c_z,
