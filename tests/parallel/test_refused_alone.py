@@ -33,6 +33,7 @@ def test_a_gpu_is_named_when_processes_meet(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 1, 2)]))
     monkeypatch.setattr(dist, "init_process_group", meet)
     with pytest.raises(Met), init_distributed(ParallelPlan(dp=2), torch.device("cuda")):
         pass

@@ -15,6 +15,8 @@ _UNDER_WAY = 5
 # Of both factors of a block in the layout of channels: sent and arriving for this block and the next, two copies, the
 # product before them and its result.
 _CHANNELS_UNDER_WAY, _TERMS_UNDER_WAY = 12, 6
+# The same of two blocks, which have none before them.
+_TWO_UNDER_WAY = 9
 
 
 def reshard_bytes(shard: int, blocks: int, ranks: int) -> int:
@@ -44,5 +46,7 @@ def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, rank
     shard = (
         min(channels, step * ranks) * -(-n // ranks) * n if way == "channels" else min(channels, step) * n * n
     )
-    under_way = _CHANNELS_UNDER_WAY if way == "channels" else _TERMS_UNDER_WAY
+    under_way = _TERMS_UNDER_WAY
+    if way == "channels":
+        under_way = _TWO_UNDER_WAY if -(-channels // ranks) <= 2 * step else _CHANNELS_UNDER_WAY
     return under_way * shard * element_size

@@ -138,7 +138,13 @@ class _Channels(Function):
         ctx.cut = left.dim() - (2 if spec.free else 1)
         out = _empty_result(left, right, spec)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
-        factors = (_to_channels((left, right), ctx.cut, spec.contracted, b, spec.group) for b in ctx.blocks)
+        factors = (
+            # In one message each where memory is short: what a message took is free when its tensor is made.
+            _to_channels([left, right], ctx.cut, spec.contracted, b, spec.group)
+            if keeps
+            else [_to_channels([x], ctx.cut, spec.contracted, b, spec.group)[0] for x in (left, right)]
+            for b in ctx.blocks
+        )
 
         def products() -> Iterator[list[AsyncResult]]:
             for block, both in zip(ctx.blocks, drain(factors), strict=True):

@@ -158,13 +158,15 @@ def _start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[
     buffer, work = _all_to_all(op, flat, [*map(sum, to_rank)], [*map(sum, from_rank)], group)
     parts = buffer.split([number for each in from_rank for number in each])
 
-    def finish(index: int) -> Tensor:
-        (x, move), own = moves[index], parts[index :: len(moves)]
-        return move.join(
-            [_typed(part, x.dtype, shape) for part, shape in zip(own, shapes[index], strict=True)]
-        )
+    def finish(move: Move, dtype: torch.dtype, index: int) -> Tensor:
+        own = parts[index :: len(shapes)]
+        return move.join([_typed(part, dtype, shape) for part, shape in zip(own, shapes[index], strict=True)])
 
-    return [AsyncResult(partial(finish, index), work, flat) for index in range(len(moves))]
+    # Nothing that is sent is held any longer than its message.
+    return [
+        AsyncResult(partial(finish, move, x.dtype, index), work, flat)
+        for index, (x, move) in enumerate(moves)
+    ]
 
 
 def _exchange_even(
@@ -186,12 +188,13 @@ def _exchange_even(
     buffer, work = _all_to_all(op, flat, each, each, group)
     parts = buffer.view(group.size, -1).split(numbers, 1)
 
-    def finish(index: int) -> Tensor:
-        x, move = moves[index]
-        shape = move.shapes(x, group.rank)[0]
-        return move.join_stacked(_typed(parts[index], x.dtype, (group.size, *shape)))
+    def finish(move: Move, dtype: torch.dtype, shape: torch.Size, index: int) -> Tensor:
+        return move.join_stacked(_typed(parts[index], dtype, (group.size, *shape)))
 
-    return [AsyncResult(partial(finish, index), work, flat) for index in range(len(moves))]
+    return [
+        AsyncResult(partial(finish, move, x.dtype, move.shapes(x, group.rank)[0], index), work, flat)
+        for index, (x, move) in enumerate(moves)
+    ]
 
 
 def _room(number: int, mixed: bool) -> int:

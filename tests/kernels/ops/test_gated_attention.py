@@ -250,7 +250,9 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     for first, totals, had in ((True, None, 0.0), (False, ones, 1.0)):
         grad_bias = torch.ones_like(small["bias"])
         found, totals = passes.backward_block(
-            grad.float().to(DEVICE), rows, grad_bias, first, weights, totals, 2, Scratch(DEVICE)
+            *(grad.float().to(DEVICE), rows, grad_bias, first, weights, totals),
+            heads=2,
+            scratch=Scratch(DEVICE),
         )
         assert relative_error(found, expected["x"]) < 2e-6
         assert relative_error(grad_bias - had, expected["bias"]) < 2e-6

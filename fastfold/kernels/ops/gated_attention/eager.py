@@ -159,6 +159,7 @@ def backward_block(
     first: bool,
     weights: Weights,
     totals: Weights | None,
+    *,
     heads: int,
     scratch: Scratch,
 ) -> tuple[Tensor, Weights]:

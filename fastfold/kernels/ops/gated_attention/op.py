@@ -158,7 +158,7 @@ def _gated_attention_backward(
         )
         bias_total = part(grad_bias, i)
         block_grad, totals = blocks.backward_block(
-            part(grad, rows), own, bias_total, i != before, weights, totals, heads, scratch
+            part(grad, rows), own, bias_total, i != before, weights, totals, heads=heads, scratch=scratch
         )
         finish(part(grad_x, rows), block_grad, part(grad, rows) if add_x else None, None)
         before = i
