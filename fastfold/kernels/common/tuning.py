@@ -11,8 +11,8 @@ bias, residual update), products of float32, which fill registers first, and RTX
 ``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
 with Triton 3.9 alone, in float32 by the instructions for a score and by the programs that a processor holds, with tf32
 and without; so were those of the outer product mean, in 16 bits by the instructions for a multiply-add. With 3.6 some
-of the latter spill up to 32 bytes per thread, and triangle_output_backward 8 on an A100. ``python benchmarks/kernels/run.py --tune`` writes entries of the GPU
-that it runs on.
+of the latter spill up to 32 bytes per thread, and triangle_output_backward 8 on an A100. ``python
+benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
 """
 
 from __future__ import annotations
