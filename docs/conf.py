@@ -52,7 +52,10 @@ suppress_warnings = ["ref.python", "config.cache"]
 # A reference to a module or name of ours that does not exist is an error; those of other projects are not looked up,
 # nor are type variables and private names.
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(?!fastfold\b).*"), ("py:.*", r"fastfold\.(.*\.)?(T|Result|Params|MaybeTensor|_\w+)")]
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!fastfold\b).*"),
+    ("py:.*", r"fastfold\.(.*\.)?(T|Result|Params|MaybeTensor|_\w+)"),
+]
 
 
 def exported(package: str) -> list[str]:
