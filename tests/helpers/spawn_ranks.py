@@ -16,6 +16,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -83,7 +84,8 @@ def _child(
         # Whoever has nothing to say to the others must not leave before they have found it.
         dist.barrier()
         # Plain pickle copies tensors; multiprocessing's would lend memory of a process that is about to end.
-        with OnDevice(device):
+        # Not over gloo, where nothing is to be moved: compiled code is another one within such a mode.
+        with OnDevice(device) if device.type == "cuda" else nullcontext():
             found = function(*args)
         answer = pickle.dumps(("done", time.time(), found))
     except BaseException:
