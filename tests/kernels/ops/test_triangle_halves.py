@@ -240,6 +240,7 @@ def test_gradients_are_added_up_over_elements_and_a_mask_hides_them() -> None:
         once.append([x.clone() for x in steps.update_grads()[2:]])
     for first, second in zip(*once, strict=True):
         torch.testing.assert_close(second, 2 * first)
-    assert eager.channel_group(10, 1) == 2
-    assert eager.channel_group(2, 1) == 1
+    assert eager.channel_group(10, 300**2) == 2
+    assert eager.channel_group(3, 500**2) == 1
+    assert eager.channel_group(10, 20**2) == 10
     assert steps.contraction_groups(64) == (128, 128)

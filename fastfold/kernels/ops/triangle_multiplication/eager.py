@@ -212,8 +212,8 @@ def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scra
 
 
 def channel_group(c: int, positions: int) -> int:
-    """Channels whose two factors exist at a time: a quarter of them."""
-    return max(1, c // 4)
+    """Channels whose two factors exist at a time: a quarter, or all of them where they fit into one buffer."""
+    return c if 2 * c * positions <= BLOCK_ELEMENTS else max(1, c // 4)
 
 
 class Forward:
