@@ -224,7 +224,9 @@ def _mini() -> ConfigDict:
     trunk.update(evoformer_num_block=6, extra_msa_stack_num_block=0, extra_msa_channel=1)
     trunk.update(msa_channel=64, pair_channel=64, seq_channel=128)
     trunk.coevolution = True
-    trunk.sequence_convolution = ConfigDict({"num_layer": 3, "kernel_size": 9, "num_channel": 96})
+    trunk.sequence_convolution = ConfigDict(
+        {"num_layer": 3, "kernel_size": 9, "num_channel": 96, "dropout_rate": 0.15}
+    )
     block = trunk.evoformer
     block.msa_row_attention_with_pair_bias.update(num_head=4, dropout_rate=0.05)
     block.msa_transition.num_intermediate_factor = 2

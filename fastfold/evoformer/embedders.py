@@ -143,13 +143,14 @@ class SequenceConvolution(nn.Module):
     AlphaFold has no such layer.
 
     Args:
-        config: ``num_layer``, ``kernel_size`` (odd) and ``num_channel``.
+        config: ``num_layer``, ``kernel_size`` (odd), ``num_channel``, and ``dropout_rate`` (before each layer and after
+            the last).
         c_in: Input channels.
     """
 
     def __init__(self, config: Any, c_in: int) -> None:
         super().__init__()
-        c = config.num_channel
+        c, self.dropout_rate = config.num_channel, config.dropout_rate
         self.input = Linear(c_in, c)
         self.layers = nn.ModuleList(
             nn.Conv1d(c, c, config.kernel_size, padding=config.kernel_size // 2)
@@ -160,8 +161,8 @@ class SequenceConvolution(nn.Module):
         """From ``[*, N, c_in]`` to ``[*, N, c]``; chains are taken as one after another."""
         x = self.input(x).transpose(-1, -2)
         for layer in self.layers:
-            x = x + layer(F.relu(x))
-        return x.transpose(-1, -2)
+            x = x + layer(F.dropout(F.relu(x), self.dropout_rate, self.training))
+        return F.dropout(x.transpose(-1, -2), self.dropout_rate, self.training)
 
 
 class InputEmbedder(PolicyModule):

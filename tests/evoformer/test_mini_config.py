@@ -83,7 +83,7 @@ def test_convolutions_see_neighbours_and_no_further() -> None:
     from fastfold.evoformer.embedders import SequenceConvolution
 
     torch.manual_seed(0)
-    layer = SequenceConvolution(config, 5)
+    layer = SequenceConvolution(config, 5).eval()
     x = torch.randn(60, 5)
     moved = x.clone()
     moved[30] += 1
@@ -92,3 +92,5 @@ def test_convolutions_see_neighbours_and_no_further() -> None:
     assert changed[30 - reach : 31 + reach].all()
     assert not changed[: 30 - reach].any()
     assert not changed[31 + reach :].any()
+    dropped = layer.train()(x) == 0
+    assert 0.5 < dropped.float().mean() / config.dropout_rate < 1.5

@@ -57,7 +57,7 @@ class Coevolution:
     log_effective_rows: float
 
 
-def analyse(msa: np.ndarray, *, identity: float = 0.8) -> Coevolution:
+def analyse(msa: np.ndarray, *, identity: float = 0.8, couplings: bool = True) -> Coevolution:
     """Profile and couplings of an alignment.
 
     Rows in which half of the columns or more are gaps are left out, but for the query.
@@ -65,6 +65,7 @@ def analyse(msa: np.ndarray, *, identity: float = 0.8) -> Coevolution:
     Args:
         msa: ``[S, N]`` residue types 0-21 (20 is X, 21 a gap), row 0 is the query.
         identity: Rows that agree in a larger share of all columns share their weight.
+        couplings: Compute couplings, which take most of the time.
     """
     rows = np.minimum(np.asarray(msa[:MAX_ROWS], np.int64), _GAP)
     covered = (rows == _GAP).mean(axis=1) < 0.5
@@ -81,7 +82,7 @@ def analyse(msa: np.ndarray, *, identity: float = 0.8) -> Coevolution:
     residues = profile[:, :_FREE] / profile[:, :_FREE].sum(dim=1, keepdim=True).clamp(min=1e-6)
     conservation = np.log(_FREE) + (residues * (residues + 1e-9).log()).sum(dim=1)
     scores = None
-    if count > 1:
+    if couplings and count > 1:
         if length <= MAX_RESIDUES:
             scores = coupling_scores(one_hot[..., :_FREE], weights)
         else:
