@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, Box, completed
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.moves import Move, ReduceScatter
+from fastfold.parallel.comm.moves import Move
 
 REDUCTIONS = ("start_all_reduce", "start_reduce_scatter", "start_reduce")
 # Of a ring that adds up as it goes: what has been added so far is passed on.
@@ -93,12 +93,12 @@ def _without(
         """Several tensors in one message, some of them terms of sums."""
         found = exchange(moves, group)
         for place, (x, move) in enumerate(moves):
-            if len(moves) > 1 and isinstance(move, ReduceScatter):  # one alone is start_reduce_scatter's
+            if len(moves) > 1 and move.before is None:  # one alone is start_reduce_scatter's
                 this = group.name, counts[group.name]
                 counts[group.name] += 1
                 calls[this] = "exchange"
                 if this == left_out:
-                    found[place] = completed(x.split(list(move.sizes), move.dim)[group.rank].contiguous())
+                    found[place] = completed(move.pieces(x)[group.rank].contiguous())
         return found
 
     for name in names:

@@ -25,7 +25,7 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.moves import Gather
+from fastfold.parallel.comm.moves import Move, Shards
 
 Again = Callable[[], Tensor]
 """Gathers something again that was gathered in the forward pass."""
@@ -42,10 +42,10 @@ class Regathered:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._moves: list[tuple[Tensor, Gather]] = []
+        self._moves: list[tuple[Tensor, Move]] = []
         self._pending: dict[int, AsyncResult] = {}
 
-    def add(self, x: Tensor, move: Gather) -> Again:
+    def add(self, x: Tensor, move: Move) -> Again:
         """Keep a shard; gives what returns the whole in the backward pass."""
         number = len(self._moves)
         self._moves.append((x.detach(), move))
@@ -103,9 +103,9 @@ class RegatheringLayer(nn.Module):
         few = self.shards.group.size <= pair.shape[-1]
         return few and not self.keeps_gathered and torch.is_grad_enabled()
 
-    def move(self, x: Tensor, dim: int, length: int) -> Gather:
+    def move(self, x: Tensor, dim: int, length: int) -> Move:
         """How a shard along ``dim``, counted from the back, of an axis of ``length`` is gathered."""
-        return Gather(x.dim() + dim, self.shards.sizes(length))
+        return Move(before=Shards(x.dim() + dim, self.shards.sizes(length)), after=None)
 
     def gathered(self, x: Tensor, dim: int, length: int, pair: Tensor) -> tuple[Tensor, Again | None]:
         """The shards along ``dim`` of all ranks, and how to gather them again if that is to be done."""

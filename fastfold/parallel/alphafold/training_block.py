@@ -8,7 +8,6 @@ cut of the pair serves, the pair is cut along its rows from the outer product to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +17,9 @@ from fastfold.parallel.alphafold.regather import Again, Regathered, RegatheringL
 from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.collectives import exchange_async
-from fastfold.parallel.comm.moves import Move, Reshard
+from fastfold.parallel.comm.moves import Move
 
 Moving = tuple[Tensor, Move]
-Resharding = tuple[Tensor, Reshard]
 Arriving = Callable[[], tuple[Tensor, ...]]
 
 SMALL_MESSAGE = 2**22
@@ -78,7 +76,7 @@ class TrainingBlock:
         return self._update_columns(moving.wait()[0]), pair
 
     def _outer_product(
-        self, msa: Tensor, pair: Tensor, to_rows: Sequence[Resharding] = ()
+        self, msa: Tensor, pair: Tensor, to_rows: Sequence[Moving] = ()
     ) -> tuple[Tensor, Arriving]:
         """Updated pair, and the MSA ``[*, S, n, c_m]`` on its way to be cut by sequences."""
         outer, rows = self._block.outer_product_mean, self._by_rows
@@ -99,7 +97,7 @@ class TrainingBlock:
         return exchange_async(moves, self._shards.group).wait()
 
     def _send_beside(
-        self, now: Sequence[Moving], later: Sequence[Resharding]
+        self, now: Sequence[Moving], later: Sequence[Moving]
     ) -> tuple[tuple[Tensor, ...], Arriving]:
         """What is needed at once, and others, of which the wait is left to who needs them."""
         if not later or sum(map(self._bytes, later)) < SMALL_MESSAGE:
@@ -109,23 +107,22 @@ class TrainingBlock:
         moving = exchange_async(later, self._shards.group)
         return needed.wait(), moving.wait
 
-    def _bytes(self, moving: Resharding) -> int:
+    def _bytes(self, moving: Moving) -> int:
         """Of a rank on average, so that all ranks decide alike."""
         x, move = moving
-        whole = [*x.shape[: move.join_dim], sum(move.join_sizes), *x.shape[move.join_dim + 1 :]]
-        return math.prod(whole) * x.element_size() // self._shards.group.size
+        return move.whole(x).numel() * x.element_size() // self._shards.group.size
 
-    def _to_rows(self, pair: Tensor) -> list[Resharding]:
+    def _to_rows(self, pair: Tensor) -> list[Moving]:
         """The pair from columns to rows, if triangle products are made so."""
         if not self._by_rows:
             return []
         return [(pair, self._shards.resharding(pair, cut=-3, join=-2, length=self._residues))]
 
-    def _by_residue(self, msa: Tensor) -> Resharding:
+    def _by_residue(self, msa: Tensor) -> Moving:
         sequences = self._msa_mask.shape[-2]
         return msa, self._shards.resharding(msa, cut=-2, join=-3, length=sequences)
 
-    def _by_sequence(self, msa: Tensor) -> Resharding:
+    def _by_sequence(self, msa: Tensor) -> Moving:
         return msa, self._shards.resharding(msa, cut=-3, join=-2, length=self._residues)
 
     def _update_columns(self, msa: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.groups import Group, shard_slices
-from fastfold.parallel.comm.moves import Reshard
+from fastfold.parallel.comm.moves import Move, Shards
 
 CONTRACTIONS = ("auto", "terms", "channels")
 
@@ -198,7 +198,8 @@ def _to_channels(
 
     In one message, however many tensors.
     """
-    moves = [(block.of(x), Reshard(x.dim() - 3, dim, block.sizes, sizes)) for x in tensors]
+    rows = Shards(dim, sizes)
+    moves = [(block.of(x), Move(before=rows, after=Shards(x.dim() - 3, block.sizes))) for x in tensors]
     return async_ops.start_exchange(moves, group)
 
 
@@ -206,9 +207,9 @@ def _from_channels(
     tensors: Sequence[Tensor], dim: int, sizes: Sequence[int], block: _Block, group: Group
 ) -> list[AsyncResult]:
     """Start undoing :func:`_to_channels`."""
-    return async_ops.start_exchange(
-        [(x, Reshard(dim, x.dim() - 3, sizes, block.sizes)) for x in tensors], group
-    )
+    rows = Shards(dim, sizes)
+    moves = [(x, Move(before=Shards(x.dim() - 3, block.sizes), after=rows)) for x in tensors]
+    return async_ops.start_exchange(moves, group)
 
 
 def choose_contraction(way: str, a: int, b: int, k: int, channels: int, ranks: int) -> str:

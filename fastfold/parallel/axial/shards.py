@@ -26,7 +26,7 @@ from fastfold.parallel.comm.async_handle import Handle
 from fastfold.parallel.comm.async_ops import drain
 from fastfold.parallel.comm.collectives import all_to_all_async, gather, gather_async
 from fastfold.parallel.comm.groups import Group, shard_sizes, shard_slices
-from fastfold.parallel.comm.moves import Reshard
+from fastfold.parallel.comm.moves import Move, Shards
 from fastfold.parallel.data_parallel.buckets import Buckets
 
 # Bytes of a tensor that are summed up at a time on a GPU, eight times as many in between.
@@ -67,9 +67,10 @@ class AxialShards:
         """The shards of an axis of ``length`` joined: ``dim`` of ``x`` becomes whole on every rank."""
         return self.gather_async(x, dim, length).wait()
 
-    def resharding(self, x: Tensor, *, cut: int, join: int, length: int) -> Reshard:
+    def resharding(self, x: Tensor, *, cut: int, join: int, length: int) -> Move:
         """How ``x`` comes to be cut along ``cut`` instead of ``join``, whose whole length is ``length``."""
-        return Reshard(cut % x.dim(), join % x.dim(), self.sizes(x.shape[cut]), self.sizes(length))
+        before = Shards(join % x.dim(), self.sizes(length))
+        return Move(before=before, after=Shards(cut % x.dim(), self.sizes(x.shape[cut])))
 
     def reshard_async(self, x: Tensor, *, cut: int, join: int, length: int) -> Handle:
         """Start cutting the dimension ``cut`` instead of ``join``, whose whole length is ``length``."""

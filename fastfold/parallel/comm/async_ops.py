@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.comm.moves import Gather, Move, ReduceScatter, Reshard, is_even
+from fastfold.parallel.comm.moves import Move, Shards
 
 # PyTorch 2.13 renamed both; the older names stay for 2.11.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -119,10 +119,10 @@ def start_exchange(moves: Sequence[tuple[Tensor, Move]], group: Group) -> list[A
     """
     if len(moves) == 1:
         ((x, move),) = moves
-        if isinstance(move, Gather):
-            return [start_gather(x, move.dim, group, move.sizes)]
-        if isinstance(move, ReduceScatter):
-            return [start_reduce_scatter(x, move.dim, group, move.sizes)]
+        if move.after is None and move.before is not None:
+            return [start_gather(x, move.before.dim, group, move.before.sizes)]
+        if move.before is None and move.after is not None:
+            return [start_reduce_scatter(x, move.after.dim, group, move.after.sizes)]
     return _start_exchange(moves, group)
 
 
@@ -212,9 +212,9 @@ def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
-    longest = max(sizes)
+    longest, move = max(sizes), Move(before=Shards(dim, sizes), after=None)
     if longest - min(sizes) > 1:
-        (found,) = _start_exchange([(x, Gather(dim, sizes))], group)
+        (found,) = _start_exchange([(x, move)], group)
         return found
     # Shards that lack one element of their length are sent with one more: no copy of a shard for each rank.
     shape = torch.Size((*x.shape[:dim], longest, *x.shape[dim + 1 :]))
@@ -225,7 +225,6 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
     work = _all_gather(flat, own.view(-1), group=group.process_group, async_op=True)
     group.report("all_gather", (group.size - 1) * own.numel() * own.element_size())
     shards = flat.view(group.size, *shape)
-    move = Gather(dim, sizes)
     if move.even:
         # One operation for all ranks' shards: hundreds of views would take longer than the communication.
         return AsyncResult(lambda: move.join_stacked(shards), work, own)
@@ -238,7 +237,8 @@ def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> Asy
 
 def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Sum over the ranks, of which this rank keeps its shard along ``dim``."""
-    if is_even(sizes) and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
+    shards = Shards(dim, sizes)
+    if shards.even and group.backend != "gloo" and x.dtype not in (torch.bfloat16, torch.float16):
         stacked = x.unflatten(dim, (group.size, sizes[0])).movedim(dim, 0).contiguous()
         out = x.new_empty(stacked.shape[1:])
         work = _reduce_scatter(out.view(-1), stacked.view(-1), group=group.process_group, async_op=True)
@@ -246,7 +246,7 @@ def start_reduce_scatter(x: Tensor, dim: int, group: Group, sizes: Sequence[int]
         return AsyncResult(lambda: out, work, stacked)
     # gloo reduces the whole tensor on every rank; exchanging the shards and adding them here sends half of that. And
     # backends round half precision after every addition, where a sum over hundreds of ranks is to be rounded once.
-    (found,) = _start_exchange([(x, ReduceScatter(dim, sizes))], group)
+    (found,) = _start_exchange([(x, Move(before=None, after=shards))], group)
     return found
 
 
@@ -259,7 +259,8 @@ def start_all_to_all(
     concat_sizes: Sequence[int],
 ) -> AsyncResult:
     """Cut ``split_dim`` into shards for the ranks, and join what they send along ``concat_dim``."""
-    (found,) = _start_exchange([(x, Reshard(split_dim, concat_dim, split_sizes, concat_sizes))], group)
+    move = Move(before=Shards(concat_dim, concat_sizes), after=Shards(split_dim, split_sizes))
+    (found,) = _start_exchange([(x, move)], group)
     return found
 
 

@@ -14,7 +14,7 @@ from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm import collectives as c
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.comm.groups import Group, shard_sizes
-from fastfold.parallel.comm.moves import Gather, ReduceScatter, Reshard
+from fastfold.parallel.comm.moves import Move, Shards
 from tests.helpers.spawn_ranks import BACKENDS, launch
 
 TOLERANCE = 1e-12
@@ -117,7 +117,8 @@ def _exchange(group: Group, length: int, dtype: torch.dtype, relayout: Callable[
     pair = _random(length, sizes[group.rank], 3, seed=group.rank)
     terms = _random(2, length, seed=10 + group.rank).to(dtype)
     bias, constant = _random(sizes[group.rank], 5, seed=20), _random(sizes[group.rank], seed=30)
-    moves = [Reshard(0, 1, sizes, sizes), ReduceScatter(1, sizes), Gather(0, sizes), Gather(0, sizes)]
+    rows, columns = Shards(0, sizes), Shards(1, sizes)
+    moves = [Move(columns, rows), Move(None, columns), Move(rows, None), Move(rows, None)]
     one_by_one = [
         lambda x: c.all_to_all(x, 0, 1, group, split_sizes=sizes, concat_sizes=sizes),
         lambda x: c.reduce_scatter(x, 1, group, sizes),
