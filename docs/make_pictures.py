@@ -1,8 +1,9 @@
 """Make ``docs/prediction.png``: what a network predicts for a protein, beside its experimental structure.
 
-    python docs/make_pictures.py 1igd.pdb [--weights mini] [--out docs/prediction.png]
+    python docs/make_pictures.py 1igd.pdb [--msa 1igd.a3m] [--weights mini] [--out docs/prediction.png]
 
-The structure file (PDB or mmCIF, perhaps packed) is that of a single chain; its sequence alone is folded.
+The structure file (PDB or mmCIF, perhaps packed) is that of a single chain; without an alignment its sequence alone is
+folded.
 """
 
 from __future__ import annotations
@@ -61,10 +62,10 @@ def draw(axes: Axes, positions: np.ndarray, values: np.ndarray | None, title: st
     axes.set_title(title, fontsize=11)
 
 
-def picture(structure: Path, weights: str, out: Path) -> str:
+def picture(structure: Path, msa: Path | None, weights: str, out: Path) -> str:
     """Fold, superpose, draw; returns what the picture shows in one line."""
     chain = read_structure(structure).chains[0]
-    prediction = fastfold.predict(chain.sequence, model=weights, name=structure.stem)
+    prediction = fastfold.predict(chain.sequence, model=weights, msa=msa, name=structure.stem)
     predicted = torch.as_tensor(prediction.atom_positions[:, CA])
     experiment, mask = (
         torch.as_tensor(chain.positions[:, CA]).float(),
@@ -101,10 +102,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("structure", type=Path, help="experimental structure")
+    parser.add_argument("--msa", type=Path, help="alignment whose first row is the chain")
     parser.add_argument("--weights", default="mini")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("prediction.png"))
     args = parser.parse_args()
-    print(picture(args.structure, args.weights, args.out))
+    print(picture(args.structure, args.msa, args.weights, args.out))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.folding import NetworkPasses, OnCycle, run_network
+from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
 from fastfold.memory import HostBuffers
@@ -94,8 +95,11 @@ class DistributedFolder:
         on_cycle: OnCycle | None,
         *,
         plan: FoldPlan | None = None,
+        state: RecycleState | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """On rank 0: :func:`fastfold.inference.folding.run_network` by all processes.
+
+        Each process keeps the state of what it holds; those on other machines too if the folder is there.
 
         Raises:
             MemoryError: The memory of one of the processes ended; all of them are ready for a smaller plan.
@@ -115,8 +119,11 @@ class DistributedFolder:
             if not any(model is known for known in self._networks):
                 self._share(model)
             number = next(i for i, known in enumerate(self._networks) if model is known)
-            self._send("fold", (number, passes, None if plan is None else plan.request))
-            return run_network(model, sent, passes, on_cycle, plan=plan)
+            other = None if state is None else state.of_rank()
+            self._send("fold", (number, passes, None if plan is None else plan.request, other))
+            if state is not None:
+                state.gather = self.context.gather
+            return run_network(model, sent, passes, on_cycle, plan=plan, state=state)
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
@@ -145,12 +152,14 @@ class DistributedFolder:
         if message == "network":
             self._take(*content)
         elif message == "fold":
-            number, passes, request = content
+            number, passes, request, of_rank = content
             model = self._networks[number]
             try:
                 with suppress(_Abandoned):
                     plan = None if request is None else request.plan(self._host)
-                    run_network(model.to(self.context.device), self._features, passes, None, plan=plan)
+                    state = None if of_rank is None else of_rank(self.context.rank, self.context.gather)
+                    model.to(self.context.device)
+                    run_network(model, self._features, passes, None, plan=plan, state=state)
             finally:
                 model.to("cpu")
         elif message == "memory":

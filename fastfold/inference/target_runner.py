@@ -299,12 +299,13 @@ class TargetRunner:
         return record
 
     def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState | None:
-        """Where what a long pass of a prediction leaves is kept; of several processes, and with dropout, nowhere."""
-        if self.distributed is not None or self.config.dropout:
+        """Where what a long pass of a prediction leaves is kept; with dropout, nowhere."""
+        if self.config.dropout:
             return None
+        ranks = 1 if self.distributed is None else self.distributed.ranks
         return RecycleState(
             results.state / f"{job.id}.state",
-            f"{job.id} {self.device} {self.config.save_recycles}",
+            f"{job.id} {self.device} {ranks} {self.config.save_recycles}",
             after=self.config.checkpoint_after,
             say=lambda line: self.progress.line(f"{label}: {line}", important=True),
         )

@@ -3,13 +3,20 @@
 The file is whole or not there, it is read only by the fold that wrote it (the same inputs, settings, programs and
 device), and it is removed when the prediction is made. Tensors are written and read in blocks: the pair of a long
 target is never in the host's memory as a whole.
+
+Several processes that fold together have a file each, of what they hold. A new one takes the old one's place when all
+of them have written theirs, and the fold goes on after the last pass that all of them have.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,22 +31,27 @@ from fastfold.inference.output.prediction import Recycle
 from fastfold.utils.atomic_files import replacing
 from fastfold.utils.hashing import input_hash
 
+Gather = Callable[[Any], list[Any]]
+"""Gives one small object of every process that folds together, in rank order; all of them call it."""
+
 _BLOCK = 1 << 26
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64", torch.float16: "F16"}
 
 
 class RecycleState:
-    """The state of one prediction.
+    """The state of one prediction, or of what one process holds of it.
 
     Args:
         path: Its file.
         key: What the numbers depend on; a file with another key is left alone until it is overwritten.
-        after: Seconds that a pass has to take for its state to be written.
+        after: Seconds that a pass has to take for its state to be written, by the first process's clock.
         say: Told what goes on from where, and what cannot be written.
         clock: Seconds.
+        gather: Of the processes that fold together; by default this one is alone.
 
     Attributes:
         recycles: Structures of the passes that were made, which belong to the state.
+        gather: As given.
     """
 
     def __init__(
@@ -50,11 +62,18 @@ class RecycleState:
         after: float,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        gather: Gather = lambda own: [own],
     ) -> None:
-        self._path, self._after, self._say, self._clock = path, after, say, clock
+        self._path, self._after, self._say, self._clock, self.gather = path, after, say, clock, gather
+        self._next = path.with_name(f"{path.name}.next")
+        self._given = key
         self._key = input_hash(key, torch.__version__)
         self._started = clock()
         self.recycles: list[Recycle] = []
+
+    def of_rank(self) -> Callable[[int, Gather], RecycleState]:
+        """Makes the state of what another process holds, from its rank; may be sent to it."""
+        return partial(_of_rank, self._path, self._given, self._after)
 
     def load(self, device: torch.device) -> tuple[int, int, Features] | None:
         """The pass to go on with, the last one to be made, and what the passes before left; None if nothing is kept.
@@ -63,15 +82,15 @@ class RecycleState:
             device: Where the tensors are wanted.
         """
         self._started = self._clock()
-        try:
-            with safe_open(self._path, framework="pt") as file:
-                about = file.metadata() or {}
-                if about.get("key") != self._key:
-                    return None
-                found = {name: _read(file, name, device) for name in file.keys()}  # noqa: SIM118
-                cycle, limit = int(about["cycle"]), int(about["limit"])
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return None  # there is none, or a file that is damaged: the fold begins at its beginning
+        kept = self._passes(self._path) | self._passes(self._next)
+        everywhere = set.intersection(*(set(cycles) for cycles in self.gather(list(kept))))
+        if not everywhere:
+            return None
+        cycle = max(everywhere)
+        path, limit = kept[cycle]
+        found = _read_all(path, device)
+        if not all(self.gather(found is not None)) or found is None:
+            return None
         structures = [found.pop("recycled_positions", None), found.pop("recycled_plddt", None)]
         if structures[0] is not None and structures[1] is not None:
             arrays = (x.cpu().numpy() for x in structures if x is not None)
@@ -88,7 +107,7 @@ class RecycleState:
             previous: What the next pass starts from.
         """
         took, self._started = self._clock() - self._started, self._clock()
-        if took < self._after:
+        if not self.gather(took >= self._after)[0]:
             return
         tensors = dict(previous)
         if self.recycles:
@@ -98,17 +117,45 @@ class RecycleState:
             ):
                 tensors[f"recycled_{name}"] = torch.from_numpy(np.stack(arrays))
         about = {"key": self._key, "cycle": str(cycle), "limit": str(limit)}
+        failed = None
         try:
-            with replacing(self._path) as temporary, temporary.open("wb") as file:
+            with replacing(self._next) as temporary, temporary.open("wb") as file:
                 _write(file, tensors, about)
         except WriteError as error:
-            self._say(f"warning: the state of the fold is not kept: {error}")
+            failed = str(error)
+        errors = [error for error in self.gather(failed) if error is not None]
+        with suppress(OSError):  # the new file is found under its own name too
+            if not errors:
+                os.replace(self._next, self._path)
+            elif failed is None:
+                self._next.unlink()
+        if errors:
+            self._say(f"warning: the state of the fold is not kept: {errors[0]}")
             self._after = float("inf")
         self._started = self._clock()  # writing is no part of the next pass
 
     def remove(self) -> None:
-        """Forget the state: the prediction is made."""
-        self._path.unlink(missing_ok=True)
+        """Forget the state, all processes' files: the prediction is made."""
+        for path in (
+            self._path,
+            self._next,
+            *self._path.parent.glob(f"{glob.escape(self._path.stem)}.rank_*"),
+        ):
+            path.unlink(missing_ok=True)
+
+    def _passes(self, path: Path) -> dict[int, tuple[Path, int]]:
+        """By the pass that a file of this fold goes on with: the file and the last pass. Nothing if it is damaged."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata() or {}
+            return {int(about["cycle"]): (path, int(about["limit"]))} if about.get("key") == self._key else {}
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return {}
+
+
+def _of_rank(path: Path, key: str, after: float, rank: int, gather: Gather) -> RecycleState:
+    own = path.with_name(f"{path.stem}.rank_{rank}{path.suffix}")
+    return RecycleState(own, key, after=after, say=lambda line: None, gather=gather)
 
 
 def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
@@ -127,6 +174,15 @@ def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:
         for rows in _rows(tensor.shape, tensor.element_size()):
             block = tensor[rows].detach().cpu().contiguous()
             file.write(block.view(-1).view(torch.uint8).numpy().data)
+
+
+def _read_all(path: Path, device: torch.device) -> Features | None:
+    """The tensors of a file; None if it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: _read(file, name, device) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError):
+        return None
 
 
 def _read(file: Any, name: str, device: torch.device) -> Tensor:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -17,8 +20,10 @@ from fastfold.inference.output.prediction import Recycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.results_folder import STATE
 from tests.helpers.command_line import CommandLine
-from tests.helpers.forked import Forked
+from tests.helpers.forked import Forked, rank_environments
+from tests.helpers.thread_ranks import Line, Seat
 
+T = TypeVar("T")
 SEQUENCE, CPU = "MKTAYIAKQRQISFVKSH", torch.device("cpu")
 
 
@@ -82,6 +87,69 @@ def test_a_state_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path) -> 
         state.save(cycle, 3, {"prev_pos": torch.ones(4, 3)})
     assert len(said) == 1
     assert "warning: the state of the fold is not kept" in said[0]
+
+
+def _of_two(path: Path, said: list[str], act: Callable[[int, RecycleState], T]) -> list[T]:
+    """What two processes, here threads, that have a state each come to."""
+    line = Line(2)
+
+    def run(rank: int) -> T:
+        gather = Seat(line, rank).all
+        state = _state(path).of_rank()(rank, gather) if rank else _state(path, said, gather=gather)
+        return act(rank, state)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(run, range(2)))
+
+
+def _saved(rank: int, state: RecycleState, *cycles: int) -> None:
+    for cycle in cycles:
+        state.save(cycle, 5, {"prev_pair": torch.full((3 + rank, 2), cycle + 0.5 * rank)})
+
+
+def _loaded(rank: int, state: RecycleState) -> float | None:
+    found = state.load(CPU)
+    return None if found is None else float(found[2]["prev_pair"].mean())
+
+
+def test_processes_go_on_after_the_last_pass_that_all_of_them_have(tmp_path: Path) -> None:
+    """Whichever of them was killed when: before all had written the pass, or before all had renamed their files."""
+    said: list[str] = []
+    assert _of_two(tmp_path, said, _loaded) == [None, None]
+    _of_two(tmp_path, said, lambda rank, state: _saved(rank, state, 1, 2))
+    own, other = tmp_path / "x.state", tmp_path / "x.rank_1.state"
+    assert sorted(os.listdir(tmp_path)) == ["x.rank_1.state", "x.state"]
+    assert _of_two(tmp_path, said, _loaded) == [2.0, 2.5]
+    second = own.read_bytes(), other.read_bytes()
+    _of_two(tmp_path, said, lambda rank, state: _saved(rank, state, 3))
+    (tmp_path / "x.rank_1.state.next").write_bytes(other.read_bytes())
+    other.write_bytes(second[1])
+    assert _of_two(tmp_path, said, _loaded) == [3.0, 3.5]
+    (tmp_path / "x.state.next").write_bytes(own.read_bytes())
+    own.write_bytes(second[0])
+    (tmp_path / "x.rank_1.state.next").unlink()
+    assert _of_two(tmp_path, said, _loaded) == [2.0, 2.5]
+    other.write_bytes(second[1][:-5])
+    assert _of_two(tmp_path, said, _loaded) == [None, None]
+    _state(tmp_path).remove()
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_one_process_cannot_write_is_kept_of_none(tmp_path: Path) -> None:
+    """The pass before stays; it is said once, by the first process."""
+    said: list[str] = []
+
+    def save(rank: int, state: RecycleState) -> None:
+        _saved(rank, state, 1)
+        if rank:
+            state._next = tmp_path / "missing" / "x"
+        _saved(rank, state, 2, 3)
+
+    _of_two(tmp_path, said, save)
+    assert sorted(os.listdir(tmp_path)) == ["x.rank_1.state", "x.state"]
+    assert _of_two(tmp_path, [], _loaded) == [1.0, 1.5]
+    assert len(said) == 1
+    assert "missing" in said[0]
 
 
 def _killed(arguments: list[str], after: int) -> int:
@@ -151,3 +219,42 @@ def test_a_fold_that_ran_out_of_memory_goes_on_in_smaller_pieces_where_it_was(
     said = capsys.readouterr().err
     assert "out of memory with a plan of" in said
     assert "going on after pass 3 of a fold that was interrupted" in said
+
+
+def _passes_made(arguments: list[str]) -> int:
+    """``fastfold`` that says how many passes it makes."""
+    iterate = AlphaFold._iterate
+    calls = []
+
+    def counted(*given: Any) -> Any:
+        calls.append(None)
+        return iterate(*given)
+
+    AlphaFold._iterate = counted  # type: ignore[method-assign]
+    code = main(arguments)
+    print(f"{len(calls)} passes", file=sys.stderr)
+    return code
+
+
+def test_two_processes_that_were_killed_go_on_and_end_in_the_same_bytes(cli: CommandLine) -> None:
+    def two(out: Path, what: Callable[..., int], *more: Any) -> list[tuple[int, str]]:
+        arguments = _arguments(cli, out, "--parallel", "dap=2")
+        started = [Forked(what, arguments, *more, env=environment) for environment in rank_environments(2)]
+        errors = [process.communicate(120)[1] for process in started]
+        return [(process.returncode, text) for process, text in zip(started, errors, strict=True)]
+
+    killed = cli.folder / "killed"
+    assert [code for code, _ in two(killed, _killed, 3)] == [-signal.SIGKILL] * 2
+    assert len(list((killed / STATE).rglob("*.state"))) == 2
+    found = two(killed, _passes_made)
+    assert [code for code, _ in found] == [0, 0], found
+    assert "going on after pass 3 of a fold that was interrupted" in found[0][1]
+    assert all("2 passes" in text for _, text in found)  # of five
+    assert not list((killed / STATE).rglob("*.state*"))
+    assert [code for code, _ in two(cli.out, _passes_made)] == [0, 0]
+    structures = [
+        path.name for path in cli.out.iterdir() if path.name.endswith((".pdb", ".cif", "_pae.json"))
+    ]
+    assert len(structures) >= 3
+    for name in structures:
+        assert (killed / name).read_bytes() == (cli.out / name).read_bytes(), name
