@@ -1,6 +1,6 @@
 """How many operators PyTorch dispatches for one Evoformer block on Triton's path: what the host has to do.
 
-Usage: python benchmarks/kernels/dispatches.py [--write]
+Usage: python -m benchmarks.kernels.dispatches [--write]
 
 Counted on tensors of the device ``meta``, on any machine: every operator that reaches the dispatcher, views included,
 and every launch of a kernel. FastFold's operators count once each and what they call inside counts too.

@@ -1,6 +1,6 @@
 """What every kernel costs at each class of lengths, read from its machine code: compiled, not run.
 
-Usage: python benchmarks/kernels/length_classes.py [--match TEXT ...] [--trifast FOLDER] [--out FOLDER]
+Usage: python -m benchmarks.kernels.length_classes [--match TEXT ...] [--trifast FOLDER] [--out FOLDER]
 
 For A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), in three dtypes, at lengths of the residues and sequences
 that are multiples of 16, of 8 alone, and odd: registers, spills, shared memory, programs that a processor holds at

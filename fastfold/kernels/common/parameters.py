@@ -62,15 +62,22 @@ def cast_grads(
 ) -> list[Tensor]:
     """Gradients in the dtypes of their inputs, and empty tensors in place of those that nobody needs.
 
+    Each in memory of its own, as results of an operator have to be.
+
     Args:
         grads: In any floating dtype; None only where not needed.
         inputs: What they are gradients of.
         needs: Which of them are needed.
     """
     return [
-        x.new_empty(0) if g is None or not need else g.to(x.dtype)
+        x.new_empty(0) if g is None or not need else _alone(g.to(x.dtype))
         for g, x, need in zip(grads, inputs, needs, strict=True)
     ]
+
+
+def _alone(x: Tensor) -> Tensor:
+    """``x``, or a copy if it is a part of something."""
+    return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
 
 
 def empty_grads(inputs: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:

@@ -7,7 +7,7 @@ parts leave the device, but for some of its rows, and come back in blocks of row
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,9 @@ from torch import Tensor
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
+
+SMALL_PRODUCT = 2**24
+"""Elements of a product whose gradients are not worth more than one launch for each factor."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,10 @@ class TriangleGradients(Protocol):
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
         """The gradient of ``z`` if nothing else than the update depends on it."""
 
-    def factor_grads(self) -> tuple[Tensor, ...]:
-        """Gradients of the parameters of the first part."""
+    def factor_grads(self) -> Sequence[Tensor | None]:
+        """Gradients of the parameters of the first part; None for those that nobody needs."""
 
-    def update_grads(self) -> tuple[Tensor, ...]:
+    def update_grads(self) -> Sequence[Tensor | None]:
         """Gradients of the parameters of the second part."""
 
 

@@ -22,7 +22,7 @@ from fastfold.kernels.common.parameters import (
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, refuse_gradients
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.triangle_multiplication import passes
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT, ContractionPlan
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 
 
@@ -152,7 +152,8 @@ def _cost(call: Arguments) -> OperatorCost:
 @declares_cost("triangle_multiplication_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     up_to_product, rest = _flops(call)
-    workspace = 3.125 * size_in_bytes(call["z"])
+    n, c = call["z"].shape[-2], TriangleParams(*call["parameters"]).channels
+    workspace = (4.0 if c * n * n < SMALL_PRODUCT else 3.125) * size_in_bytes(call["z"])
     return OperatorCost(3 * up_to_product + 2 * rest, 2 * workspace, workspace, 8)
 
 

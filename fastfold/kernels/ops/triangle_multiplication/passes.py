@@ -83,7 +83,7 @@ def backward(
     add_grad: bool,
     needed: Collection[str],
     backend: str,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Gradients of ``z`` and of the parameters, in a dtype of the backend; everything is recomputed from the inputs.
 
     In addition to the result there are three tensors ``[c, N, N]`` of one batch element, and a part of one.
@@ -152,7 +152,7 @@ def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, b
 @without_autocast
 def factors_backward(
     grad: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``."""
     steps: TriangleGradients = _module(backend).Backward(parameters, None, z, parameters._fields)
     grad, grad_z = grad.to(steps.dtype).contiguous(), torch.zeros_like(z, dtype=steps.dtype)
@@ -189,7 +189,7 @@ def update_backward(
     *,
     dropout: Tensor | None,
     backend: str,
-) -> list[Tensor]:
+) -> list[Tensor | None]:
     """Gradients of product, ``z`` and the parameters."""
     dropout = _like(dropout, z)
     steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)

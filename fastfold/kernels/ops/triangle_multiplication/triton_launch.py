@@ -8,15 +8,16 @@ on sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch
 import triton
 from torch import Tensor
 
-from fastfold.kernels.common.parameters import in_dtype, zeros_of
+from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
+from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_bwd import (
     projection_backward,
@@ -29,8 +30,8 @@ from fastfold.kernels.ops.triangle_multiplication.triton_update_bwd import (
 )
 from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import write_update
 
-FACTOR_WEIGHTS = frozenset(("proj_weight", "proj_bias", "gate_weight", "gate_bias"))
-UPDATE_WEIGHTS = frozenset(("out_weight", "out_bias", "out_gate_weight", "out_gate_bias"))
+FACTOR_WEIGHTS = ("proj_weight", "proj_bias", "gate_weight", "gate_bias")
+UPDATE_WEIGHTS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
 
 
 def channel_group(c: int, positions: int) -> int:
@@ -92,18 +93,18 @@ class Backward(Forward):
         super().__init__(factors, update, Scratch().of(z))
         self.split = z.dtype != torch.float32
         self._needed, self.channels = frozenset(needed), 0
+        self._factor_totals, self._update_totals = Totals(), Totals()
         if factors is not None:
-            self._factor_totals = zeros_of(factors, torch.float32)
             self.channels = factors.proj_weight.shape[0] // 2
         if update is not None:
-            self._update_totals = zeros_of(update, torch.float32)
             self.channels = update.out_weight.shape[1]
         self.dtype = torch.float32 if self.channels < 32 else z.dtype
         self.share = share_of(summands, self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """All channels at once, and their gradients in eighths."""
-        return max(1, self.channels), max(1, triton.cdiv(self.channels, 8))
+        """All channels at once, and the gradients of a product that is not small in eighths."""
+        few = self.channels * n * n < SMALL_PRODUCT
+        return max(1, self.channels), max(1, self.channels if few else triton.cdiv(self.channels, 8))
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
@@ -111,9 +112,11 @@ class Backward(Forward):
         """Gradients of product and normalised pair."""
         assert self._update is not None
         totals, weights = self._update_totals, self._update
-        if not UPDATE_WEIGHTS.isdisjoint(self._needed):  # before the gradient of the product takes its place
-            _add(totals.output, output_weights_backward(product, z, grad, dropout, weights, self.share))
-        _add(totals.norm_out, output_backward(product, z, grad, grad_z, dropout, weights, self.share))
+        if not self._needed.isdisjoint(UPDATE_WEIGHTS):  # before the gradient of the product takes its place
+            found = output_weights_backward(product, z, grad, dropout, weights, self.share)
+            totals.add(**dict(zip(UPDATE_WEIGHTS, found, strict=True)))
+        weight, bias = output_backward(product, z, grad, grad_z, dropout, weights, self.share)
+        totals.add(norm_out_weight=weight, norm_out_bias=bias)
 
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
@@ -121,27 +124,28 @@ class Backward(Forward):
         """Gradient of the pair."""
         assert self._factors is not None
         totals, weights = self._factor_totals, self._factors
-        if not FACTOR_WEIGHTS.isdisjoint(self._needed):
-            _add(totals.projection, projection_weights_backward(grad_factors, z, mask, weights))
-        _add(totals.norm, projection_backward(grad_factors, z, mask, add, grad_z, weights))
+        if not self._needed.isdisjoint(FACTOR_WEIGHTS):
+            found = projection_weights_backward(grad_factors, z, mask, weights)
+            totals.add(**dict(zip(FACTOR_WEIGHTS, found, strict=True)))
+        weight, bias = projection_backward(grad_factors, z, mask, add, grad_z, weights)
+        totals.add(norm_weight=weight, norm_bias=bias)
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
         """Gradient of the pair without factors."""
         assert self._update is not None
-        found, *norm = layer_norm_backward(grad_z, z, self._update.norm_weight, EPS)
-        _add(self._update_totals.norm, [x for x in norm if x is not None])
+        found, weight, bias = layer_norm_backward(grad_z, z, self._update.norm_weight, EPS)
         assert found is not None
+        assert weight is not None
+        assert bias is not None
+        self._update_totals.add(norm_weight=weight, norm_bias=bias)
         return found
 
-    def factor_grads(self) -> tuple[Tensor, ...]:
+    def factor_grads(self) -> list[Tensor | None]:
         """Of the first part."""
-        return self._factor_totals
+        assert self._factors is not None
+        return self._factor_totals.of(self._factors, self._needed | {"norm_weight", "norm_bias"})
 
-    def update_grads(self) -> tuple[Tensor, ...]:
+    def update_grads(self) -> list[Tensor | None]:
         """Of the second part."""
-        return self._update_totals
-
-
-def _add(totals: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-    for total, part in zip(totals, parts, strict=True):
-        total += part
+        assert self._update is not None
+        return self._update_totals.of(self._update, self._needed)
