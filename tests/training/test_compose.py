@@ -26,9 +26,7 @@ def test_every_preset_composes_and_describes_a_network(preset: str):
 
 def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
     first, late = (compose_config([f"+preset={name}", *PLACES]) for name in ("mini", "mini_late"))
-    assert replace(late.model, overrides={}) == first.model
-    weights = [network_config(x.model).model.heads.structure_module for x in (first, late)]
-    assert weights[0].structural_violation_loss_weight < weights[1].structural_violation_loss_weight
+    assert late.model == first.model
     assert late.data.crop_size > first.data.crop_size
     assert replace(late.data, crop_size=first.data.crop_size) == first.data
     assert late.optim.cosine_steps == late.trainer.steps
