@@ -25,7 +25,7 @@ from fastfold import AlphaFold, model_config
 from fastfold.data.features import coevolution, transforms
 from fastfold.data.features.raw import msa_features
 from fastfold.data.training.dataset import open_dataset
-from fastfold.data.training.entry import alignment_depth, read_entry
+from fastfold.data.training.entry import read_entry
 from fastfold.errors import InputError
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.weights.checkpoint import save_weights
@@ -79,7 +79,7 @@ def read(directory: str, split: str, rng: np.random.Generator) -> list[Chain]:
         aatype = torch.from_numpy(np.asarray(rc.sequence_to_aatype(chain.sequence))).long()
         positions, mask = torch.from_numpy(chain.positions).float(), torch.from_numpy(chain.mask).float()
         rows = np.empty((0, len(chain)))
-        if alignment_depth(entry) > 1:
+        if data.alignments:
             rows = transforms.to_restype_order(msa_features(data.alignments, chain.sequence)["msa"])
         variants = [
             _profile(rows, rng if number else None) for number in range(VARIANTS if len(rows) > 1 else 0)
