@@ -214,7 +214,8 @@ def _mini() -> ConfigDict:
 
     Keys that no official configuration has: ``coevolution`` (take the features of
     :mod:`fastfold.data.features.coevolution`), ``sequence_convolution`` (1-D convolutions over what the network knows
-    of each residue), and ``enabled`` of a step of the block.
+    of each residue), ``enabled`` of a step of the block, and ``smooth_lddt`` (a loss, see
+    :mod:`fastfold.evoformer.losses.smooth_lddt`).
     """
     config = _monomer(0, False, ptm=True)
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
@@ -246,6 +247,7 @@ def _mini() -> ConfigDict:
     heads.structure_module.update(num_layer=4, num_channel=128, num_head=8, dropout=0.05)
     heads.structure_module.sidechain.num_channel = 64
     heads.structure_module.structural_violation_loss_weight = 0.02
+    heads.structure_module.smooth_lddt = ConfigDict({"weight": 3.0, "cutoff": 15.0})
     return config
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.losses import heads
+from fastfold.evoformer.losses import center_of_mass, heads, smooth_lddt
 from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
-from fastfold.evoformer.losses.center_of_mass import of_structure
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape, sidechain_fape
 from fastfold.evoformer.losses.masked import full_precision
 from fastfold.evoformer.losses.torsion import torsion_losses
@@ -35,7 +34,7 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
     Returns:
         ``loss [*]``, ``fape``, ``sidechain_fape``, ``chi_loss``, ``angle_norm_loss``, the renamed ground truth,
         ``violations`` and ``metrics``; of a multimer network also the addends of ``fape``, ``intra_chain_fape`` and
-        ``interface_fape``, and ``chain_center_of_mass``, if the configuration has it.
+        ``interface_fape``; and ``chain_center_of_mass`` and ``smooth_lddt``, if the configuration has them.
     """
     positions = structure["final_atom14_positions"]
     found: dict[str, Any] = dict(rename_ground_truth(positions, batch))
@@ -56,8 +55,14 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
     )
     loss = loss + config.structural_violation_loss_weight * violation_loss(violations, batch)
     if "chain_center_of_mass" in config:
-        found["chain_center_of_mass"] = of_structure(structure, batch, config.chain_center_of_mass)
+        found["chain_center_of_mass"] = center_of_mass.of_structure(
+            structure, batch, config.chain_center_of_mass
+        )
         loss = loss + config.chain_center_of_mass.weight * found["chain_center_of_mass"]
+    if "smooth_lddt" in config:
+        layers = smooth_lddt.of_structure(structure, batch, config.smooth_lddt)
+        found["smooth_lddt"] = layers[-1]
+        loss = loss + config.smooth_lddt.weight * layers.mean(0)
     found |= {"violations": violations, "metrics": metrics, "fape": backbone[-1], "sidechain_fape": sidechain}
     return found | angles | {"loss": loss}
 

@@ -17,6 +17,7 @@ _PARTS = {
     "fape": "FAPE",
     "sidechain_fape": "side chains",
     "chain_center_of_mass": "centers of mass",
+    "smooth_lddt": "smooth lDDT",
     "distogram": "distogram",
     "masked_msa": "MSA",
     "predicted_lddt": "pLDDT",

@@ -26,6 +26,7 @@ _PARTS = (
     "fape",
     "sidechain_fape",
     "chain_center_of_mass",
+    "smooth_lddt",
     "distogram",
     "masked_msa",
     "predicted_lddt",
