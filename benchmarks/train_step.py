@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fastfold.cli.environment import prepare_environment
+from fastfold.cli.process import prepare_environment
 
 prepare_environment()  # as the command line does, before PyTorch is loaded
 

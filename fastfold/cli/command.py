@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
-from fastfold.cli.environment import prepare_environment
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.plan import add_plan_command
-from fastfold.cli.process import silence_stdout
+from fastfold.cli.process import prepare_environment, silence_stdout
 from fastfold.cli.relax import add_relax_command
 from fastfold.cli.report import add_report_command
 from fastfold.cli.screen import add_screen_command

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 
-from fastfold.cli.environment import prepare_environment
+from fastfold.cli.process import prepare_environment
 
 prepare_environment()  # as the command line does, before PyTorch is loaded
 

@@ -283,7 +283,7 @@ def _everything() -> list[tuple[str, float, int, list[str]]]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("size", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 8))])
 def test_layers_equal_plain_ones_and_need_every_reduction(size: int, backend: str) -> None:
     found = launch(_everything, size, timeout=200, backend=backend)[0]
     assert [reductions for _, _, reductions, _ in found] == REDUCTIONS[size]

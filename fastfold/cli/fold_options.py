@@ -1,0 +1,376 @@
+"""Options of every command that folds targets, and what they say: how to fold, and what else to do."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from fastfold.cli.alignment_sources import add_source_options, add_worker_option, alignment_engines
+from fastfold.data.templates.options import MAX_TEMPLATES, TemplateOptions
+from fastfold.errors import ConfigError
+from fastfold.inference.config import (
+    PRECISIONS,
+    InferConfig,
+    RankBy,
+    RelaxWhich,
+    check_seeds,
+    parse_max_msa,
+    parse_seeds,
+)
+from fastfold.inference.relax.config import PLATFORMS
+
+if TYPE_CHECKING:
+    from fastfold.inference.target_runner import RunOptions
+
+
+def add_fold_options(parser: Any) -> None:
+    """Add what every command that folds targets has: folders, weights, searches, and how and where to fold."""
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="weights files, or monomer, monomer_ptm, multimer (default: mini)",
+    )
+    parser.add_argument(
+        "--msa-dir", type=Path, metavar="DIR", help="folder of alignments, found by record id"
+    )
+    add_source_options(parser)
+    _add_templates(parser.add_argument_group("templates"))
+    parser.add_argument("--complex", action="store_true", help="all records of a file are one complex")
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="PATH",
+        help="experimental structure to compare with, or a folder of files named like the targets",
+    )
+    _add_sampling(parser.add_argument_group("sampling"))
+    _add_output(parser.add_argument_group("output"))
+    _add_machine(parser.add_argument_group("machine"))
+
+
+def _add_templates(group: Any) -> None:
+    group.add_argument(
+        "--templates",
+        "--custom-template-path",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="PATH",
+        default=[],
+        help="structures to use as templates: mmCIF or PDB files (.gz too), or folders of them",
+    )
+    group.add_argument(
+        "--template-alignment",
+        nargs="+",
+        action="extend",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="A3M or FASTA: a chain, then rows called <file>_<chain> that say how --templates are aligned with it",
+    )
+    group.add_argument(
+        "--template-db",
+        type=Path,
+        metavar="FILE",
+        help="search this for templates: pdb_seqres.txt, or an HH-suite database (…/pdb70; needs hhsearch)",
+    )
+    group.add_argument(
+        "--template-mmcif-dir",
+        "--template_mmcif_dir",
+        "--local-pdb-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the PDB's mmCIF files, for --template-db and for hits among the alignments",
+    )
+    group.add_argument(
+        "--max-template-date",
+        "--max_template_date",
+        type=_date,
+        metavar="DATE",
+        help="use no hits released after this date, YYYY-MM-DD (default: any)",
+    )
+    group.add_argument(
+        "--max-templates",
+        type=_count,
+        metavar="N",
+        help=f"use at most N templates of a chain (default {MAX_TEMPLATES}, as many as the networks take)",
+    )
+    group.add_argument(
+        "--obsolete-pdbs",
+        "--obsolete_pdbs_path",
+        type=Path,
+        metavar="FILE",
+        help="the PDB's list of obsolete entries (default: obsolete.dat in the folder of mmCIF files or next to it)",
+    )
+
+
+def _template_options(options: argparse.Namespace) -> TemplateOptions:
+    """Where templates come from, by the options."""
+    if options.max_template_date is not None and options.template_mmcif_dir is None:
+        raise ConfigError(
+            "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are used "
+            "whatever their date"
+        )
+    return TemplateOptions(
+        structures=tuple(options.templates),
+        alignments=tuple(options.template_alignment),
+        database=options.template_db,
+        mmcif_dir=options.template_mmcif_dir,
+        obsolete=options.obsolete_pdbs,
+        max_date=options.max_template_date,
+        max_templates=MAX_TEMPLATES if options.max_templates is None else options.max_templates,
+    )
+
+
+def _add_sampling(group: Any) -> None:
+    group.add_argument(
+        "--num-recycles",
+        "--num-recycle",
+        type=_count,
+        metavar="N",
+        help="passes after the first (monomers 3, multimers up to 20)",
+    )
+    group.add_argument(
+        "--recycle-tolerance",
+        "--recycle-early-stop-tolerance",
+        type=float,
+        metavar="Å",
+        help="stop recycling when CA distances change less than this (multimers 0.5, monomers 0: never)",
+    )
+    group.add_argument(
+        "--seed", "--random-seed", type=_count, metavar="N", help="seed of everything random (default 0)"
+    )
+    group.add_argument(
+        "--num-seeds", type=_count, metavar="N", help="fold with N seeds, from --seed on (default 1)"
+    )
+    group.add_argument("--seeds", metavar="LIST", help="fold with these seeds: 0-4, or 1,3,7")
+    group.add_argument(
+        "--max-msa",
+        metavar="CLUSTERS:EXTRA",
+        help="alignment rows that the network sees, 512:1024 for example (default: the network's own)",
+    )
+    group.add_argument(
+        "--dropout",
+        "--use-dropout",
+        action="store_true",
+        help="keep dropout on, for more diverse predictions by many seeds",
+    )
+    group.add_argument(
+        "--num-ensemble",
+        type=_count,
+        metavar="N",
+        help="samples of the alignment averaged in each pass (default 1)",
+    )
+    group.add_argument(
+        "--stop-at-score",
+        type=float,
+        metavar="X",
+        help="make no more predictions of a target after one of this mean pLDDT (complexes: 100 times 0.8 ipTM + 0.2 "
+        "pTM)",
+    )
+    group.add_argument(
+        "--initial-guess",
+        type=Path,
+        metavar="FILE",
+        help="start from this structure of the target (PDB or mmCIF), as if it were recycled",
+    )
+    group.add_argument("--cyclic", action="store_true", help="each chain is a ring (cyclic peptides)")
+    group.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=InferConfig.precision,
+        help="of the trunk: bf16 halves the memory and is faster on GPUs; int8 (products with weights in 8 bits, with "
+        "VNNI) and bf16-products (with AMX or AVX512_BF16) are faster on CPUs; auto: what suits the "
+        "device (default fp32)",
+    )
+
+
+def _add_output(group: Any) -> None:
+    group.add_argument(
+        "--rank",
+        choices=get_args(RankBy),
+        default=InferConfig.rank,
+        help="rank by mean pLDDT, pTM, ipTM, or 0.8 ipTM + 0.2 pTM (default: the last for complexes, else pLDDT)",
+    )
+    group.add_argument(
+        "--pae",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
+        "pTM and ipTM are computed anyway)",
+    )
+    group.add_argument("--no-plots", action="store_true", help="write no plots")
+    group.add_argument(
+        "--relax",
+        nargs="?",
+        choices=get_args(RelaxWhich),
+        const="best",
+        default=InferConfig.relax,
+        help="relax the best prediction of each target, or all, in the Amber force field (default none)",
+    )
+    group.add_argument(
+        "--save-representations",
+        action="store_true",
+        help="write single, pair and structure module's activations",
+    )
+    group.add_argument("--save-recycles", action="store_true", help="write the structure after each pass")
+    group.add_argument(
+        "--overwrite",
+        "--overwrite-existing-results",
+        action="store_true",
+        help="fold again what is finished, and remove the targets' other predictions in DIR",
+    )
+    group.add_argument(
+        "--skip-bad-weights", action="store_true", help="leave weights files out that cannot be used"
+    )
+    group.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
+
+
+def _add_machine(group: Any) -> None:
+    group.add_argument(
+        "--device",
+        type=_device,
+        default=InferConfig.device,
+        metavar="DEVICE",
+        help="auto, cpu, cuda, or cuda:1 for the second GPU (default: a GPU where there is one)",
+    )
+    group.add_argument(
+        "--relax-platform",
+        choices=("auto", *PLATFORMS),
+        default=InferConfig.relax_platform,
+        help="OpenMM's platform for relaxation (default: the fastest that works)",
+    )
+    group.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
+        "blocks follow from it",
+    )
+    group.add_argument(
+        "--host-memory",
+        metavar="SIZE",
+        help="memory of this machine for what leaves a GPU for a while (default: most of what is free; 0 for none)",
+    )
+    group.add_argument(
+        "--offload-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder on a fast disk for what finds no room there (default: none)",
+    )
+    group.add_argument(
+        "--checkpoint-after",
+        type=float,
+        default=InferConfig.checkpoint_after,
+        metavar="SECONDS",
+        help="keep the state after each pass that takes so long, so that a fold that is killed goes on (default 180)",
+    )
+    add_worker_option(group)
+
+
+def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
+    """The seeds that were asked for, by a list or by the first and their number."""
+    if options.seeds is not None:
+        if options.seed is not None or options.num_seeds is not None:
+            raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
+        return parse_seeds(options.seeds)
+    first = options.seed or 0
+    number = 1 if options.num_seeds is None else options.num_seeds
+    return check_seeds(range(first, first + number))
+
+
+def _count(text: str) -> int:
+    """A whole number from zero up, as an argument type."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 0 to 2147483647")
+    return int(text)
+
+
+def _date(text: str) -> date:
+    """A date, as an argument type."""
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a date such as 2021-11-01") from None
+
+
+def _device(text: str) -> str:
+    """The name of a device, as an argument type."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
+    return text
+
+
+def infer_config(options: argparse.Namespace) -> InferConfig:
+    """How to fold, from the options of :func:`add_fold_options`.
+
+    Raises:
+        ConfigError: An option makes no sense; names it.
+    """
+    return InferConfig(
+        num_recycles=options.num_recycles,
+        seeds=_seeds(options),
+        precision=options.precision,
+        plots=not options.no_plots,
+        pae={"auto": None, "yes": True, "no": False}[options.pae],
+        device=options.device,
+        parallel=options.parallel,
+        memory_budget=options.memory_budget or None,
+        host_memory=options.host_memory,
+        offload_dir=options.offload_dir,
+        checkpoint_after=options.checkpoint_after,
+        max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
+        dropout=options.dropout,
+        recycle_tolerance=options.recycle_tolerance,
+        stop_at_score=options.stop_at_score,
+        num_ensemble=options.num_ensemble,
+        rank=options.rank,
+        save_representations=options.save_representations,
+        save_recycles=options.save_recycles,
+        initial_guess=options.initial_guess,
+        cyclic=options.cyclic,
+        relax=options.relax,
+        relax_platform=options.relax_platform,
+    )
+
+
+def run_options(options: argparse.Namespace) -> RunOptions:
+    """What else to do, from the options of :func:`add_fold_options`.
+
+    Raises:
+        FastFoldError: A database cannot be used, or options contradict each other.
+    """
+    from fastfold.inference.target_runner import RunOptions
+
+    return RunOptions(
+        msa_dir=options.msa_dir,
+        engines=alignment_engines(options),
+        templates=_template_options(options),
+        complex_=options.complex,
+        reference=options.reference,
+        skip_bad_weights=options.skip_bad_weights,
+        overwrite=options.overwrite,
+        sort=options.sort,
+        quiet=options.quiet,
+    )
+
+
+def check_weights_names(options: argparse.Namespace) -> None:
+    """See that no input was taken for a weights file.
+
+    Raises:
+        ConfigError: One was.
+    """
+    misplaced = [path for path in options.weights if re.search(r"\.(fa|faa|fas|fasta)(\.gz)?$", path.name)]
+    if misplaced:
+        raise ConfigError(
+            f"{misplaced[0]}: every name after --weights is a weights file; put FASTA files first"
+        )
