@@ -22,7 +22,7 @@ from fastfold.inference.planning.shard_memory import (
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.common.cpu_products import multiplied_by_onednn
-from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
+from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes, padded_width
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
 
@@ -286,7 +286,9 @@ def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
     """Bytes of a triangle multiplication with its product here but for a share of its rows, its mask included."""
     n, e = fold.residues, fold.element_size
     if fold.ranks == 1:
-        return contraction_bytes(n, c, e, channels=channels, streamed=away > 0, kept=1.0 - away) + n * n
+        width = padded_width(n) if fold.device == "cuda" else n
+        sizes = {"channels": channels, "width": width}
+        return contraction_bytes(n, c, e, **sizes, streamed=away > 0, kept=1.0 - away) + n * n
     group = channels * fold.pairs * e
     # The factors, what becomes of them, and what is under way between the ranks.
     contracting = 3 * group + contraction_exchange_bytes(n, e, channels=channels, ranks=fold.ranks)

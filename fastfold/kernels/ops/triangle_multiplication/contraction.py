@@ -22,6 +22,15 @@ SMALL_PRODUCT = 2**24
 """Elements of a product whose gradients are not worth more than one launch for each factor."""
 
 
+_ALIGNMENT = 8
+"""Elements; rows of matrices of 16 bits that all begin at multiples of so many are read by 16 bytes at a time."""
+
+
+def padded_width(n: int) -> int:
+    """Rows and columns of factors on a GPU, where cuBLAS is slow for matrices whose rows begin anywhere."""
+    return -(-n // _ALIGNMENT) * _ALIGNMENT
+
+
 @dataclass(frozen=True)
 class ContractionPlan:
     """How the contraction is carried out.
@@ -38,7 +47,14 @@ class ContractionPlan:
 
 
 def contraction_bytes(
-    n: int, c: int, element_size: int, *, channels: int, streamed: bool, kept: float = 0.0
+    n: int,
+    c: int,
+    element_size: int,
+    *,
+    channels: int,
+    streamed: bool,
+    kept: float = 0.0,
+    width: int | None = None,
 ) -> int:
     """Memory on the device that :func:`multiply` takes in addition to its arguments, without what its backend takes.
 
@@ -49,13 +65,15 @@ def contraction_bytes(
         channels: Channels whose factors exist at a time.
         streamed: Whether the product waits on the host.
         kept: Share of its rows that do not.
+        width: See :attr:`TriangleBackend.width`; N by default.
     """
-    factors = 2 * channels * n * n
+    w = width or n
+    factors = 2 * channels * w * w
     first = kept_rows(n, kept) if streamed else n
     if first == n:
-        return element_size * (factors + c * n * n)
+        return element_size * (factors + c * w * w)
     rows = min(n - first, block_rows(n, c, channels))
-    return element_size * (c * first * n + max(factors, 2 * c * rows * n) + 2 * channels * rows * n)
+    return element_size * (c * first * w + max(factors, 2 * c * rows * w) + 2 * channels * rows * w)
 
 
 def block_rows(n: int, c: int, channels: int) -> int:
@@ -70,13 +88,19 @@ class TriangleBackend(Protocol):
     def share(self) -> float:
         """Factor that its :meth:`write` wants the product multiplied by."""
 
+    def width(self, n: int) -> int:
+        """Rows and columns W that its factors have for a pair of N: N, or more, with zeros."""
+
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Fill ``projections [2 count, N, N]``: channels from ``first`` of the left factor, then of the right one."""
+        """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, N]`` times its share."""
+        """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, W]`` times its share.
+
+        All rows may be in a product of W.
+        """
 
 
 class TriangleGradients(Protocol):
@@ -97,13 +121,16 @@ class TriangleGradients(Protocol):
     def contraction_groups(self, n: int) -> tuple[int, int]:
         """Channels that are contracted at a time, and of which the gradients are."""
 
+    def width(self, n: int) -> int:
+        """As of :class:`TriangleBackend`; gradients have zeros there as well."""
+
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """As of :class:`TriangleBackend`, in ``dtype``."""
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
     ) -> None:
-        """Put the gradient of ``product [c, R, N]`` in its place, and that of the normalised ``z`` into ``grad_z``.
+        """Put the gradient of ``product [c, W, W]`` in its place, and that of the normalised ``z`` into ``grad_z``.
 
         What it gets is the product times its share, and what it leaves is the gradient without it.
         """
@@ -111,7 +138,7 @@ class TriangleGradients(Protocol):
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
     ) -> None:
-        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, with what the factors ``[2 c, R, N]`` give."""
+        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, with what the factors ``[2 c, W, W]`` give."""
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
         """The gradient of ``z`` if nothing else than the update depends on it."""
@@ -169,7 +196,7 @@ def multiply(
             b_out, b_z, b_residual, b_dropout = (part(x, here) for x in (out, z, residual, dropout))
             assert b_out is not None
             assert b_z is not None
-            product = product if product.dim() == 3 else product.view(c, -1, n)
+            product = product if product.dim() == 3 else product.view(c, -1, backend.width(n))
             backend.write(b_out, product, b_z, b_residual, b_dropout)
 
 
@@ -185,27 +212,29 @@ def _product(
     host: HostBuffers | None,
     kept: float,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of the product with their content ``[c, rows, N]``, when all of it is there."""
+    """Blocks of rows of the product with their content ``[c, rows, W]``, when all of it is there."""
     n = z.shape[-2]
+    w = backend.width(n)
     first_away = n if host is None else kept_rows(n, kept)
     size = block_rows(n, c, channels)
     blocks = [slice(start, min(n, start + size)) for start in range(first_away, n, size)]
-    product = scratch("product", c, first_away, n) if first_away else None
+    here = slice(0, first_away if blocks else w)
+    product = scratch("product", c, here.stop, w) if first_away else None
     streamed = divided = None
     if blocks:
         assert host is not None
-        staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * n)
-        streamed = StreamedRows(host, c, blocks, n, (staging[0], staging[1]), z)
+        staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * w)
+        streamed = StreamedRows(host, c, blocks, w, (staging[0], staging[1]), z)
     for first in range(0, c, channels):
         count = min(channels, c - first)
-        factors = scratch("factors", 2 * count, n, n)
+        factors = scratch("factors", 2 * count, w, w)
         backend.project(factors, z, mask, first, count)
         if factors is not divided:
             left, right = factors.chunk(2)
             divided = factors
         if product is not None:
             group = product if count == c else product[first : first + count]
-            contract(left, right, slice(0, first_away), outgoing, group, backend.share)
+            contract(left, right, here, outgoing, group, backend.share)
         for index, rows in enumerate(blocks):
             assert streamed is not None
             waiting = streamed.part(count, index)
@@ -215,7 +244,7 @@ def _product(
         yield slice(0, first_away), product
     if streamed is not None:
         # The factors are done with: what comes back takes their place.
-        back = scratch("factors", 2, c * min(size, n - first_away) * n)
+        back = scratch("factors", 2, c * min(size, n - first_away) * w)
         yield from streamed.read((back[0], back[1]))
 
 

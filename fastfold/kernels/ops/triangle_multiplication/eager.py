@@ -237,6 +237,10 @@ class Forward:
         self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
         self._update = None if update is None else arrange_update(update, scratch.dtype)
 
+    def width(self, n: int) -> int:
+        """As many as the pair has."""
+        return n
+
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Factors of some channels."""
         assert self._factors is not None

@@ -20,16 +20,6 @@ class FactorParams(NamedTuple):
     gate_weight: Tensor
     gate_bias: Tensor
 
-    @property
-    def norm(self) -> tuple[Tensor, Tensor]:
-        """Scale and shift of the normalisation."""
-        return self.norm_weight, self.norm_bias
-
-    @property
-    def projection(self) -> tuple[Tensor, ...]:
-        """Projection and gate, weight before bias each."""
-        return self.proj_weight, self.proj_bias, self.gate_weight, self.gate_bias
-
 
 class UpdateParams(NamedTuple):
     """Parameters of :func:`fastfold.kernels.triangle_update`."""

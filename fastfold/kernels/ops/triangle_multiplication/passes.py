@@ -120,14 +120,15 @@ def _factors_and_gradients(
     dropout: Tensor | None,
     outgoing: bool,
 ) -> Tensor:
-    """Gradients of the factors ``[2 c, N, N]`` of one element; ``grad_z`` becomes that of the normalised ``z``."""
+    """Gradients of the factors ``[2 c, W, W]`` of one element; ``grad_z`` becomes that of the normalised ``z``."""
     n, c = z.shape[-2], steps.channels
-    factors, product = (z.new_empty(k, n, n, dtype=steps.dtype) for k in (2 * c, c))
+    w = steps.width(n)
+    factors, product = (z.new_empty(k, w, w, dtype=steps.dtype) for k in (2 * c, c))
     steps.project(factors, z, mask, 0, c)
     left, right = factors[:c], factors[c:]
     group, group_backward = steps.contraction_groups(n)
     for b_left, b_right, b_product in _channels(group, left, right, product):
-        contract(b_left, b_right, slice(0, n), outgoing, b_product, steps.share)
+        contract(b_left, b_right, slice(0, w), outgoing, b_product, steps.share)
     # Back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
     steps.update_backward(grad_z, product, grad, z, dropout)
     buffer = torch.empty_like(left[:group_backward])
@@ -193,9 +194,11 @@ def update_backward(
     """Gradients of product, ``z`` and the parameters."""
     dropout = _like(dropout, z)
     steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)
-    grad_product = product.to(steps.dtype, copy=True, memory_format=torch.contiguous_format)
+    rows, n = z.shape[-3:-1]
+    padded = product.new_zeros(*product.shape[:-2], steps.width(rows), steps.width(n), dtype=steps.dtype)
+    grad_product = padded[..., :rows, :n].copy_(product)
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
-        steps.update_backward(grad_z[i], grad_product[i], grad[i], z[i], part(dropout, i))
+        steps.update_backward(grad_z[i], padded[i], grad[i], z[i], part(dropout, i))
     grad_z = steps.norm_backward(grad_z, z)
     return [grad_product, grad_z, *steps.update_grads()]

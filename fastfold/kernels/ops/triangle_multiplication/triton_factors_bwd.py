@@ -23,6 +23,7 @@ from fastfold.kernels.common.normalised_rows import (
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import (
+    SIZES,
     example_parameters,
     load_mask,
     load_pair,
@@ -33,13 +34,13 @@ from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import (
 
 @triton.jit
 def gated_projection_gradients(
-    b_z, p_z, z_c, b_statistics, weights, p_grad, size, b_mask, o_h, m_h, m_m,
+    b_z, p_z, z_c, b_statistics, weights, p_grad, size, b_mask, o_h, m_h, m_m, m_pair,
     CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients ``[BM, BH]`` of projections and gate logits, which it recomputes."""
     b_projection, b_gate = projections_and_gates(
-        b_z, p_z, z_c, b_statistics, weights, o_h, m_h, m_m, CZ, BZ, BM, BH, BK, SPLIT, PRECISION
+        b_z, p_z, z_c, b_statistics, weights, o_h, m_h, m_pair, CZ, BZ, BM, BH, BK, SPLIT, PRECISION
     )
     # [BM, BH]
     p_block = p_grad[:, None] + o_h.to(tl.int64)[None, :] * size
@@ -52,9 +53,9 @@ def gated_projection_gradients(
     return b_grad_projection, b_grad_projection * b_projection * (1.0 - b_gate)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=SIZES)
 def triangle_project_backward_kernel(
-    grad_projections, z, mask, grad, grad_z, grad_norm, weights, n, size,
+    grad_projections, z, mask, grad, grad_z, grad_norm, weights, rows, n, width, size,
     z_strides, mask_strides, grad_strides, grad_z_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -69,18 +70,17 @@ def triangle_project_backward_kernel(
     b_grad_weight = tl.zeros([BZ], tl.float32)
     b_grad_bias = tl.zeros([BZ], tl.float32)
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
-        o_m, o_i, o_j = pair_positions(i_m, n, BM)
-        m_m = o_m < size
-        m_zz = m_m[:, None] & m_z[None, :]
-        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
-        b_mask = load_mask(mask, mask_strides, o_i, o_j, m_m)
+        o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
+        m_zz = m_pair[:, None] & m_z[None, :]
+        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
+        b_mask = load_mask(mask, mask_strides, o_i, o_j, m_pair)
         b_total = tl.zeros([BM, BZ], tl.float32)
         for i_h in range(0, 2 * C, BH):
             o_h = i_h + tl.arange(0, BH)
             m_h = o_h < 2 * C
             b_projection, b_logits = gated_projection_gradients(
                 b_z, p_z, z_strides[2], b_statistics, weights, grad_projections + o_m, size, b_mask,
-                o_h, m_h, m_m, CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
+                o_h, m_h, m_m, m_pair, CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
             )  # fmt: skip
             o_w = o_h[:, None] * CZ + o_z[None, :]
             m_w = m_h[:, None] & m_z[None, :]
@@ -118,7 +118,7 @@ def projection_backward(
     """Turn ``grad_z`` into the gradient of ``z``, and return those of the norm.
 
     Args:
-        grad_projections: ``[2 c, R, N]``, gradients of the factors of the contraction.
+        grad_projections: ``[2 c, R', N']``, gradients of the factors of the contraction; read within the pair alone.
         z: ``[R, N, c_z]``, rows of one batch element.
         mask: ``[R, N]``.
         add: Gradient of the operator's result, where ``z`` is the residual as well, or None.
@@ -131,10 +131,11 @@ def projection_backward(
     rows, n, c_z = z.shape
     grad = z if add is None else add  # any tensor stands for what is not read
     config = configuration("triangle_project_backward", z, c_z)
-    programs = min(PROGRAMS, triton.cdiv(rows * n, config.blocks["BM"]))
+    size, width = grad_projections[0].numel(), grad_projections.shape[-1]
+    programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c_z, dtype=torch.float32)
     triangle_project_backward_kernel[(programs,)](
-        *(grad_projections, z, mask, grad, grad_z, partial, weights, n, rows * n),
+        *(grad_projections, z, mask, grad, grad_z, partial, weights, rows, n, width, size),
         *(z.stride(), mask.stride(), grad.stride(), grad_z.stride(), EPS),
         C=len(grad_projections) // 2,
         CZ=c_z,
@@ -147,9 +148,10 @@ def projection_backward(
     return list(partial.sum(0))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=SIZES)
 def triangle_project_weights_kernel(
-    grad_projections, z, mask, grad_proj, grad_gate, grad_biases, weights, n, size, z_strides, mask_strides, EPS,
+    grad_projections, z, mask, grad_proj, grad_gate, grad_biases, weights, rows, n, width, size,
+    z_strides, mask_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -166,13 +168,12 @@ def triangle_project_weights_kernel(
     b_grad_bias = tl.zeros([BH], tl.float32)
     b_grad_gate_bias = tl.zeros([BH], tl.float32)
     for i_m in range(tl.program_id(1), tl.cdiv(size, BM), tl.num_programs(1)):
-        o_m, o_i, o_j = pair_positions(i_m, n, BM)
-        m_m = o_m < size
-        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
-        b_mask = load_mask(mask, mask_strides, o_i, o_j, m_m)
+        o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
+        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
+        b_mask = load_mask(mask, mask_strides, o_i, o_j, m_pair)
         b_projection, b_logits = gated_projection_gradients(
             b_z, p_z, z_strides[2], b_statistics, weights, grad_projections + o_m, size, b_mask,
-            o_h, m_h, m_m, CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
+            o_h, m_h, m_m, m_pair, CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
         )  # fmt: skip
         b_grad_bias += tl.sum(b_projection, 0)
         b_grad_gate_bias += tl.sum(b_logits, 0)
@@ -198,11 +199,12 @@ def projection_weights_backward(
     c = len(grad_projections) // 2
     config = configuration("triangle_project_weights", z, c_z)
     programs = triton.cdiv(2 * c, config.blocks["BH"])
-    parts = splits(rows * n, config.blocks["BM"], programs)
+    size, width = grad_projections[0].numel(), grad_projections.shape[-1]
+    parts = splits(size, config.blocks["BM"], programs)
     partial, partial_gate = z.new_empty(2, parts, 2 * c, c_z, dtype=torch.float32)
     partial_bias = z.new_empty(parts, 2, 2 * c, dtype=torch.float32)
     triangle_project_weights_kernel[(programs, parts)](
-        *(grad_projections, z, mask, partial, partial_gate, partial_bias, weights, n, rows * n),
+        *(grad_projections, z, mask, partial, partial_gate, partial_bias, weights, rows, n, width, size),
         *(z.stride(), mask.stride(), EPS),
         C=c,
         CZ=c_z,

@@ -16,12 +16,25 @@ from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_
 from fastfold.kernels.common.triton_math import cast, precision
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 
+SIZES = ["rows", "n", "width"]
+"""Arguments of kernels whose divisibility changes nothing."""
+
 
 @triton.jit
-def pair_positions(i_m, n, BM: tl.constexpr):
-    """Positions ``[BM]`` of the grid that a block covers, and their rows and columns."""
-    o_m = tl.cast(i_m, tl.int64) * BM + tl.arange(0, BM)
-    return o_m, o_m // n, o_m % n
+def pair_positions(i_m, size, rows, n, width, BM: tl.constexpr):
+    """Positions ``[BM]`` of the factors or of the product that a block covers; they have ``size`` in rows of ``width``.
+
+    Which of them exist, their rows and columns, and which of them exist in the pair ``[rows, n]`` too: there may be
+    more rows, and longer ones, than the pair has, with zeros in them.
+    """
+    first = tl.cast(i_m, tl.int64) * BM
+    o_m = first + tl.arange(0, BM)
+    m_m = o_m < size
+    # Within the block in 32 bits, in which division is much cheaper.
+    o_b = (first % width).to(tl.int32) + tl.arange(0, BM)
+    o_i, o_j = (first // width).to(tl.int32) + o_b // width, o_b % width
+    m_pair = m_m & (o_i < rows) & (o_j < n)
+    return o_m, m_m, o_i.to(tl.int64), o_j.to(tl.int64), m_pair
 
 
 @triton.jit
@@ -58,25 +71,24 @@ def projections_and_gates(
     return b_projection, tl.sigmoid(b_gate)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=SIZES)
 def triangle_project_kernel(
-    z, mask, projections, weights, n, size, first, group, z_strides, mask_strides, EPS,
+    z, mask, projections, weights, rows, n, width, size, first, group, z_strides, mask_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program fills BM positions of ``projections [2 group, R N]``: channels ``first ..`` of left, then of right."""
-    o_m, o_i, o_j = pair_positions(tl.program_id(0), n, BM)
-    m_m = o_m < size
+    """A program fills BM positions of ``projections [2 group, size]``: channels ``first ..`` of left, then of right."""
+    o_m, m_m, o_i, o_j, m_pair = pair_positions(tl.program_id(0), size, rows, n, width, BM)
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
-    b_norm, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
-    b_mask = load_mask(mask, mask_strides, o_i, o_j, m_m)
+    b_norm, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
+    b_mask = load_mask(mask, mask_strides, o_i, o_j, m_pair)
     for i_h in range(0, 2 * group, BH):
         o_h = i_h + tl.arange(0, BH)
         m_h = o_h < 2 * group
         o_w = tl.where(o_h < group, first + o_h, C + first + o_h - group)
         b_projection, b_gate = projections_and_gates(
-            b_norm, p_z, z_strides[2], b_statistics, weights, o_w, m_h, m_m,
+            b_norm, p_z, z_strides[2], b_statistics, weights, o_w, m_h, m_pair,
             CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
         )  # fmt: skip
         b_projection *= b_gate * b_mask[:, None]
@@ -94,14 +106,15 @@ def project(
     group: int,
     split: bool = False,
 ) -> None:
-    """Fill ``projections [2 group, R, N]`` for rows ``z [R, N, c_z]`` of one batch element.
+    """Fill ``projections [2 group, R', N']`` for rows ``z [R, N, c_z]`` of one batch element, with zeros past them.
 
     With ``split`` a normalised row doesn't lose what rounding to the dtype of the weights costs.
     """
     rows, n, c_z = z.shape
+    size, width = projections[0].numel(), projections.shape[-1]
     config = configuration("triangle_project", z, c_z)
-    triangle_project_kernel[(triton.cdiv(rows * n, config.blocks["BM"]),)](
-        *(z, mask, projections, weights, n, rows * n, first, group, z.stride(), mask.stride(), EPS),
+    triangle_project_kernel[(triton.cdiv(size, config.blocks["BM"]),)](
+        *(z, mask, projections, weights, rows, n, width, size, first, group, z.stride(), mask.stride(), EPS),
         C=len(weights.proj_weight) // 2,
         CZ=c_z,
         BZ=padded(c_z),

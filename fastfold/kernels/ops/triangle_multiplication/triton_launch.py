@@ -1,6 +1,7 @@
 """Triangle multiplication in Triton: two kernels around a batch of matrix products, and their gradients.
 
-Between the kernels the channels come first, ``[c, N, N]``, so that the contraction is a batch of plain matrix products.
+Between the kernels the channels come first, ``[c, W, W]``, so that the contraction is a batch of plain matrix products;
+W is N padded with zeros.
 Backward, one kernel of each half owns positions and gives the gradients of activations, and another owns rows of the
 weights and gives theirs; all recompute projections and gates. Sums over positions are made in an order that depends
 on sizes alone.
@@ -17,7 +18,7 @@ from torch import Tensor
 from fastfold.kernels.common.parameters import Totals, in_dtype
 from fastfold.kernels.common.scratch import Scratch, share_of
 from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
-from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT
+from fastfold.kernels.ops.triangle_multiplication.contraction import SMALL_PRODUCT, padded_width
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_bwd import (
     projection_backward,
@@ -60,6 +61,10 @@ class Forward:
         self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else in_dtype(factors, scratch.dtype)
         self._update = None if update is None else in_dtype(update, scratch.dtype)
+
+    def width(self, n: int) -> int:
+        """Padded, so that matrix products and kernels are as fast at any length."""
+        return padded_width(n)
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Factors of some channels."""

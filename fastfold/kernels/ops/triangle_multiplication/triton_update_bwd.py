@@ -25,7 +25,7 @@ from fastfold.kernels.common.normalised_rows import (
 )
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
-from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import load_pair, pair_positions
+from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import SIZES, load_pair, pair_positions
 from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import (
     example_parameters,
     load_product,
@@ -35,7 +35,7 @@ from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import (
 @triton.jit
 def gated_output_gradients(
     b_p, b_statistics_p, p_p, size, b_z, b_statistics, p_z, z_c, weights,
-    p_grad, grad_c, p_dropout, dropout_c, o_o, m_o, m_m,
+    p_grad, grad_c, p_dropout, dropout_c, o_o, m_o, m_m, m_pair,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -47,11 +47,11 @@ def gated_output_gradients(
     )  # fmt: skip
     norm = (weights.norm_weight, weights.norm_bias)
     b_gate = projected(
-        b_z, p_z, z_c, b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_o, m_m, m_o,
+        b_z, p_z, z_c, b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_o, m_pair, m_o,
         CZ, BM, BZ, BO, BK, SPLIT, PRECISION,
     )  # fmt: skip
     b_gate = tl.sigmoid(b_gate)
-    m_grad = m_m[:, None] & m_o[None, :]
+    m_grad = m_pair[:, None] & m_o[None, :]
     # [BM, BO]
     b_grad = tl.load(p_grad[:, None] + o_o[None, :] * grad_c, mask=m_grad, other=0.0).to(tl.float32)
     if HAS_DROPOUT:
@@ -61,9 +61,9 @@ def gated_output_gradients(
     return b_grad_out, b_grad_out * b_out * (1.0 - b_gate)
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=SIZES)
 def triangle_output_backward_kernel(
-    product, z, dropout, grad, grad_x, grad_norm_out, weights, n, size,
+    product, z, dropout, grad, grad_x, grad_norm_out, weights, rows, n, width, size,
     z_strides, dropout_strides, grad_strides, grad_x_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -79,11 +79,10 @@ def triangle_output_backward_kernel(
     b_grad_weight = tl.zeros([BC], tl.float32)
     b_grad_bias = tl.zeros([BC], tl.float32)
     for i_m in range(tl.program_id(0), tl.cdiv(size, BM), tl.num_programs(0)):
-        o_m, o_i, o_j = pair_positions(i_m, n, BM)
-        m_m = o_m < size
+        o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
         m_p = m_m[:, None] & m_c[None, :]
         b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
-        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
+        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_grad_p = tl.zeros([BM, BC], tl.float32)
         b_grad_x = tl.zeros([BM, BZ], tl.float32)
         for i_o in range(0, CZ, BO):
@@ -92,7 +91,8 @@ def triangle_output_backward_kernel(
             b_grad_out, b_grad_gate = gated_output_gradients(
                 b_p, b_statistics_p, p_p, size, b_z, b_statistics, p_z, z_strides[2], weights,
                 grad + o_i * grad_strides[0] + o_j * grad_strides[1], grad_strides[2],
-                dropout + o_i * dropout_strides[0] + o_j * dropout_strides[1], dropout_strides[2], o_o, m_o, m_m,
+                dropout + o_i * dropout_strides[0] + o_j * dropout_strides[1], dropout_strides[2],
+                o_o, m_o, m_m, m_pair,
                 C, BC, CZ, BZ, BM, BO, BK, HAS_DROPOUT, SPLIT, PRECISION,
             )  # fmt: skip
             # [BO, BC]
@@ -104,7 +104,7 @@ def triangle_output_backward_kernel(
             b_w = tl.load(p_w, mask=m_o[:, None] & m_z[None, :], other=0.0)
             b_grad_x += split_dot(b_grad_gate, b_w, SPLIT, PRECISION)
         p_grad_x = pair_tile(grad_x, grad_x_strides, o_i, o_j, o_z)
-        tl.store(p_grad_x, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_m[:, None] & m_z[None, :])
+        tl.store(p_grad_x, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_pair[:, None] & m_z[None, :])
         # Read again rather than kept in registers through the loop.
         p_block = p_p[:, None] + o_c.to(tl.int64)[None, :] * size
         b_p = tl.load(p_block, mask=m_p, other=0.0).to(tl.float32)
@@ -140,10 +140,10 @@ def output_backward(
     weights: UpdateParams,
     share: float = 1.0,
 ) -> list[Tensor]:
-    """Put gradients into ``product [c, R, N]`` and ``grad_x [R, N, c_z]``, and return those of the norm between.
+    """Put gradients into ``product [c, R', N']`` and ``grad_x [R, N, c_z]``, and return those of the norm between.
 
     Args:
-        product: What the second normalisation gets; its gradient takes its place.
+        product: What the second normalisation gets; its gradient takes its place, zero past rows and columns of ``z``.
         z: ``[R, N, c_z]``, rows of one batch element.
         grad: Gradient of the update.
         grad_x: Where that of the normalised ``z`` goes, in the dtype of ``z``.
@@ -154,13 +154,14 @@ def output_backward(
     Returns:
         Gradients, in float32, of the two parameters of the normalisation of ``product``.
     """
-    (c, rows, n), c_z = product.shape, z.shape[-1]
+    c, (rows, n, c_z) = len(product), z.shape
+    size, width = product[0].numel(), product.shape[-1]
     b_dropout = z if dropout is None else dropout
     config = configuration("triangle_output_backward", z, max(c, c_z))
-    programs = min(PROGRAMS, triton.cdiv(rows * n, config.blocks["BM"]))
+    programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c, dtype=torch.float32)
     triangle_output_backward_kernel[(programs,)](
-        *(product, z, b_dropout, grad, grad_x, partial, weights, n, rows * n),
+        *(product, z, b_dropout, grad, grad_x, partial, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), grad_x.stride(), EPS, share),
         **switches(c, z, dropout),
         **config.launch,
@@ -168,9 +169,9 @@ def output_backward(
     return list(partial.sum(0))
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=SIZES)
 def triangle_output_weights_kernel(
-    product, z, dropout, grad, grad_weight, grad_gate, grad_biases, weights, n, size,
+    product, z, dropout, grad, grad_weight, grad_gate, grad_biases, weights, rows, n, width, size,
     z_strides, dropout_strides, grad_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
@@ -190,14 +191,14 @@ def triangle_output_weights_kernel(
     b_grad_bias = tl.zeros([BO], tl.float32)
     b_grad_gate_bias = tl.zeros([BO], tl.float32)
     for i_m in range(tl.program_id(1), tl.cdiv(size, BM), tl.num_programs(1)):
-        o_m, o_i, o_j = pair_positions(i_m, n, BM)
-        m_m = o_m < size
+        o_m, m_m, o_i, o_j, m_pair = pair_positions(i_m, size, rows, n, width, BM)
         b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share)
-        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
+        b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
         b_out, b_logits = gated_output_gradients(
             b_p, b_statistics_p, p_p, size, b_z, b_statistics, p_z, z_strides[2], weights,
             grad + o_i * grad_strides[0] + o_j * grad_strides[1], grad_strides[2],
-            dropout + o_i * dropout_strides[0] + o_j * dropout_strides[1], dropout_strides[2], o_o, m_o, m_m,
+            dropout + o_i * dropout_strides[0] + o_j * dropout_strides[1], dropout_strides[2],
+            o_o, m_o, m_m, m_pair,
             C, BC, CZ, BZ, BM, BO, BK, HAS_DROPOUT, SPLIT, PRECISION,
         )  # fmt: skip
         b_grad_bias += tl.sum(b_out, 0)
@@ -226,16 +227,17 @@ def output_weights_backward(
 
     Arguments as of ``output_backward``, which comes after it.
     """
-    (c, rows, n), c_z = product.shape, z.shape[-1]
+    c, (rows, n, c_z) = len(product), z.shape
+    size, width = product[0].numel(), product.shape[-1]
     b_dropout = z if dropout is None else dropout
     config = configuration("triangle_output_weights", z, max(c, c_z))
     programs = triton.cdiv(c_z, config.blocks["BO"])
-    parts = splits(rows * n, config.blocks["BM"], programs)
+    parts = splits(size, config.blocks["BM"], programs)
     partial, partial_gate, partial_bias = (
         z.new_empty(parts, *shape, dtype=torch.float32) for shape in ((c_z, c), (c_z, c_z), (2, c_z))
     )
     triangle_output_weights_kernel[(programs, parts)](
-        *(product, z, b_dropout, grad, partial, partial_gate, partial_bias, weights, n, rows * n),
+        *(product, z, b_dropout, grad, partial, partial_gate, partial_bias, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), EPS, share),
         **switches(c, z, dropout),
         **config.launch,

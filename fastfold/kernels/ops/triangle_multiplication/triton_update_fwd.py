@@ -15,12 +15,12 @@ from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
 from fastfold.kernels.common.triton_math import cast, pair_tile, precision
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
-from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import load_pair, pair_positions
+from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import SIZES, load_pair, pair_positions
 
 
 @triton.jit
 def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share):
-    """Normalised positions ``[BM, BC]`` of ``product [C, R N]``, their statistics, and pointers to them ``[BM]``.
+    """Normalised positions ``[BM, BC]`` of ``product [C, size]``, their statistics, and pointers to them ``[BM]``.
 
     A product times a share has the same normalised rows, if what is added to its variance has the square of that.
     """
@@ -32,30 +32,29 @@ def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share):
     return b_p, b_statistics, p_p
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=SIZES)
 def triangle_output_kernel(
-    product, z, dropout, residual, out, weights, n, size,
+    product, z, dropout, residual, out, weights, rows, n, width, size,
     z_strides, dropout_strides, residual_strides, out_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program owns BM positions with all channels: it has read all of ``z`` there before it writes ``out``."""
-    o_m, o_i, o_j = pair_positions(tl.program_id(0), n, BM)
-    m_m = o_m < size
+    o_m, m_m, o_i, o_j, m_pair = pair_positions(tl.program_id(0), size, rows, n, width, BM)
     o_c = tl.arange(0, BC)
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
-    m_out = m_m[:, None] & m_z[None, :]
+    m_out = m_pair[:, None] & m_z[None, :]
     b_p, b_statistics_p, p_p = load_product(product, weights, o_m, m_m, o_c, o_c < C, size, C, EPS, share)
     norm_out = (weights.norm_out_weight, weights.norm_out_bias)
     b_out = projected(
         b_p, p_p, size, b_statistics_p, norm_out, weights.out_weight, weights.out_bias, o_z, m_m, m_z,
         C, BM, BC, BZ, BK, False, PRECISION,
     )  # fmt: skip
-    b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS)
+    b_z, b_statistics, p_z = load_pair(z, z_strides, weights, o_i, o_j, m_pair, o_z, m_z, CZ, EPS)
     norm = (weights.norm_weight, weights.norm_bias)
     b_gate = projected(
-        b_z, p_z, z_strides[2], b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_z, m_m, m_z,
+        b_z, p_z, z_strides[2], b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_z, m_pair, m_z,
         CZ, BM, BZ, BZ, BK, False, PRECISION,
     )  # fmt: skip
     b_out *= tl.sigmoid(b_gate)
@@ -77,16 +76,17 @@ def write_update(
     dropout: Tensor | None,
     share: float = 1.0,
 ) -> None:
-    """Fill rows ``out [R, N, c_z]`` of an element, which may be ``z`` or ``residual``, from ``product [c, R, N]``.
+    """Fill rows ``out [R, N, c_z]`` of an element, which may be ``z`` or ``residual``, from ``product [c, R', N']``.
 
-    What the product was multiplied by is its ``share``.
+    What the product was multiplied by is its ``share``; rows and columns that ``z`` does not have are left out.
     """
     c, (rows, n, c_z) = len(product), z.shape
+    size, width = product[0].numel(), product.shape[-1]
     config = configuration("triangle_output", z, max(c, c_z))
     b_dropout = z if dropout is None else dropout
     b_residual = z if residual is None else residual
-    triangle_output_kernel[(triton.cdiv(rows * n, config.blocks["BM"]),)](
-        *(product, z, b_dropout, b_residual, out, weights, n, rows * n),
+    triangle_output_kernel[(triton.cdiv(size, config.blocks["BM"]),)](
+        *(product, z, b_dropout, b_residual, out, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), b_residual.stride(), out.stride(), EPS, share),
         C=c,
         BC=padded(c),
