@@ -131,7 +131,7 @@ def projection_backward(
     rows, n, c_z = z.shape
     grad = z if add is None else add  # any tensor stands for what is not read
     config = configuration("triangle_project_backward", z, c_z)
-    size, width = grad_projections[0].numel(), grad_projections.shape[-1]
+    size, width = grad_projections.shape[1] * grad_projections.shape[2], grad_projections.shape[2]
     programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c_z, dtype=torch.float32)
     triangle_project_backward_kernel[(programs,)](
@@ -199,7 +199,7 @@ def projection_weights_backward(
     c = len(grad_projections) // 2
     config = configuration("triangle_project_weights", z, c_z)
     programs = triton.cdiv(2 * c, config.blocks["BH"])
-    size, width = grad_projections[0].numel(), grad_projections.shape[-1]
+    size, width = grad_projections.shape[1] * grad_projections.shape[2], grad_projections.shape[2]
     parts = splits(size, config.blocks["BM"], programs)
     partial, partial_gate = z.new_empty(2, parts, 2 * c, c_z, dtype=torch.float32)
     partial_bias = z.new_empty(parts, 2, 2 * c, dtype=torch.float32)

@@ -111,7 +111,7 @@ def project(
     With ``split`` a normalised row doesn't lose what rounding to the dtype of the weights costs.
     """
     rows, n, c_z = z.shape
-    size, width = projections[0].numel(), projections.shape[-1]
+    size, width = projections.shape[1] * projections.shape[2], projections.shape[2]
     config = configuration("triangle_project", z, c_z)
     triangle_project_kernel[(triton.cdiv(size, config.blocks["BM"]),)](
         *(z, mask, projections, weights, rows, n, width, size, first, group, z.stride(), mask.stride(), EPS),

@@ -155,7 +155,7 @@ def output_backward(
         Gradients, in float32, of the two parameters of the normalisation of ``product``.
     """
     c, (rows, n, c_z) = len(product), z.shape
-    size, width = product[0].numel(), product.shape[-1]
+    size, width = product.shape[1] * product.shape[2], product.shape[2]
     b_dropout = z if dropout is None else dropout
     config = configuration("triangle_output_backward", z, max(c, c_z))
     programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
@@ -228,7 +228,7 @@ def output_weights_backward(
     Arguments as of ``output_backward``, which comes after it.
     """
     c, (rows, n, c_z) = len(product), z.shape
-    size, width = product[0].numel(), product.shape[-1]
+    size, width = product.shape[1] * product.shape[2], product.shape[2]
     b_dropout = z if dropout is None else dropout
     config = configuration("triangle_output_weights", z, max(c, c_z))
     programs = triton.cdiv(c_z, config.blocks["BO"])

@@ -81,7 +81,7 @@ def write_update(
     What the product was multiplied by is its ``share``; rows and columns that ``z`` does not have are left out.
     """
     c, (rows, n, c_z) = len(product), z.shape
-    size, width = product[0].numel(), product.shape[-1]
+    size, width = product.shape[1] * product.shape[2], product.shape[2]
     config = configuration("triangle_output", z, max(c, c_z))
     b_dropout = z if dropout is None else dropout
     b_residual = z if residual is None else residual
