@@ -277,16 +277,23 @@ MUTANTS = [
     ),
     Mutant(
         "triangle_multiplication_outgoing",
-        "triangle_multiplication.triton_factors_bwd",
-        "load_pair(z, z_strides, weights, o_i, o_j, m_m,",
-        "load_pair(z, z_strides, weights, o_i, o_j, o_m >= 0,",
-        "tail of positions, backward",
+        "triangle_multiplication.triton_factors_fwd",
+        "o_j * strides[1], mask=m_m, other=0.0)",
+        "o_j * strides[1], mask=m_m, other=1.0)",
+        "zeros past the pair",
+    ),
+    Mutant(
+        "triangle_multiplication_incoming",
+        "triangle_multiplication.triton_update_bwd",
+        "b_grad = tl.load(p_grad[:, None] + o_o[None, :] * grad_c, mask=m_grad, other=0.0)",
+        "b_grad = tl.load(p_grad[:, None] + o_o[None, :] * grad_c, mask=m_grad, other=1.0)",
+        "zeros past the pair, backward",
     ),
 ]
 
 
 def test_no_mutant_is_lost() -> None:
-    assert len({(m.operator, m.what) for m in MUTANTS}) == len(MUTANTS) == 34
+    assert len({(m.operator, m.what) for m in MUTANTS}) == len(MUTANTS) == 35
 
 
 def _case(operator: str) -> Case:

@@ -28,7 +28,9 @@ def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
     first, late = (compose_config([f"+preset={name}", *PLACES]) for name in ("mini", "mini_late"))
     assert late.model == first.model
     assert late.data.crop_size > first.data.crop_size
-    assert replace(late.data, crop_size=first.data.crop_size) == first.data
+    assert late.data.unclamped_probability < first.data.unclamped_probability
+    changed = {name: getattr(first.data, name) for name in ("crop_size", "unclamped_probability")}
+    assert replace(late.data, **changed) == first.data
     assert late.optim.cosine_steps == late.trainer.steps
     assert late.optim.final_fraction == 0.0
 

@@ -1,0 +1,255 @@
+"""What ``fastfold.memory.autochunk`` makes of some modules: peaks, time lost to chunks, time of the search.
+
+Peaks are those that the simulated device measures, inputs and results included, parameters not. The Evoformer block is
+held to the plan that was made for it by hand: in place, in the block sizes and channels that give the lowest peak.
+
+    python benchmarks/autochunk.py [--json FILE] [--markdown FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.kernels.block import block_config
+from fastfold.evoformer import EvoformerBlock, ExecutionPolicy
+from fastfold.evoformer.execution import set_policy
+from fastfold.kernels.decompositions import decompositions
+from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
+from fastfold.memory import BudgetError, SimulatedDevice, autochunk
+from fastfold.utils.atomic_files import write_atomic
+
+HAND = (1.2, 1.1)
+"""Of the peak by hand, for the Evoformer block."""
+ROUNDS = 3
+MIB = 2**20
+
+
+class Causal(nn.Module):
+    """One of GPT's blocks, of PyTorch's own layers."""
+
+    def __init__(self, c: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(
+            c, heads, 4 * c, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.register_buffer("later", torch.full((length, length), float("-inf")).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, N, c]`` to the same."""
+        return self.layer(x, src_mask=self.later)
+
+
+class Vision(nn.Module):
+    """A vision transformer: patches of 16 x 16, a class token, layers, a head."""
+
+    def __init__(self, c: int, heads: int, layers: int, size: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, c, 16, 16)
+        self.token = nn.Parameter(torch.randn(1, 1, c))
+        self.place = nn.Parameter(torch.randn(1, (size // 16) ** 2 + 1, c))
+        layer = nn.TransformerEncoderLayer(c, heads, 4 * c, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(c, 1000)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """``[B, 3, size, size]`` to ``[B, 1000]``."""
+        x = self.patches(image).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.place
+        return self.head(self.layers(x)[:, 0])
+
+
+class TriangleAttention(nn.Module):
+    """Triangle attention as OpenFold writes it: logits of all heads and rows at once (supplement Algorithm 13)."""
+
+    def __init__(self, c: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(c)
+        self.query, self.key, self.value = (nn.Linear(c, c, bias=False) for _ in range(3))
+        self.bias, self.gate, self.out = nn.Linear(c, heads, bias=False), nn.Linear(c, c), nn.Linear(c, c)
+
+    def forward(self, pair: Tensor, mask: Tensor) -> Tensor:
+        """``pair [N, N, c]`` with ``mask [N, N]`` to ``[N, N, c]``."""
+        x = self.norm(pair)
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+            for layer in (self.query, self.key, self.value)
+        )
+        logits = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        logits = logits + self.bias(x).permute(2, 0, 1) + 1e9 * (mask[:, None, None, :] - 1)
+        found = (logits.softmax(-1) @ value).transpose(-2, -3).flatten(-2)
+        return pair + self.out(torch.sigmoid(self.gate(x)) * found)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; bytes are without parameters.
+
+    Attributes:
+        module: Its name and size.
+        budget: In bytes.
+        whole: Peak without chunks, or for the Evoformer block by hand, in place.
+        peak: Peak in chunks.
+        regions: How many parts run in chunks.
+        search: Seconds that ``autochunk`` took, export included.
+        slower: Time in chunks over time without, medians of alternate runs.
+        apart: Largest difference of the results, over the largest result.
+    """
+
+    module: str
+    budget: int
+    whole: int
+    peak: int
+    regions: int
+    search: float
+    slower: float
+    apart: float
+
+
+def row(
+    name: str, module: nn.Module, args: tuple[Tensor, ...], budget: int, whole: int, **options: Any
+) -> Row:
+    """Chunk a module, run it, and compare."""
+    start = time.perf_counter()
+    chunked = autochunk(module, args, budget, **options)
+    search = time.perf_counter() - start
+    times: dict[Any, list[float]] = {module: [], chunked: []}
+    results = {}
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            for which, seconds in times.items():
+                fresh = [x.clone() for x in args]
+                start = time.perf_counter()
+                results[which] = which(*fresh)
+                seconds.append(time.perf_counter() - start)
+    plain, cut = (statistics.median(seconds) for seconds in times.values())
+    pairs = list(zip(_flat(results[module]), _flat(results[chunked]), strict=True))
+    apart = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+    plan = chunked.plan
+    return Row(name, budget, whole, plan.peak, len(plan.regions), search, cut / plain, apart)
+
+
+def _flat(result: Any) -> list[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
+
+
+def general() -> list[Row]:
+    """Modules that know nothing of chunks."""
+    cases: list[tuple[str, Callable[[], nn.Module], tuple[Tensor, ...]]] = [
+        ("GPT block, 1 x 1,024 x 256", lambda: Causal(256, 8, 1024), (torch.randn(1, 1024, 256),)),
+        (
+            "vision transformer, 4 layers, 8 x 224 x 224",
+            lambda: Vision(192, 3, 4, 224),
+            (torch.randn(8, 3, 224, 224),),
+        ),
+        (
+            "triangle attention as in OpenFold, 128 residues",
+            lambda: TriangleAttention(64, 4),
+            (torch.randn(128, 128, 64), torch.ones(128, 128)),
+        ),
+    ]
+    rows = []
+    for name, make, args in cases:
+        module = make().eval()
+        whole, least = autochunk(module, args, 1 << 62).plan.peak_before, smallest(module, args)
+        rows += [row(name, module, args, budget, whole) for budget in (max(least, whole // 2), least)]
+    return rows
+
+
+def smallest(module: nn.Module, args: tuple[Tensor, ...]) -> int:
+    """The smallest budget in bytes that works."""
+    try:
+        autochunk(module, args, 1)
+    except BudgetError as refused:
+        return refused.smallest
+    raise AssertionError("one byte was enough")
+
+
+def evoformer(residues: int, depth: int) -> list[Row]:
+    """A block of the Evoformer beside the plan made by hand."""
+    block = EvoformerBlock(block_config(), 256, 128, zero_init=False).eval()
+    args = (
+        torch.randn(depth, residues, 256),
+        torch.randn(residues, residues, 128),
+        torch.ones(depth, residues),
+        torch.ones(residues, residues),
+    )
+    hand = min(by_hand(block, args, 1 << log, channels) for log in (16, 17, 18) for channels in (1, 8))
+    name = f"Evoformer block, {residues} residues, {depth} rows"
+    own = {"donate": True, "decompositions": decompositions()}
+    return [row(name, block, args, int(share * hand), hand, **own) for share in HAND]
+
+
+def by_hand(block: EvoformerBlock, args: tuple[Tensor, ...], elements: int, channels: int) -> int:
+    """Peak in bytes of a block in place, in blocks of so many elements and triangle factors of so many channels."""
+    block = copy.deepcopy(block).to("meta")
+    contraction = ContractionPlan(channels=channels)
+    set_policy(block, ExecutionPolicy(block_elements=elements, inplace=True, contraction=contraction))
+    device = SimulatedDevice(1 << 62, "meta")
+    for parameter in block.parameters():
+        device.on_host(parameter)
+    inputs = [torch.empty_like(x, device="meta") for x in args]
+    for x in inputs:
+        device.hold(x)
+    with device.running(), torch.no_grad():
+        block(*inputs)
+    return device.mark()
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    lines = [
+        "# AutoChunk",
+        "",
+        f"Machine: {torch.get_num_threads()} threads, {platform.machine()}, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, float32.",
+        "Peaks in MiB as the simulated device measures them, inputs and results included, parameters not. Without",
+        "chunks: for the Evoformer block the best plan made by hand, in place. Times mean something on a quiet machine.",
+        "",
+        "| module | without chunks | budget | peak in chunks | parts in chunks | time over that without | results "
+        "apart by | search |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for x in rows:
+        lines.append(
+            f"| {x.module} | {x.whole / MIB:.1f} | {x.budget / MIB:.1f} ({x.budget / x.whole:.2f}) | "
+            f"{x.peak / MIB:.1f} ({x.peak / x.whole:.2f}) | {x.regions} | {x.slower:.2f} | {x.apart:.1e} | "
+            f"{x.search:.1f} s |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows = general() + evoformer(160, 16)
+    text = table(rows)
+    print(text)
+    if options.json:
+        write_atomic(options.json, json.dumps([asdict(x) for x in rows], indent=1) + "\n")
+    if options.markdown:
+        write_atomic(options.markdown, text)
+
+
+if __name__ == "__main__":
+    main()
