@@ -218,7 +218,7 @@ def table(rows: list[Row]) -> str:
         f"Machine: {torch.get_num_threads()} threads, {platform.machine()}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, float32.",
         "Peaks in MiB as the simulated device measures them, inputs and results included, parameters not. Without",
-        "chunks: for the Evoformer block the best plan made by hand, in place. Times mean something on a quiet machine.",
+        "chunks: for the Evoformer block the best plan made by hand, in place. Times want a quiet machine.",
         "",
         "| module | without chunks | budget | peak in chunks | parts in chunks | time over that without | results "
         "apart by | search |",
