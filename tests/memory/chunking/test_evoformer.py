@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastfold.evoformer import EvoformerBlock, ExecutionPolicy
+from benchmarks.autochunk import by_hand
+from fastfold.evoformer import EvoformerBlock
 from fastfold.evoformer.config import model_config
-from fastfold.evoformer.execution import set_policy
 from fastfold.kernels.decompositions import decompositions
-from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
-from fastfold.memory import BudgetError, SimulatedDevice, autochunk
+from fastfold.memory import BudgetError, autochunk
 
 _N, _S, _C_M, _C_Z = 24, 6, 16, 8
 
@@ -55,24 +54,6 @@ def test_a_layer_in_half_its_memory_is_equal(name: str) -> None:
     assert chunked.plan.peak <= 1.2 * refused.value.smallest < 0.5 * chunked.plan.peak_before
     with torch.no_grad():
         torch.testing.assert_close(chunked(*args), module(*args), rtol=1e-12, atol=1e-12)
-
-
-def by_hand(block: EvoformerBlock, tensors: tuple[Tensor, ...], elements: int, channels: int) -> int:
-    """Peak of a block in place, in blocks of so many elements and factors of so many channels, in bytes."""
-    policy = ExecutionPolicy(
-        block_elements=elements, inplace=True, contraction=ContractionPlan(channels=channels)
-    )
-    block = copy.deepcopy(block).to("meta")
-    set_policy(block, policy)
-    device = SimulatedDevice(1 << 62, "meta")
-    for parameter in block.parameters():
-        device.on_host(parameter)
-    inputs = [torch.empty_like(tensor, device="meta") for tensor in tensors]
-    for tensor in inputs:
-        device.hold(tensor)
-    with device.running(), torch.no_grad():
-        block(*inputs)
-    return device.mark()
 
 
 @pytest.mark.slow
