@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from fastfold.errors import ConfigError
 from fastfold.parallel.data_parallel.large_batch import Lamb, Lars, initialise_state
 from fastfold.training.config import OptimConfig
+from fastfold.training.optim.muon import Muon
 
 MUON_PARTS = ("evoformer.", "extra_msa_stack.", "structure_module.")
 """Beginnings of the names of parameters whose matrices Muon steps."""
@@ -36,7 +37,7 @@ class MuonWithAdam(Optimizer):
         rest = [p for p in named.values() if p not in chosen]
         if not matrices or not rest:
             raise ConfigError("optim.name=muon steps whole matrices of a whole network: set parallel.zero=0")
-        self.muon = torch.optim.Muon(
+        self.muon = Muon(
             matrices,
             lr=optim.muon_lr,
             weight_decay=optim.weight_decay,

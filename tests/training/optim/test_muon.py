@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel import parallelize
 from fastfold.training.compose import compose_config
 from fastfold.training.config import OptimConfig
+from fastfold.training.optim import muon
 from fastfold.training.optim.optimizers import MuonWithAdam, make_optimizer
 from tests.training.conftest import TINY
 
@@ -53,6 +54,33 @@ def test_matrices_of_blocks_step_by_muon_and_the_rest_by_adam() -> None:
     assert _orthogonality(updates["evoformer.0.weight"]) < min(4, _orthogonality(gradient) / 3)
     # Scaled to the root mean square of Adam's update, 0.2 of the rate for each element.
     assert updates["evoformer.0.weight"].square().mean().sqrt() == pytest.approx(0.2 * 5e-3, rel=0.3)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 24], ids=["one matrix at a time", "all of a shape together"])
+def test_steps_are_those_of_pytorch(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's with its products, which are of bfloat16 on all devices, in float32."""
+    monkeypatch.setattr(muon, "_MOST_ELEMENTS", most)
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    shapes = [(8, 16), (16, 8), (16, 8), (12, 12), (1, 6)]
+    torch.manual_seed(0)
+    start = [torch.randn(shape) for shape in shapes]
+    gradients = [[torch.randn(shape) for shape in shapes] for _ in range(3)]
+    moved = []
+    for kind in (muon.Muon, torch.optim.Muon):
+        parameters = [nn.Parameter(x.clone()) for x in start]
+        unused = nn.Parameter(torch.ones(8, 16))
+        optimizer = kind(
+            [*parameters, unused], lr=0.01, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+        )
+        for step in gradients:
+            for parameter, gradient in zip(parameters, step, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+        assert torch.equal(parameters[0].grad, gradients[-1][0])
+        assert torch.equal(unused, torch.ones(8, 16))
+        moved.append([p.detach() - x for p, x in zip(parameters, start, strict=True)])
+    for ours, theirs in zip(*moved, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_restored_state_steps_on_as_if_never_saved() -> None:
