@@ -153,7 +153,7 @@ class AlphaFold(PolicyModule):
             on_cycle: Called after each pass with its number and ``mean_plddt``, a number from 0 to 100, ``plddt [N]``,
                 ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``.
             state: Where to go on from, and where what each pass leaves is kept; None for nowhere. The result is that
-                of a fold without interruption, unless something is drawn from PyTorch's generator.
+                of a fold without interruption, if it looks after PyTorch's generators where there is dropout.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and

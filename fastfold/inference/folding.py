@@ -170,7 +170,7 @@ class TargetPredictor:
             model: The network.
             seed: Seed of everything random.
             on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-            state: Where the state after each pass is kept, of a fold without dropout; None for nowhere.
+            state: Where the state after each pass is kept; None for nowhere.
 
         Raises:
             InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.

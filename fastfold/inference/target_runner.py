@@ -294,20 +294,18 @@ class TargetRunner:
             "peak_memory": None if most is None else round(most / 2**20),
         }
         record = write_prediction(results, job.record, prediction, took, self.config, more=prepared.coverage)
-        if state is not None:
-            state.remove()
+        state.remove()
         return record
 
-    def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState | None:
-        """Where what a long pass of a prediction leaves is kept; with dropout, nowhere."""
-        if self.config.dropout:
-            return None
+    def _state(self, results: TargetResults, job: _Job, label: str) -> RecycleState:
+        """Where what a long pass of a prediction leaves is kept."""
         ranks = 1 if self.distributed is None else self.distributed.ranks
         return RecycleState(
             results.state / f"{job.id}.state",
             f"{job.id} {self.device} {ranks} {self.config.save_recycles}",
             after=self.config.checkpoint_after,
             say=lambda line: self.progress.line(f"{label}: {line}", important=True),
+            random=self.config.dropout,
         )
 
     def _check_networks(self) -> None:

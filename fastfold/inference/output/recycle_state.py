@@ -35,7 +35,13 @@ Gather = Callable[[Any], list[Any]]
 """Gives one small object of every process that folds together, in rank order; all of them call it."""
 
 _BLOCK = 1 << 26
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64", torch.float16: "F16"}
+_DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+}
 
 
 class RecycleState:
@@ -48,6 +54,7 @@ class RecycleState:
         say: Told what goes on from where, and what cannot be written.
         clock: Seconds.
         gather: Of the processes that fold together; by default this one is alone.
+        random: Whether PyTorch's generators belong to the state, as those of a fold with dropout do.
 
     Attributes:
         recycles: Structures of the passes that were made, which belong to the state.
@@ -63,10 +70,11 @@ class RecycleState:
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         gather: Gather = lambda own: [own],
+        random: bool = False,
     ) -> None:
         self._path, self._after, self._say, self._clock, self.gather = path, after, say, clock, gather
         self._next = path.with_name(f"{path.name}.next")
-        self._given = key
+        self._given, self._random = key, random
         self._key = input_hash(key, torch.__version__)
         self._started = clock()
         self.recycles: list[Recycle] = []
@@ -91,6 +99,8 @@ class RecycleState:
         found = _read_all(path, device)
         if not all(self.gather(found is not None)) or found is None:
             return None
+        if self._random:
+            _set_generators(found)
         structures = [found.pop("recycled_positions", None), found.pop("recycled_plddt", None)]
         if structures[0] is not None and structures[1] is not None:
             arrays = (x.cpu().numpy() for x in structures if x is not None)
@@ -109,7 +119,7 @@ class RecycleState:
         took, self._started = self._clock() - self._started, self._clock()
         if not self.gather(took >= self._after)[0]:
             return
-        tensors = dict(previous)
+        tensors = dict(previous) | (_generators(previous) if self._random else {})
         if self.recycles:
             for name, arrays in (
                 ("positions", [one.atom_positions for one in self.recycles]),
@@ -156,6 +166,24 @@ class RecycleState:
 def _of_rank(path: Path, key: str, after: float, rank: int, gather: Gather) -> RecycleState:
     own = path.with_name(f"{path.stem}.rank_{rank}{path.suffix}")
     return RecycleState(own, key, after=after, say=lambda line: None, gather=gather)
+
+
+def _generators(previous: Features) -> Features:
+    """States of the generators that a pass draws from: the CPU's, and those of the GPUs that its tensors are on."""
+    gpus = sorted({x.device.index for x in previous.values() if x.device.type == "cuda"})
+    return {"random_cpu": torch.get_rng_state()} | {
+        f"random_cuda_{index}": torch.cuda.get_rng_state(index) for index in gpus
+    }
+
+
+def _set_generators(found: Features) -> None:
+    """Undo :func:`_generators`, and take them out of what was read."""
+    for name in [name for name in found if name.startswith("random_")]:
+        state = found.pop(name).cpu()
+        if name == "random_cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, int(name.removeprefix("random_cuda_")))
 
 
 def _write(file: IO[bytes], tensors: Features, about: dict[str, str]) -> None:

@@ -59,6 +59,17 @@ def test_what_is_kept_comes_back_bit_by_bit(
     assert os.listdir(tmp_path) == []
 
 
+def test_a_fold_with_dropout_goes_on_with_the_numbers_it_would_have_drawn(tmp_path: Path) -> None:
+    previous = {"prev_pos": torch.randn(4, 3)}
+    with torch.random.fork_rng():
+        _state(tmp_path, random=True).save(1, 3, previous)
+        drawn = torch.rand(5)
+        found = _state(tmp_path, random=True).load(CPU)
+        assert torch.equal(torch.rand(5), drawn)
+    assert found is not None
+    assert found[2].keys() == previous.keys()
+
+
 def test_another_fold_s_state_and_a_damaged_file_are_left_alone(tmp_path: Path) -> None:
     state = _state(tmp_path)
     assert state.load(CPU) is None
@@ -173,11 +184,12 @@ def _arguments(cli: CommandLine, out: Path, *more: object) -> list[str]:
     return [str(x) for x in ("infer", fasta, "--weights", weights, "--out", out, *fixed, *more)]
 
 
+@pytest.mark.parametrize("more", [("--dropout",), pytest.param((), marks=pytest.mark.slow)])
 def test_a_killed_fold_goes_on_and_ends_in_the_same_bytes(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+    more: tuple[str, ...], cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed twice, each time in a later pass; only the passes that are missing are made."""
-    more = ("--save-recycles",)
+    more = ("--save-recycles", *more)
     assert main(_arguments(cli, cli.out, *more)) == 0
     out = cli.folder / "killed"
     for after in (3, 1):
