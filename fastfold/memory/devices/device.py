@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from fastfold.memory.devices.fetches import Fetches
 from fastfold.memory.devices.tiers import Tier
 
 
@@ -25,6 +26,22 @@ class DeviceFull(RuntimeError):
     def __init__(self, wanted: int, used: int, budget: int, what: str) -> None:
         super().__init__(f"{what}: {wanted:,} bytes do not fit, {used:,} of {budget:,} are in use")
         self.wanted, self.used, self.budget = wanted, used, budget
+
+
+class Arriving:
+    """A tensor that is on its way to a device before it is needed.
+
+    Args:
+        tensor: Where it arrives.
+        event: On a GPU, what its copy ends with.
+
+    Attributes:
+        tensor: As given; None when it has been taken or called off.
+    """
+
+    def __init__(self, tensor: Tensor, event: torch.cuda.Event | None = None) -> None:
+        self.tensor: Tensor | None = tensor
+        self.event = event
 
 
 class Device(Tier):
@@ -45,6 +62,8 @@ class Device(Tier):
         self.budget, self.device = budget, device
         self.received = 0
         self._buffers: set[int] = set()
+        self._coming: list[Arriving] = []
+        self._fetches = Fetches()
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether a tensor is a part of a chunk's buffer here."""
@@ -90,6 +109,59 @@ class Device(Tier):
         back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         return back.copy_(waiting)
 
+    def fetch(self, tensor: Tensor, target: Tensor, *, add: bool) -> None:
+        """Copy a tensor that is not needed here any more to its place on the host; done after :meth:`settle`.
+
+        Args:
+            tensor: Here.
+            target: Of its shape and dtype, on the host.
+            add: Whether to add to what is there.
+        """
+        with self.host_work(), torch.no_grad():
+            self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None)
+
+    def settle(self) -> None:
+        """What was fetched is in its place after this."""
+        with self.host_work():
+            self._fetches.finish()
+
+    # Before they are needed
+
+    @property
+    def coming_bytes(self) -> int:
+        """Bytes of what :meth:`begin` has begun and nobody has taken yet."""
+        return sum(arriving.tensor.nbytes for arriving in self._coming if arriving.tensor is not None)
+
+    def begin(self, host_copy: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Arriving:
+        """Begin what :meth:`bring` does. Until it is taken, the tensor counts as chunks do, not among other things."""
+        self._charge(host_copy.nbytes, "a saved tensor")
+        with self.host_work(), torch.no_grad():
+            arriving = self._begin(host_copy.as_strided(tuple(shape), tuple(stride)))
+        self._coming.append(arriving)
+        return arriving
+
+    def _begin(self, waiting: Tensor) -> Arriving:
+        back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)
+        return Arriving(back.copy_(waiting))
+
+    def take(self, arriving: Arriving) -> Tensor | None:
+        """The tensor, for operators after this; None if it was called off."""
+        tensor, arriving.tensor = arriving.tensor, None
+        if tensor is None:
+            return None
+        self._coming.remove(arriving)
+        self._discharge(tensor.nbytes)
+        self.hold(tensor)
+        return tensor
+
+    def call_off(self) -> None:
+        """Give up what is on its way: the room is needed. It can be brought when it is needed."""
+        for arriving in self._coming:
+            assert arriving.tensor is not None
+            self._discharge(arriving.tensor.nbytes)
+            arriving.tensor = None
+        self._coming = []
+
     @contextmanager
     def running(self) -> Iterator[None]:
         """Operators inside run on this device; only a simulated one needs to be told."""
@@ -122,7 +194,7 @@ class CudaDevice(Device):
 
     def __init__(self, budget: int, device: torch.device) -> None:
         super().__init__(budget, device)
-        self._stream = torch.cuda.Stream(device)
+        self._stream, self._home = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._arriving: dict[int, torch.cuda.Event] = {}
 
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
@@ -178,6 +250,36 @@ class CudaDevice(Device):
         main.wait_stream(self._stream)
         back.record_stream(self._stream)
         return back
+
+    def fetch(self, tensor: Tensor, target: Tensor, *, add: bool) -> None:
+        """Copies on a stream of its own, through pinned memory where the place is not pinned or holds a sum."""
+        direct = target.is_pinned() and not add
+        to = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._home.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._home), torch.no_grad():
+            to.copy_(tensor, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        tensor.record_stream(self._home)
+        self._fetches.put(target, staged=None if direct else to, add=add, event=event)
+
+    def _begin(self, waiting: Tensor) -> Arriving:
+        back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            back.copy_(waiting, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        # Called off, its memory is not reused before the copy is done.
+        back.record_stream(self._stream)
+        return Arriving(back, event)
+
+    def take(self, arriving: Arriving) -> Tensor | None:
+        """The tensor; operators queued after this wait for its contents, and no others."""
+        tensor = super().take(arriving)
+        if tensor is not None and arriving.event is not None:
+            torch.cuda.current_stream(self.device).wait_event(arriving.event)
+        return tensor
 
     def other_bytes(self) -> int:
         """What PyTorch has allocated, without chunks."""

@@ -53,6 +53,9 @@ class Tier:
     def preallocate(self, nbytes: int) -> None:
         """Make room for what :meth:`allocate_kept` will be asked for, where that may fail later."""
 
+    def announce(self, buffer: Tensor) -> None:
+        """A buffer from here will soon be read: begin to bring it into memory, where that takes time."""
+
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, pin_memory=self.pinned)
 
@@ -78,6 +81,7 @@ class NvmeTier(Tier):
         self.folder = os.fspath(folder) if folder is not None else tempfile.gettempdir()
         self._room: mmap.mmap | None = None
         self._taken = 0
+        self._places: dict[int, tuple[mmap.mmap, int]] = {}
 
     def preallocate(self, nbytes: int) -> None:
         """Reserve one file for all that :meth:`allocate_kept` will be asked for.
@@ -97,12 +101,25 @@ class NvmeTier(Tier):
             return self.allocate(numel, dtype, what)
         start, self._taken = self._taken, self._taken + -(-size // ALIGNMENT) * ALIGNMENT
         self._charge(size, what)
-        buffer = torch.frombuffer(self._room, dtype=dtype, count=numel, offset=start)
+        buffer = self._view(self._room, start, numel, dtype)
         weakref.finalize(buffer.untyped_storage(), self._discharge, size)
         return buffer
 
+    def announce(self, buffer: Tensor) -> None:
+        """The kernel reads it from the disk while the process goes on."""
+        room, start = self._places[buffer.untyped_storage()._cdata]
+        first = start - start % mmap.PAGESIZE
+        room.madvise(mmap.MADV_WILLNEED, first, start + buffer.nbytes - first)
+
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return torch.frombuffer(self._map(numel * dtype.itemsize), dtype=dtype, count=numel)
+        return self._view(self._map(numel * dtype.itemsize), 0, numel, dtype)
+
+    def _view(self, room: mmap.mmap, start: int, numel: int, dtype: torch.dtype) -> Tensor:
+        buffer = torch.frombuffer(room, dtype=dtype, count=numel, offset=start)
+        storage = buffer.untyped_storage()
+        self._places[storage._cdata] = (room, start)
+        weakref.finalize(storage, self._places.pop, storage._cdata)
+        return buffer
 
     def _map(self, nbytes: int) -> mmap.mmap:
         """A file of zeros without a name, in memory."""

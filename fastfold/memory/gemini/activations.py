@@ -8,7 +8,8 @@ block is recomputed and everything else that is saved goes to the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from fastfold.memory.devices.device import Device
+from fastfold.memory.devices.device import Arriving, Device
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.access_trace import SpanKey
 from fastfold.memory.gemini.chunks import is_dense
@@ -40,6 +41,9 @@ class Ledger(Protocol):
     def used(self, key: SpanKey) -> None:
         """The backward pass needs it."""
 
+    def due(self) -> Mapping[SpanKey, int]:
+        """What is to begin to come back now, and bytes that there is room for; each is told once."""
+
 
 class _Saved:
     """A tensor that autograd has saved: here, or its host copy.
@@ -54,6 +58,7 @@ class _Saved:
 
     def __init__(self, tensor: Tensor, key: SpanKey | None = None, host_copy: Tensor | None = None) -> None:
         self.key, self.host_copy = key, host_copy
+        self.arriving: Arriving | None = None
         self.shape, self.stride = tensor.shape, tensor.stride()
         # Shares the count of changes, even when its memory is not needed.
         self.here = tensor.detach()
@@ -80,13 +85,15 @@ class SavedTensors:
         ledger: Who plans.
 
     Attributes:
-        sent: Bytes sent to the host so far; as many come back when they are used.
+        sent: Bytes sent to the host so far; as many come back.
+        waited: Bytes of them that began to come back only when they were used.
         recomputed: Calls of blocks that were recomputed.
     """
 
     def __init__(self, device: Device, host: Tier, ledger: Ledger) -> None:
         self.device, self.host, self.ledger = device, host, ledger
-        self.sent = self.recomputed = 0
+        self.sent = self.waited = self.recomputed = 0
+        self._away: weakref.WeakValueDictionary[SpanKey, _Saved] = weakref.WeakValueDictionary()
         self._call = -1
         self._count = 0
         self._inside = False
@@ -105,7 +112,9 @@ class SavedTensors:
         if self.ledger.stays(key, tensor.nbytes):
             return _Saved(tensor, key)
         self.sent += tensor.nbytes
-        return _Saved(tensor, key, self.device.send(tensor, self.host))
+        saved = _Saved(tensor, key, self.device.send(tensor, self.host))
+        self._away[key] = saved
+        return saved
 
     def _unpack(self, saved: _Saved) -> Tensor:
         saved.check()
@@ -113,7 +122,18 @@ class SavedTensors:
             self.ledger.used(saved.key)
         if saved.host_copy is None:
             return saved.here
-        return self.device.bring(saved.host_copy, saved.shape, saved.stride)
+        tensor = None if saved.arriving is None else self.device.take(saved.arriving)
+        if tensor is None:
+            self.waited += saved.host_copy.nbytes
+            tensor = self.device.bring(saved.host_copy, saved.shape, saved.stride)
+        return tensor
+
+    def begin_due(self) -> None:
+        """Have come back what the backward pass has not asked for yet, but will soon."""
+        for key, room in self.ledger.due().items():
+            saved = self._away.pop(key, None)
+            if saved is not None and saved.host_copy is not None and saved.host_copy.nbytes <= room:
+                saved.arriving = self.device.begin(saved.host_copy, saved.shape, saved.stride)
 
     # Blocks
 

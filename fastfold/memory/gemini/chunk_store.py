@@ -133,6 +133,17 @@ class ChunkStore:
         self._resident.add(index)
         self.loads += 1
 
+    def announce(self, indices: Iterable[int]) -> None:
+        """These chunks will soon be loaded."""
+        for index in indices:
+            self.host.announce(self._host_copies[index])
+
+    def announce_step(self, chunk: Chunk) -> None:
+        """The optimizer will soon work on a chunk."""
+        states = [state for (index, _, _), state in self._states.items() if index == chunk.index]
+        for buffer in (self._host_copies[chunk.index], self.gradient(chunk), *states):
+            self.host.announce(buffer)
+
     def evict(self, index: int) -> None:
         """Takes a chunk's copy off the device."""
         chunk = self.chunks[index]
@@ -170,10 +181,13 @@ class ChunkStore:
         assert gradient is not None
         if gradient.layout is not torch.strided:
             raise ConfigError(f"{slot.name} has sparse gradients, which cannot be managed; use sparse=False")
+        add = slot.name in chunk.arrived
         with self.device.host_work(), torch.no_grad():
             view = slot.view(self.gradient(chunk))
-            if slot.name in chunk.arrived:
-                view.add_(gradient.to(view.device))
+            if not self.fixed:
+                self.device.fetch(gradient, view, add=add)
+            elif add:
+                view.add_(gradient)
             else:
                 view.copy_(gradient)
         chunk.arrived.add(slot.name)
@@ -181,11 +195,13 @@ class ChunkStore:
 
     def gradients(self, parameters: Iterable[nn.Parameter]) -> list[Tensor]:
         """The gradients on the host of those parameters that have one, to be read and changed."""
+        self.device.settle()
         places = [self._where[parameter] for parameter in parameters]
         return [slot.view(self.gradient(chunk)) for chunk, slot in places if slot.name in chunk.arrived]
 
     def clear_gradients(self) -> None:
         """Forgets all gradients."""
+        self.device.settle()
         self.averaged = False
         for chunk in self.chunks:
             chunk.arrived.clear()
@@ -211,6 +227,7 @@ class ChunkStore:
         Args:
             chunks: Only these; None for all.
         """
+        self.device.settle()
         self._on_host += 1
         if self._on_host > 1:
             try:
@@ -257,6 +274,7 @@ class ChunkStore:
 
     def release(self) -> None:
         """Makes the parameters plain tensors on the host for good, with their gradients."""
+        self.device.settle()
         with self.device.host_work(), torch.no_grad():
             for chunk in self.chunks:
                 self._move_to_host(chunk)

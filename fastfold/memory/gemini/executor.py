@@ -7,14 +7,23 @@ it needs, and what happens is recorded for the next time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from fastfold.errors import ConfigError
 from fastfold.memory.gemini.access_trace import REMEMBERED, PassKey, Recorder, SpanKey, Trace, TraceBook
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import ChunkState
-from fastfold.memory.planner.planner import choose_spans, plan, with_spans
-from fastfold.memory.planner.schedule import NextUse, Plan, Step, choose_evictions
+from fastfold.memory.gemini.saved_choice import choose_kept, reserve
+from fastfold.memory.planner.early import early_returns
+from fastfold.memory.planner.planner import plan, with_spans
+from fastfold.memory.planner.schedule import (
+    Access,
+    NextUse,
+    Plan,
+    Span,
+    Step,
+    choose_evictions,
+)
 
 # A training loop that never steps the optimizer must not be recorded for ever.
 _MAX_ACCESSES = 100_000
@@ -31,6 +40,8 @@ class _Cycle:
         self.steps: tuple[Step, ...] | None = None
         self.before: frozenset[int] = frozenset()
         self.kept: frozenset[SpanKey] = frozenset()
+        self.returns: Mapping[int, Sequence[SpanKey]] = {}
+        self.due: dict[SpanKey, Span] = {}
 
 
 class Residency:
@@ -48,6 +59,7 @@ class Residency:
         book: All cycles recorded so far.
         planned: Accesses that went by the plan.
         reacted: Accesses that nobody expected.
+        waited: Loads that began at the access that needed them.
     """
 
     def __init__(
@@ -60,7 +72,7 @@ class Residency:
     ) -> None:
         self.store, self.budget, self.keep, self.lookahead = store, budget, keep, lookahead
         self.book = TraceBook()
-        self.planned = self.reacted = 0
+        self.planned = self.reacted = self.waited = 0
         self._agree = agree
         self._pending: list[Trace] = []
         self._step = _Cycle()
@@ -86,6 +98,7 @@ class Residency:
         for index in list(self._pins):
             # Left by a pass that raised.
             self._release(index, self._pins[index])
+        self._call_off()
         if key.evaluation:
             self._evaluation = _Cycle()
         elif len(self._step.recorder) > _MAX_ACCESSES:
@@ -99,7 +112,7 @@ class Residency:
         keys = cycle.recorder.keys
         if cycle.trace is None or not self._goes_on(cycle):
             cycle.trace = self.book.expect(keys, cycle.recorder.elements)
-            cycle.steps, cycle.kept = None, frozenset()
+            cycle.steps, cycle.kept, cycle.returns = None, frozenset(), {}
             if cycle.trace is not None:
                 cycle.kept = self._choose(cycle, cycle.trace)
                 cycle.position = cycle.trace.starts[len(keys) - 1]
@@ -127,24 +140,23 @@ class Residency:
             return trace.kept
         known, kept = self._kept.get(trace.keys, (None, frozenset()))
         if known is not trace:
-            keys = sorted(trace.spans)
-            spans = [trace.spans[key] for key in keys]
-            chosen = choose_spans(
-                trace.accesses, self._sizes, self.budget, spans, volatile=self._volatile(cycle)
+            kept = choose_kept(
+                trace, self._sizes, self.budget, early=self.lookahead > 0, volatile=self._volatile(cycle)
             )
-            kept = frozenset(keys[index] for index in chosen)
-            # A block's saved tensors need its inputs.
-            kept -= {
-                key
-                for key in kept
-                if key[0] == "block" and any(k[:2] == ("saved", key[1]) and k not in kept for k in keys)
-            }
             if len(self._kept) > REMEMBERED:
                 self._kept.clear()
             self._kept[trace.keys] = (trace, kept)
         return kept
 
     def _take_plan(self, cycle: _Cycle, trace: Trace) -> None:
+        """The next cycle of the plan for this trace, and what saved tensors do beside it."""
+        accesses = with_spans(trace.accesses, [trace.spans[key] for key in cycle.kept - trace.kept])
+        self._next_cycle(cycle, trace, accesses)
+        assert cycle.steps is not None
+        away = {key: trace.spans[key] for key in trace.spans.keys() - cycle.kept if key[0] == "saved"}
+        cycle.returns = early_returns(cycle.steps, accesses, away, self._sizes, self.budget, self.lookahead)
+
+    def _next_cycle(self, cycle: _Cycle, trace: Trace, accesses: Sequence[Access]) -> None:
         """The next cycle of the plan for this trace; a new plan where things are not as the old one left them."""
         resident, volatile = self.store.resident, self._volatile(cycle)
         known, made, index = self._plans.get(trace.keys, (None, None, 0))
@@ -154,10 +166,11 @@ class Residency:
                 self._plans[trace.keys] = (trace, made, index + 1)
                 cycle.steps, cycle.before = made.cycle(index), before
                 return
+        room = reserve(trace, cycle.kept, accesses, self._sizes, self.budget) if self.lookahead else 0
         made = plan(
-            with_spans(trace.accesses, [trace.spans[key] for key in cycle.kept - trace.kept]),
+            accesses,
             self._sizes,
-            self.budget,
+            self.budget - room,
             volatile=volatile,
             resident=resident,
             lookahead=self.lookahead,
@@ -192,6 +205,12 @@ class Residency:
     def used(self, key: SpanKey) -> None:
         """The backward pass needs it."""
         self._step.recorder.used(key)
+        self._step.due.pop(key, None)
+
+    def due(self) -> Mapping[SpanKey, int]:
+        """What is to begin to come back now, and its bytes."""
+        due, self._step.due = self._step.due, {}
+        return {key: span.size for key, span in due.items()}
 
     def end_pass(self) -> None:
         """The call from outside is over."""
@@ -205,7 +224,13 @@ class Residency:
             self._close(self._step)
             self._step = _Cycle()
 
+    def _call_off(self) -> None:
+        """Nothing comes back early that has not been used by now."""
+        self._step.due.clear()
+        self.store.device.call_off()
+
     def _close(self, cycle: _Cycle) -> None:
+        self._call_off()
         cycle.recorder.measured(self.store.device.mark())
         if cycle.recorder.keys and len(cycle.recorder):
             trace = cycle.recorder.trace()
@@ -265,6 +290,7 @@ class Residency:
         if trace is None or position >= len(trace.accesses) or trace.accesses[position].chunks != needed:
             cycle.trace = None
             self.reacted += 1
+            self._call_off()
             self._move(tuple(resident - needed), tuple(needed - resident))
             return
         cycle.position += 1
@@ -272,12 +298,20 @@ class Residency:
         other = trace.accesses[position].other + max(0, other_bytes - trace.before[position])
         if cycle.steps is not None:
             step = cycle.steps[position]
+            cycle.due |= {key: trace.spans[key] for key in cycle.returns.get(position, ())}
+            early = self.store.device.coming_bytes + sum(span.size for span in cycle.due.values())
+            if not self._fits(step, other + early):
+                self._call_off()
             as_planned = resident == cycle.before and self._fits(step, other)
             cycle.before = step.resident
             if as_planned:
                 self.planned += 1
-                self._move(step.evict, step.load + step.prefetch)
+                self._move(step.evict, step.load, step.prefetch)
+                after = position + self.lookahead + 1
+                for later in cycle.steps[after : after + 1]:
+                    self.store.announce(later.load + later.prefetch)
                 return
+            self._call_off()
         # Something (an evaluation in between) has changed what is here: the plan's rule goes on from there.
         assert cycle.next_use is not None
         evict = choose_evictions(resident, needed, self.budget - other, self._sizes, cycle.next_use, position)
@@ -286,8 +320,9 @@ class Residency:
     def _fits(self, step: Step, other: int) -> bool:
         return sum(self._sizes[index] for index in step.resident) + other <= self.budget
 
-    def _move(self, evict: tuple[int, ...], load: tuple[int, ...]) -> None:
+    def _move(self, evict: tuple[int, ...], load: tuple[int, ...], early: tuple[int, ...] = ()) -> None:
         for index in evict:
             self.store.evict(index)
-        for index in load:
+        for index in load + early:
             self.store.load(index)
+        self.waited += len(load)

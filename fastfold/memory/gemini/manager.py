@@ -13,6 +13,7 @@ last steps have shown; gradients and optimizer states live on the host, where th
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -198,6 +199,7 @@ class Gemini:
         if self.device.device.type == "cuda":
             torch.cuda.current_stream(self.device.device).synchronize()
         self.residency.end_step()
+        self.store.device.settle()
         self.ranks.average(self.store)
 
     def step(self) -> None:
@@ -224,8 +226,11 @@ class Gemini:
         groups = [group["params"] for group in optimizer.param_groups]
         self._stepping = self._half_stepped = True
         try:
+            following = dict(itertools.pairwise(own))
             for chunk in stepped:
                 if self.ranks.owns(chunk):
+                    if chunk in following:
+                        self.store.announce_step(following[chunk])
                     here = {slot.parameter for slot in chunk.slots}
                     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
                         group["params"] = [p for p in parameters if p in here]

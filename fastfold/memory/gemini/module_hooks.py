@@ -112,6 +112,8 @@ class ModuleHooks(NotCopied):
         self._moving = True
         try:
             self.residency.pin(chunks, release)
+            if self.saved is not None:
+                self.saved.begin_due()
         finally:
             self._moving = False
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import time
 
 import pytest
 import torch
@@ -101,3 +104,73 @@ def test_a_full_disk_is_a_clear_error(tmp_path):
         NvmeTier(tmp_path).allocate(1 << 50, torch.float32)
     with pytest.raises(OutputError, match="missing"):
         NvmeTier(tmp_path / "missing").allocate(10, torch.float32)
+
+
+def in_memory(buffer: torch.Tensor) -> float:
+    """Share of a mapped buffer's pages that the kernel has read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    first = buffer.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    size = buffer.data_ptr() + buffer.nbytes - first
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    assert libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(size), pages) == 0
+    return sum(page & 1 for page in pages) / len(pages)
+
+
+@pytest.mark.parametrize("reserved", [False, True])
+def test_what_is_announced_is_read_from_the_disk_before_anyone_looks(reserved, tmp_path):
+    tier = NvmeTier(tmp_path)
+    if reserved:
+        tier.preallocate(1 << 21)
+    tier.allocate_kept(1000, torch.float32)
+    buffer = tier.allocate_kept(1 << 18, torch.float32).fill_(1.0)
+    room, _ = tier._places[buffer.untyped_storage()._cdata]
+    room.flush()
+    room.madvise(getattr(mmap, "MADV_PAGEOUT", 21))
+    if in_memory(buffer) > 0.5:
+        pytest.skip("the kernel keeps this file system's pages in memory")
+    tier.announce(buffer)
+    end = time.monotonic() + 20
+    while in_memory(buffer) < 1 and time.monotonic() < end:
+        time.sleep(0.01)
+    assert in_memory(buffer) == 1
+    assert bool((buffer == 1).all())
+
+
+def test_what_is_fetched_is_in_its_place_when_all_is_settled():
+    """A copy, then a sum on top of it, in this order; the tensors may go meanwhile."""
+    device, place = SimulatedDevice(1 << 20), torch.full((4,), 7.0)
+    for value, add in ((1.0, False), (2.0, True), (3.0, True)):
+        device.fetch(torch.full((4,), value), place, add=add)
+    assert place.tolist() == [7.0] * 4
+    device.settle()
+    assert place.tolist() == [6.0] * 4
+
+
+def test_not_much_waits_to_be_put_in_its_place(monkeypatch):
+    monkeypatch.setattr("fastfold.memory.devices.fetches._WAITING", 40)
+    device, places = SimulatedDevice(1 << 20), [torch.zeros(4) for _ in range(5)]
+    for place in places:
+        device.fetch(torch.ones(4), place, add=False)
+    assert [place.sum().item() for place in places] == [4, 4, 4, 0, 0]
+
+
+def test_what_comes_early_counts_as_chunks_do_until_it_is_taken():
+    device, host = SimulatedDevice(1000), Tier()
+    with device.running():
+        copy = device.send(torch.arange(100.0), host)
+        arriving = device.begin(copy, (10, 10), (1, 10))
+        assert (device.coming_bytes, device.used, device.other) == (400, 400, 0)
+        tensor = device.take(arriving)
+        assert (device.coming_bytes, device.used, device.other) == (0, 400, 400)
+        assert torch.equal(tensor, torch.arange(100.0).view(10, 10).t())
+        del tensor
+        assert (device.used, device.other) == (0, 0)
+        arriving = device.begin(copy, (100,), (1,))
+        device.call_off()
+        assert (device.coming_bytes, device.used) == (0, 0)
+        assert device.take(arriving) is None
+        with device.host_work():
+            wide = host.allocate(200, torch.float32)
+        device.begin(wide, (200,), (1,))
+        with pytest.raises(DeviceFull):
+            device.begin(wide, (200,), (1,))

@@ -97,6 +97,57 @@ def test_plans_are_followed_once_the_choice_is_made():
     assert reacted[2:] == [0, 0, 0]
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("budget", [200_000, 300_000])
+def test_what_the_backward_pass_will_need_comes_back_beside_what_it_does(recompute, budget):
+    """Where there is room; with the same numbers as without, and no chunk more that is waited for."""
+    losses, waited, sent, chunks = [], [], [], []
+    for lookahead in (0, 2):
+        model = build(**SIZES)
+        blocks = list(model.blocks) if recompute else []
+        run = Managed(model, adam(model), budget=budget, recompute=blocks, lookahead=lookahead)
+        losses.append([run.loss_step(step, length=LENGTH) for step in range(3)])
+        saved, residency = run.manager.saved, run.manager.residency
+        before = saved.waited, saved.sent, residency.waited
+        losses[-1].append(run.loss_step(3, length=LENGTH))
+        waited.append(saved.waited - before[0])
+        sent.append(saved.sent - before[1])
+        chunks.append(residency.waited - before[2])
+        assert run.manager.device.peak <= budget
+        assert run.manager.device.coming_bytes == 0
+        assert run.manager.device.other == 0
+    assert losses[0] == losses[1]
+    assert waited[0] == sent[0]
+    assert waited[1] <= 0.1 * waited[0]
+    assert chunks[0] > 20
+    assert chunks[1] == 0
+    assert sent[1] <= sent[0] + 20_000, "what room is left free for costs no more than a tensor or two"
+
+
+def test_what_is_on_its_way_is_called_off_where_the_step_goes_another_way():
+    """Half a backward pass: the rest of what was begun takes no room afterwards."""
+    run = managed(300_000, recompute=False)
+    for step in range(3):
+        run.loss_step(step, length=LENGTH)
+    device, model = run.manager.device, run.model
+    begin, begun = device.begin, []
+
+    def stops(*arguments):
+        begun.append(begin(*arguments))
+        raise KeyboardInterrupt
+
+    device.begin = stops
+    with pytest.raises(KeyboardInterrupt), device.running():
+        gpt.next_token_loss(model(tokens(3, LENGTH)), tokens(3, LENGTH)).backward()
+    del device.begin
+    assert device.coming_bytes > 0
+    run.zero_grad()
+    assert device.coming_bytes == 0
+    assert device.take(begun[0]) is None
+    assert run.loss_step(4, length=LENGTH) > 0
+    assert device.other == 0
+
+
 def test_what_is_on_the_host_is_given_back():
     """After the backward pass nothing of a step's activations is left, on the host or on the device."""
     run = managed(300_000, recompute=True)

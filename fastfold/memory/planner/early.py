@@ -1,0 +1,98 @@
+"""What begins to come to the device before it is needed, where the room is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from fastfold.memory.planner.schedule import Access, Chunk, Span, Step
+
+K = TypeVar("K")
+
+
+def start_early(
+    cycle: tuple[Step, ...], trace: Sequence[Access], sizes: Mapping[Chunk, int], budget: int, lookahead: int
+) -> tuple[Step, ...]:
+    """Starts loads earlier, together with the evictions that make room for them, where the room is there."""
+    evict = [list(step.evict) for step in cycle]
+    load = [list(step.load) for step in cycle]
+    prefetch: list[list[Chunk]] = [[] for _ in cycle]
+    resident = [set(step.resident) for step in cycle]
+    free = [budget - a.other - sum(map(sizes.__getitem__, r)) for a, r in zip(trace, resident, strict=True)]
+    for position in range(1, len(cycle)):
+        for chunk in list(load[position]):
+            issue, made = position, list(evict[position])
+            for earlier in range(position - 1, max(-1, position - 1 - lookahead), -1):
+                # Nobody may need between `earlier` and `position` what leaves to make room.
+                made = [c for c in made if c in resident[earlier] and c not in trace[earlier].chunks]
+                gained, leaving = 0, []
+                for c in made:
+                    if free[earlier] + gained >= sizes[chunk]:
+                        break
+                    gained += sizes[c]
+                    leaving.append(c)
+                if (
+                    chunk in resident[earlier]
+                    or chunk in evict[earlier]
+                    or free[earlier] + gained < sizes[chunk]
+                ):
+                    break
+                for c in leaving:
+                    for where in range(earlier + 1, position + 1):
+                        if c in evict[where]:
+                            evict[where].remove(c)
+                    for where in range(earlier, position):
+                        if c in resident[where]:
+                            resident[where].discard(c)
+                            free[where] += sizes[c]
+                    evict[earlier].append(c)
+                resident[earlier].add(chunk)
+                free[earlier] -= sizes[chunk]
+                issue = earlier
+            if issue < position:
+                load[position].remove(chunk)
+                prefetch[issue].append(chunk)
+    return tuple(
+        Step(tuple(e), tuple(w), tuple(p), frozenset(r))
+        for e, w, p, r in zip(evict, load, prefetch, resident, strict=True)
+    )
+
+
+def early_returns(
+    cycle: Sequence[Step],
+    trace: Sequence[Access],
+    spans: Mapping[K, Span],
+    sizes: Mapping[Chunk, int],
+    budget: int,
+    lookahead: int,
+) -> dict[int, list[K]]:
+    """Which of the things that have left begin to come back during which access, before the one that uses them.
+
+    Args:
+        cycle: What the chunks do, one step per access.
+        trace: One cycle, with what these things take where they are used.
+        spans: What has left, and from when to when it is away.
+        sizes: Bytes of each chunk.
+        budget: Bytes on the device.
+        lookahead: How many accesses before its use something may begin to come.
+
+    Returns:
+        Per access, in the order of their uses. With them no access exceeds the budget, even if at its use something
+        counts twice: an operator may need the most memory before it looks at what was saved.
+    """
+    free = [
+        budget - access.other - sum(map(sizes.__getitem__, step.resident))
+        for access, step in zip(trace, cycle, strict=True)
+    ]
+    starts: dict[int, list[K]] = {}
+    for key, span in sorted(spans.items(), key=lambda item: item[1].last):
+        start = span.last
+        if free[start] < span.size:
+            continue
+        while start - 1 > max(span.first, span.last - 1 - lookahead) and free[start - 1] >= span.size:
+            start -= 1
+        if start < span.last:
+            starts.setdefault(start, []).append(key)
+            for position in range(start, span.last + 1):
+                free[position] -= span.size
+    return starts
