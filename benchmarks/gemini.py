@@ -1,0 +1,185 @@
+"""What a training step under ``fastfold.memory.Gemini`` moves, and what of it is waited for, on the simulated device.
+
+Budgets are shares of what a plain step needs, parameters and activations together. ``lookahead`` is how many operators
+ahead of their use parameters and saved tensors may begin to come; without it all that comes is waited for.
+
+    python benchmarks/gemini.py [--json FILE] [--markdown FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.kernels.block import block_config
+from examples.gpt.gpt import GPT, GPTConfig, next_token_loss
+from fastfold.evoformer import EvoformerBlock
+from fastfold.memory import BudgetError, DeviceFull, Gemini, SimulatedDevice
+from fastfold.utils.atomic_files import write_atomic
+
+SHARES = (0.3, 0.4, 0.6, 0.8)
+SETTLED = 4
+"""Steps after which a plan is followed."""
+
+
+class Stack(nn.Module):
+    """Evoformer blocks, and a loss of what they make."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            EvoformerBlock(block_config(), 32, 16, zero_init=False) for _ in range(blocks)
+        )
+
+    def forward(self, msa: Tensor, pair: Tensor) -> Tensor:
+        """``[S, N, 32]`` and ``[N, N, 16]`` to a number."""
+        masks = torch.ones(msa.shape[:-1]), torch.ones(pair.shape[:-1])
+        for block in self.blocks:
+            msa, pair = block(msa, pair, *masks)
+        return msa.square().mean() + pair.square().mean()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A settled step.
+
+    Attributes:
+        model: What is trained.
+        recompute: Whether its blocks may be recomputed.
+        share: Budget as a share of what a plain step takes.
+        lookahead: See the module's text.
+        peak: Most bytes on the device, as a share of the budget.
+        loads: Times that a chunk of parameters came to the device.
+        loads_waited: Those that began at their use.
+        sent: Bytes of saved tensors that went to the host, and came back.
+        sent_waited: Bytes that began to come back at their use.
+        recomputed: Blocks that were computed again.
+    """
+
+    model: str
+    recompute: bool
+    share: float
+    lookahead: int
+    peak: float
+    loads: int
+    loads_waited: int
+    sent: int
+    sent_waited: int
+    recomputed: int
+
+
+def measure(
+    name: str, build: Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]], *, recompute: bool
+) -> list[Step]:
+    """A model under some budgets, with and without lookahead; budgets under which it cannot run are left out."""
+    model, loss = build()
+    plain = SimulatedDevice(1 << 40)
+    with plain.running():
+        loss(model).backward()
+    whole = plain.mark() + sum(p.nbytes for p in model.parameters())
+    found = []
+    for share in SHARES:
+        for lookahead in (0, 2):
+            try:
+                found.append(_settled(name, build, int(share * whole), share, lookahead, recompute))
+            except (BudgetError, DeviceFull):
+                print(f"{name}: {share} of the memory is not enough", file=sys.stderr)
+    return found
+
+
+def _settled(
+    name: str,
+    build: Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]],
+    budget: int,
+    share: float,
+    lookahead: int,
+    recompute: bool,
+) -> Step:
+    model, loss = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    blocks: Sequence[nn.Module] = list(model.blocks) if recompute else ()
+    manager = Gemini(
+        *(model, optimizer, budget), device=SimulatedDevice(budget), recompute=blocks, lookahead=lookahead
+    )
+    saved, residency, store = manager.saved, manager.residency, manager.store
+    assert saved is not None
+    before, after = (0,) * 5, (0,) * 5
+    for _ in range(SETTLED + 1):
+        with manager.device.running():
+            loss(model).backward()
+        manager.step()
+        manager.zero_grad()
+        before = after
+        after = (store.loads, residency.waited, saved.sent, saved.waited, saved.recomputed)
+    counts = (b - a for a, b in zip(before, after, strict=True))
+    return Step(name, recompute, share, lookahead, manager.device.peak / budget, *counts)
+
+
+def gpt() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Eight blocks of GPT on 128 tokens."""
+    torch.manual_seed(0)
+    sizes = {"layers": 8, "width": 64, "heads": 4, "vocabulary": 64, "context": 128}
+    tokens = torch.randint(0, 64, (1, 128))
+    return GPT(GPTConfig(**sizes)), lambda model: next_token_loss(model(tokens), tokens)
+
+
+def evoformer() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Four Evoformer blocks on an MSA of 16 x 64."""
+    torch.manual_seed(0)
+    msa, pair = torch.randn(16, 64, 32), torch.randn(64, 64, 16)
+    return Stack(4).train(), lambda model: model(msa, pair)
+
+
+def table(rows: Sequence[Step]) -> str:
+    """Markdown."""
+    lines = [
+        "# Gemini: what a step moves, and what it waits for",
+        "",
+        "Counted on the simulated device, in a step whose plan has settled. Budgets are shares of what a plain step",
+        "takes. Chunks are parameters that come to the device; saved tensors go to the host and come back.",
+        "",
+        "| model | blocks may be recomputed | budget | lookahead | peak in the budget | chunks | waited for | "
+        "KiB of saved tensors | waited for | blocks recomputed |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for x in rows:
+        lines.append(
+            f"| {x.model} | {'yes' if x.recompute else 'no'} | {x.share:.1f} | {x.lookahead} | {x.peak:.2f} | "
+            f"{x.loads} | {x.loads_waited} | {x.sent / 1024:.0f} | {x.sent_waited / 1024:.0f} | {x.recomputed} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, help="write the numbers there")
+    parser.add_argument("--markdown", type=Path, help="write the table there")
+    options = parser.parse_args()
+    rows = [
+        row
+        for name, build in (("GPT", gpt), ("Evoformer", evoformer))
+        for recompute in (False, True)
+        for row in measure(name, build, recompute=recompute)
+    ]
+    text = table(rows)
+    print(text)
+    if options.json:
+        write_atomic(options.json, json.dumps([asdict(x) for x in rows], indent=1) + "\n")
+    if options.markdown:
+        write_atomic(options.markdown, text)
+
+
+if __name__ == "__main__":
+    main()
