@@ -102,6 +102,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLin
     assert (done.code, "give one of the two" in done.err) == (1, True)
 
 
+@pytest.mark.slow
 def test_a_screen_asks_a_server_before_it_folds(cli: CommandLine) -> None:
     stand_in = StandIn()
     with msa_server(stand_in) as server:

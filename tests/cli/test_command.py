@@ -167,6 +167,7 @@ class TestClosedPipes:
         assert "BrokenPipe" not in err
         assert "T1_rank_001_model_1_ptm_seed_0_scores.json" in cli.names()
 
+    @pytest.mark.slow
     def test_of_infer_with_its_progress(self, cli: CommandLine, ended):
         process = cli.start(
             *("infer", cli.fasta({"T1": SEQUENCE}), "--out", cli.out, "--weights", cli.weights(), *QUICK),

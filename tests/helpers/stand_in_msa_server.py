@@ -17,9 +17,12 @@ ENVIRONMENT = "bfd.mgnify30.metaeuk30.smag30.a3m"
 
 
 def tar_gz(members: dict[str, bytes | tarfile.TarInfo]) -> bytes:
-    """An archive of files; a member may be a header alone."""
+    """An archive of files, the same whenever it is made; a member may be a header alone."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
         for name, content in members.items():
             member = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name)
             if isinstance(content, bytes):

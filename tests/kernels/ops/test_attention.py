@@ -290,7 +290,7 @@ def test_the_table_has_a_configuration_for_everything_that_can_be_asked_for() ->
                 assert any(x.startswith(f"attention_{kernel} {triton_type} D={channels} ") for x in names)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["triton", pytest.param("torch", marks=pytest.mark.slow)])
 def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = on_device(operands(2, 5, 7, heads=1, batch=(1,)))
     leaves = [x.requires_grad_(name not in MASK) for name, x in inputs.items()]

@@ -71,7 +71,10 @@ def check(backend: str, inputs: dict[str, Any], dtype: torch.dtype = torch.float
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "length"), [(2, 1), (3, 17), (2, 33)])
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [pytest.param(2, 1, marks=pytest.mark.slow), pytest.param(3, 17, marks=pytest.mark.slow), (2, 33)],
+)
 def test_output_and_gradients_for_every_dtype(
     backend: str, dtype: torch.dtype, rows: int, length: int
 ) -> None:
@@ -160,7 +163,7 @@ def test_leaving_out_an_argument_shows(backend: str, name: str) -> None:
     assert relative_error(found - inputs["output_bias"].to(found), exact - inputs["output_bias"]) > 0.05
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["triton", pytest.param("torch", marks=pytest.mark.slow)])
 def test_operator_check_of_pytorch(backend: str) -> None:
     inputs = on_device(operands(2, 5))
     leaves = {name: x.requires_grad_(name not in CONSTANTS) for name, x in inputs.items()}

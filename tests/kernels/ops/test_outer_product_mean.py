@@ -54,7 +54,7 @@ def _on(backend: str, **rest: Any) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (5, 17, 3), (33, 3, 9)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), pytest.param((5, 17, 3), marks=pytest.mark.slow), (33, 3, 9)])
 def test_output_and_gradients(
     shape: tuple[int, int, int], dtype: torch.dtype, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ def test_output_and_gradients(
     check_against_definition(_on(backend), reference.outer_product_mean, _inputs(*shape), dtype, MASKS)
 
 
-@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize("channels", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_tiles_of_channels_do_not_matter(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither if they divide the channels, nor if the last one is not full."""
     force_blocks(monkeypatch, BI=4, BJ=8, BA=2, BE=4, BS=16, BK=16)

@@ -61,7 +61,7 @@ def _definition(outgoing: bool) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("outgoing", [True, False])
-@pytest.mark.parametrize("n", [1, 9, 17])
+@pytest.mark.parametrize("n", [1, pytest.param(9, marks=pytest.mark.slow), 17])
 def test_output_and_gradients_in_float32(
     n: int, outgoing: bool, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +81,10 @@ def test_output_and_gradients_in_float32(
         pytest.param(torch.float16, True, id="float16-outgoing", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize(("n", "c_z", "c"), [(1, 12, 8), (13, 12, 8), (17, 8, 16), (13, 32, 32)])
+@pytest.mark.parametrize(
+    ("n", "c_z", "c"),
+    [(1, 12, 8), pytest.param(13, 12, 8, marks=pytest.mark.slow), (17, 8, 16), (13, 32, 32)],
+)
 def test_output_and_gradients_in_half_precision(
     n: int,
     c_z: int,

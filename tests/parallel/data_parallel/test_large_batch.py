@@ -131,7 +131,8 @@ def _everything(plans: Sequence[ParallelPlan]) -> list[tuple[str, float]]:
     return worst
 
 
-@pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [4, 8])
 def test_norms_are_those_of_whole_layers_under_every_sharding(size: int) -> None:
     """And so are three steps; what ranks hold alike counts once."""
     for plan, worst in launch(_everything, size, PLANS[size], timeout=250)[0]:

@@ -69,7 +69,10 @@ def test_a_ticket_that_was_forgotten_is_asked_for_anew_and_a_limit_is_waited_for
     assert [request.method for request in server.requests] == ["POST", "GET", "GET", "GET", "POST", "GET"]
 
 
-@pytest.mark.parametrize("state", ["UNKNOWN", "RATELIMIT", "PENDING", "RUNNING"])
+@pytest.mark.parametrize(
+    "state",
+    ["RATELIMIT", "RUNNING", *(pytest.param(x, marks=pytest.mark.slow) for x in ("UNKNOWN", "PENDING"))],
+)
 def test_waiting_backs_off_and_ends(state: str) -> None:
     stand_in, time = StandIn([state] * 1000), Time()
     with msa_server(stand_in) as server, pytest.raises(NetworkError) as error:
