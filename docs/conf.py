@@ -54,7 +54,7 @@ suppress_warnings = ["ref.python", "config.cache"]
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!fastfold\b).*"),
-    ("py:.*", r"fastfold\.(.*\.)?(T|Result|Params|MaybeTensor|_\w+)"),
+    ("py:.*", r"fastfold\.(.*\.)?([A-Z]|Result|Params|MaybeTensor|_\w+)"),
 ]
 
 
