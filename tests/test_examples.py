@@ -18,6 +18,7 @@ import torch
 from fastfold import load_model
 from fastfold.data.features.pipeline import sampler_from_raw
 from fastfold.data.features.raw import sequence_features
+from fastfold.evoformer.weights.published import one_weights_file
 from tests.conftest import REPOSITORY
 from tests.helpers import small_sets
 from tests.helpers.forked import Forked
@@ -119,6 +120,31 @@ def test_pretrain_embedder(tmp_path: Path) -> None:
         distogram = network(lambda cycle, member: dict(inputs), 0)["distogram"]
     third = distogram["logits"].diagonal(3).argmax(0)
     assert (distogram["bin_edges"][third] - 3 * 3.8).abs().max() < 0.5
+
+
+def test_train_structure_module(tmp_path: Path) -> None:
+    """Straight chains come out straighter, nothing else of the network changes, and recordings are made once."""
+    for name, residues in (("train/1aaa_A", 14), ("train/1bbb_A", 18), ("valid/2aaa_A", 16)):
+        small_sets.write(
+            tmp_path / "set" / f"{name}.pdb", small_sets.pdb_text({"A": ("GASTVL" * 3)[:residues]})
+        )
+    start, out, folder = one_weights_file("mini"), tmp_path / "structure.safetensors", tmp_path / "recordings"
+    options = (str(tmp_path / "set"), str(start), str(out), "--recordings", str(folder), "--chains", "2")
+    printed = run("train_structure_module.py", *options, "--steps", "40")
+    before, after = (
+        number(rf"{when}.*validation lDDT-CA (\S+),", printed) for when in ("before:", "step 40:")
+    )
+    assert after > before + 0.05
+    first, last = load_model(start).state_dict(), load_model(out).state_dict()
+    changed = {name.split(".")[0] for name in first if not torch.equal(first[name], last[name])}
+    assert changed == {"structure_module", "heads"}
+    heads = {name for name in first if name.startswith("heads.") and not torch.equal(first[name], last[name])}
+    assert heads
+    assert all(name.startswith("heads.predicted_lddt.") for name in heads)
+    made = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    assert len(made) == 3
+    run("train_structure_module.py", *options, "--steps", "1")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == made
 
 
 def test_train_overfit() -> None:

@@ -134,10 +134,12 @@ class InvariantPointAttention(PolicyModule):
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
     """Summed squared distances ``[*, H, N, M]`` between points ``[*, N, H, P, 3]`` and ``[*, M, H, P, 3]``.
 
-    Differences are formed one point at a time: expanding the square would cancel digits, and all differences at
-    once would be ``3 P`` times the size of the result.
+    From differences: expanding the square would cancel digits. All differences at once would be ``3 P`` times the size
+    of the result; on a CPU one operator makes and sums them, elsewhere they are formed one point at a time.
     """
     a, b = a.movedim(-3, -4), b.movedim(-3, -4)  # [*, H, N, P, 3]
+    if a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64):
+        return torch.cdist(a.flatten(-2), b.flatten(-2), compute_mode="donot_use_mm_for_euclid_dist").square()
     total = torch.zeros((), dtype=a.dtype, device=a.device)
     for p in range(a.shape[-2]):
         difference = a[..., :, None, p, :] - b[..., None, :, p, :]
