@@ -22,7 +22,8 @@ from fastfold.inference.planning.shard_memory import (
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.common.cpu_products import multiplied_by_onednn
-from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes, padded_width
+from fastfold.kernels.common.layout import padded_width
+from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
 
