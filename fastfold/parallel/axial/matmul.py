@@ -111,7 +111,7 @@ class _Terms(Function):
 
         def terms() -> Iterator[list[AsyncResult]]:
             for block in ctx.blocks:
-                product = _product(block.of(left), block.of(right).mT)
+                product = padded_matmul(block.of(left), block.of(right).mT)
                 yield [async_ops.start_reduce_scatter(product, spec.dim, spec.group, spec.sizes)]
                 del product
 
@@ -127,8 +127,8 @@ class _Terms(Function):
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         started = ([async_ops.start_gather(b.of(grad), spec.dim, spec.group, spec.sizes)] for b in ctx.blocks)
         for block, (whole,) in zip(ctx.blocks, drain(started), strict=True):
-            block.put(grad_left, _product(whole, block.of(right)))
-            block.put(grad_right, _product(whole.mT, block.of(left)))
+            block.put(grad_left, padded_matmul(whole, block.of(right)))
+            block.put(grad_right, padded_matmul(whole.mT, block.of(left)))
         return grad_left, grad_right, None, None
 
 
@@ -219,9 +219,19 @@ def _width(x: Tensor, n: int) -> int:
     return n if x.is_cpu else padded_width(n)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b``, of padded matrices where :func:`_width` says so."""
-    return (_filled(a) @ _filled(b))[..., : a.shape[-2], : b.shape[-1]]
+def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``a @ b`` for ``a [*, M, K]`` and ``b [*, K, N]``, on a GPU of matrices padded to multiples of 8.
+
+    Args:
+        a: Left matrices.
+        b: Right matrices, of the same dtype.
+        out: Where the result ``[*, M, N]`` goes; None for new memory.
+    """
+    wide = [_filled(x) for x in (a, b)]
+    if all(x is y for x, y in zip(wide, (a, b), strict=True)):
+        return torch.matmul(a, b, out=out)
+    found = (wide[0] @ wide[1])[..., : a.shape[-2], : b.shape[-1]]
+    return found if out is None else out.copy_(found)
 
 
 def _filled(x: Tensor) -> Tensor:
