@@ -132,9 +132,7 @@ class _Multiplication(Function):
             grads, pair, mask, group.factors, others, [True, *needs[:6]], ctx.backend
         )
         if how.outgoing:
-            of_factors[:2] = [
-                a + b if a.numel() else a for a, b in zip(of_factors[:2], update[:2], strict=True)
-            ]
+            of_factors[:2] = torch._foreach_add(of_factors[:2], update[:2])
         found = zip([*of_factors, *update[2:]], needs, strict=True)
         return grad_pair, None, None, None, *(g if need else None for g, need in found)
 

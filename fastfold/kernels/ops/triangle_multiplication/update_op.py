@@ -116,7 +116,8 @@ def _cost(call: Arguments) -> OperatorCost:
 @declares_cost("triangle_update_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     size = size_in_bytes(call["z"])  # a copy of the product's gradient, and the gradient of the normalised z
-    return OperatorCost(3 * _cost(call).flops, 2 * size, size, 4)
+    launches = 3 if call.get("normed") else 4
+    return OperatorCost(3 * _cost(call).flops, 2 * size, size, launches)
 
 
 def triangle_update(
