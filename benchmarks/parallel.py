@@ -348,7 +348,8 @@ exists at a time, with blocks as small beside the pair as those of 2,000 residue
 of training keeps for its backward pass, with all activations and with activations computed again. From two ranks on
 a block keeps 1/P of everything but masks. The step from one rank to two gains less: the operator of one process keeps
 nothing of a triangle multiplication but its input, where ranks also keep the product, which took a message, and with
-outgoing edges the pair in both cuts, or factors and product where both were resharded. A fold needs more beside what it holds on more ranks: what is on its way in blocks of channels.
+outgoing edges the pair in both cuts, or factors and product where both were resharded. A fold needs more beside what
+it holds on more ranks: what is on its way in blocks of channels.
 
 {memory_table(numbers["memory"])}
 
