@@ -86,6 +86,13 @@ def test_a_block_starts_few_collectives_and_waits_for_a_third_of_them_at_once(
     assert (forward.waited_at_once, backward.waited_at_once) == (4, 1)
 
 
+def test_a_block_on_two_ranks_has_no_more_kernels_than_on_one_but_for_those_of_messages() -> None:
+    one, two = (sum(x.kernels for x in count_schedule(ranks, 256, 128)) for ranks in (1, 2))
+    assert 150 < two <= one
+    assert sum(x.packing for x in count_schedule(1, 256, 128)) == 0
+    assert sum(x.packing for x in count_schedule(2, 256, 128)) < 32
+
+
 def test_many_ranks_reshard_in_few_collectives_and_with_no_more_operators() -> None:
     few, many = count_schedule(16, 64, 64), count_schedule(64, 64, 64)
     for sixteen, more, collectives, dispatches in zip(few, many, (9, 10), (290, 450), strict=True):

@@ -14,7 +14,6 @@ from torch import Tensor
 from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
-from fastfold.evoformer.primitives import Linear
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 from fastfold.parallel.alphafold.regather import (
@@ -23,10 +22,10 @@ from fastfold.parallel.alphafold.regather import (
     RegatheringLayer,
     attention_regathered,
     outer_product_regathered,
-    recomputed,
 )
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
 from fastfold.parallel.alphafold.triangle_terms import SummedTerms, multiplication_of_terms
+from fastfold.parallel.axial.projections import Projections
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
@@ -120,19 +119,19 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
         if not torch.is_grad_enabled():
             return self._passing(msa, pair, msa_mask)
-        left, residues = recomputed(self.side, self.left, msa), msa_mask.shape[-1]
+        projections, residues = self.projections(msa), msa_mask.shape[-1]
+        left = projections.first(self.left.weight, self.left.bias)
         gathering = self.shards.gather_async(left, -2, residues)
-        sides = left, recomputed(self.side, self.right, msa)
+        sides = left, projections.second(self.right.weight, self.right.bias)
         whole = gathering.wait()
         again = None
         if self.regathers_side(pair, msa_mask):
             again = Regathered(self.shards.group).add(sides[0], self.move(sides[0], -2, residues))
         return self.from_sides(sides, whole, pair, msa_mask, again, rows=False)
 
-    def side(self, projection: Linear, msa: Tensor) -> Tensor:
-        """One of the projections of ``msa [*, S, n, c_m]``: ``[*, S, n, c]``."""
-        found: Tensor = projection(self.norm(msa))
-        return found
+    def projections(self, msa: Tensor) -> Projections:
+        """What makes both projections ``[*, S, n, c]`` of ``msa [*, S, n, c_m]``, one after the other."""
+        return Projections(msa, (self.norm.weight, self.norm.bias))
 
     def regathers_side(self, pair: Tensor, msa_mask: Tensor) -> bool:
         """:meth:`regathers`, but not where the projection, of a deep alignment, is much of all that is sent."""

@@ -31,7 +31,6 @@ from fastfold.parallel.alphafold.regather import (
     attention_regathered,
     begin_attention,
     begins_backward,
-    recomputed,
 )
 from fastfold.parallel.axial.matmul import block_channels, choose_contraction
 from fastfold.parallel.axial.shards import AxialShards
@@ -115,11 +114,13 @@ class TrainingBlock:
     ) -> tuple[Tensor, Arriving]:
         """Updated pair, and the MSA ``[*, S, n, c_m]`` on its way to be cut by sequences."""
         outer, rows = self._block.outer_product_mean, self._way == "channels"
-        first, second = (outer.right, outer.left) if rows else (outer.left, outer.right)
-        gathered, again = recomputed(outer.side, first, msa), outer.regathers_side(pair, self._msa_mask)
+        left, right = ((layer.weight, layer.bias) for layer in (outer.left, outer.right))
+        first, second = (right, left) if rows else (left, right)
+        projections = outer.projections(msa)
+        gathered, again = projections.first(*first), outer.regathers_side(pair, self._msa_mask)
         move, regather = self._gathering(outer, gathered, -2, again)
         arriving, moving = self._start_beside([move, *to_rows], [self._by_sequence(msa)])
-        kept = recomputed(outer.side, second, msa)
+        kept = projections.second(*second)
         whole, *rows_of_pair = arriving()[: 1 + len(to_rows)]
         pair = rows_of_pair[0] if rows_of_pair else pair
         sides = (kept, gathered) if rows else (gathered, kept)
