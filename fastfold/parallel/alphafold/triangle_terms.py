@@ -1,4 +1,4 @@
-"""Triangle multiplication with gradients on shards whose ranks send the terms of its sums: one message either way.
+"""Triangle multiplication with gradients on shards whose ranks send the terms of its sums, in one message.
 
 A rank that has a part of the contracted residue has its term of every sum. The terms are added where the product's rows
 belong, so that the update is made on a shard along the rows of the pair. All that was kept between factors and product
@@ -63,14 +63,18 @@ class SummedTerms:
 
     def send(self, terms: Tensor, pair: Tensor) -> list[AsyncResult]:
         """Start summing terms, and with outgoing edges cutting the pair along its rows."""
-        return self._start((terms, self._sum(terms)), (pair, self._to_rows(pair)))
+        moves = (terms, self._sum(terms)), (pair, self._to_rows(pair))
+        return async_ops.start_exchange(moves if self.outgoing else moves[:1], self.shards.group)
 
     def send_back(self, grad: Tensor, pair: Tensor) -> list[AsyncResult]:
         """Start gathering the product's gradient, and with outgoing edges cutting the pair's along its columns."""
-        return self._start((grad, self._sum(grad).adjoint), (pair, self._to_rows(pair).adjoint))
-
-    def _start(self, *moves: tuple[Tensor, Move]) -> list[AsyncResult]:
-        return async_ops.start_exchange(moves if self.outgoing else moves[:1], self.shards.group)
+        # Apart: in one message with others, what is gathered is copied for each rank.
+        moves = (grad, self._sum(grad).adjoint), (pair, self._to_rows(pair).adjoint)
+        return [
+            found
+            for move in (moves if self.outgoing else moves[:1])
+            for found in async_ops.start_exchange([move], self.shards.group)
+        ]
 
     def _sum(self, x: Tensor) -> Move:
         return Move(before=None, after=Shards(x.dim() - 2, self.shards.sizes(self.length)))
