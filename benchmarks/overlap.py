@@ -26,6 +26,7 @@ from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
 from fastfold.parallel.planner.fake_run import fake_mesh
+from fastfold.parallel.planner.trace import operator_cost
 
 
 @dataclass
@@ -149,11 +150,15 @@ class Schedule:
         collectives: How many it sends.
         waited_at_once: Of those how many are waited for before a matrix product or a kernel of this package is started.
         dispatches: Operators of PyTorch, collectives among them.
+        kernels: Kernels that a GPU would be given, but for the next.
+        packing: Those that make messages of tensors, and tensors of messages.
     """
 
     collectives: int = 0
     waited_at_once: int = 0
     dispatches: int = 0
+    kernels: int = 0
+    packing: int = 0
 
 
 # Matrix products of PyTorch.
@@ -167,13 +172,21 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.schedule = Schedule()
         self._computed = 0
+        self._inside = 0  # functions that start or end a message
         self._waiting: dict[int, int] = {}  # by the work: what had been computed at its start
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.schedule.dispatches += 1
         namespace, _, name = func._schema.name.partition("::")
         self._computed += namespace == "fastfold" or name in _PRODUCTS
-        return func(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and namespace not in ("c10d", "prim"):
+            launches = operator_cost(func, args, kwargs or {}, out).launches
+            if self._inside:
+                self.schedule.packing += launches
+            else:
+                self.schedule.kernels += launches
+        return out
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -196,12 +209,25 @@ class _Counting(TorchDispatchMode):
             self.schedule.waited_at_once += before == self._computed
             return wait(pending)
 
+        def packing(function: Callable[..., Any]) -> Callable[..., Any]:
+            def within(*arguments: Any, **named: Any) -> Any:
+                self._inside += 1
+                try:
+                    return function(*arguments, **named)
+                finally:
+                    self._inside -= 1
+
+            return within
+
         with ExitStack() as stack:
+            for name in ("start_exchange", "start_gather", "start_reduce_scatter", "start_all_to_all"):
+                new = packing(getattr(async_ops, name))
+                stack.enter_context(mock.patch.object(async_ops, name, new))
             for where, name, new in (
                 (async_ops, "_all_to_all", noted(all_to_all)),
                 (async_ops, "_all_gather", noted(gather)),
                 (async_ops, "_reduce_scatter", noted(reduce_scatter)),
-                (AsyncResult, "wait", waited),
+                (AsyncResult, "wait", packing(waited)),
             ):
                 stack.enter_context(mock.patch.object(where, name, new))
             yield
@@ -211,7 +237,7 @@ def count_schedule(ranks: int, residues: int, sequences: int) -> tuple[Schedule,
     """What an Evoformer block of the official widths does on rank 0 under axial parallelism, on shapes alone.
 
     Args:
-        ranks: That share the protein.
+        ranks: That share the protein; 1 for the plain block.
         residues: N.
         sequences: Rows of the MSA.
 
@@ -221,7 +247,8 @@ def count_schedule(ranks: int, residues: int, sequences: int) -> tuple[Schedule,
     trunk = model_config("model_1").model.embeddings_and_evoformer
     with fake_mesh(ParallelPlan(dap=ranks)) as mesh, torch.device("meta"):
         block = EvoformerBlock(trunk.evoformer, trunk.msa_channel, trunk.pair_channel)
-        axial_parallel(block, mesh)
+        if ranks > 1:
+            axial_parallel(block, mesh)
         shards = AxialShards(mesh.group("dap"))
         msa = shards.take(torch.empty(sequences, residues, trunk.msa_channel), 0).requires_grad_()
         pair = shards.take(torch.empty(residues, residues, trunk.pair_channel), 1).requires_grad_()

@@ -52,7 +52,11 @@ RESIDUES, SEQUENCES = (256, 384, 2048), (128, 512)
 GPUS = (1, 8, 64, 128, 256, 512)
 RATIOS = (0.1, 0.25, 0.5, 1.0)
 COUNTED_BACKWARD = 64
-SCHEDULES = ((2, 96, 64), (8, 96, 64), (2, 256, 128), (8, 256, 128), (64, 256, 128), (8, 384, 512))
+SCHEDULES = (
+    *((ranks, 96, 64) for ranks in (1, 2, 8)),
+    *((ranks, 256, 128) for ranks in (1, 2, 4, 8, 64)),
+    *((ranks, 384, 512) for ranks in (2, 8)),
+)
 MEMORY_RANKS = (1, 2, 4, 8)
 MEMORY_SIZE = {"residues": 256, "msa": 128, "extra_msa": 256}
 
@@ -168,7 +172,7 @@ def overlap_table(found: dict[str, Any]) -> str:
 def schedules(quick: bool) -> list[dict[str, Any]]:
     """Collectives and operators of a block's passes, for some numbers of ranks and sizes."""
     rows = []
-    for ranks, residues, sequences in SCHEDULES[: 2 if quick else None]:
+    for ranks, residues, sequences in SCHEDULES[: 3 if quick else None]:
         forward, backward = count_schedule(ranks, residues, sequences)
         size = {"ranks": ranks, "residues": residues, "sequences": sequences}
         rows.append(size | {"forward": asdict(forward), "backward": asdict(backward)})
@@ -178,13 +182,13 @@ def schedules(quick: bool) -> list[dict[str, Any]]:
 def schedule_table(rows: list[dict[str, Any]]) -> str:
     """A line for each number of ranks and size."""
     lines = [
-        "| ranks | residues | MSA | collectives | waited for at once | operators |",
-        "|---|---|---|---|---|---|",
+        "| ranks | residues | MSA | collectives | waited for at once | operators | kernels | packing |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         each = [
             f"{row['forward'][name]} / {row['backward'][name]}"
-            for name in ("collectives", "waited_at_once", "dispatches")
+            for name in ("collectives", "waited_at_once", "dispatches", "kernels", "packing")
         ]
         size = f"{row['ranks']} | {row['residues']} | {row['sequences']}"
         lines.append(f"| {size} | {' | '.join(each)} |")
@@ -308,9 +312,10 @@ lesser of DAP and grid over FastFold, forward (of DAP the mean, of the grid the 
 pass does, and DAP in it, on up to 128 ranks, the biases and the left projection of an outer product that is not deeper
 than long once more.
 
-On 2 and 3 ranks, and on more than there are channels, DAP reduce-scatters all terms of triangle products, 256 r²;
-between them it reshards their factors to whole channels and the products back, 768 r² / N. What does not fall with N is
-then 16 r² of biases and 32 s r of projections, the latter not on the grid.
+On 2 and 3 ranks, and on more than there are channels, DAP reduce-scatters all terms of triangle products, 256 r²; on up
+to 8 it does so with gradients where that is no more than 24 MiB for each product above the other way, which takes a
+message more: between them it reshards factors to whole channels and the products back, 768 r² / N. What does not fall
+with N is then 16 r² of biases and 32 s r of projections, the latter not on the grid.
 
 {communication_table(numbers["communication"])}
 
@@ -318,7 +323,8 @@ then 16 r² of biases and 32 s r of projections, the latter not on the grid.
 
 Of an Evoformer block under axial parallelism, forward / backward pass with all activations kept, float32, counted on
 shapes. A collective is waited for at once if neither a matrix product nor a kernel of this package is started before.
-What is sent at one time goes in one message, unless it is 4 MiB or more and not needed at once.
+What is sent at one time goes in one message, unless it is 4 MiB or more and not needed at once. Kernels are what a GPU
+would be given, by what operators declare; packing are those that make messages of tensors and tensors of messages.
 
 {schedule_table(numbers["schedules"])}
 
@@ -341,8 +347,9 @@ MSA {held["extra_msa"]}, float32, in U = N² · 128 · 4 bytes; parameters and f
 exists at a time, with blocks as small beside the pair as those of 2,000 residues are. Block: what an Evoformer block
 of training keeps for its backward pass, with all activations and with activations computed again. From two ranks on
 a block keeps 1/P of everything but masks. The step from one rank to two gains less: the operator of one process keeps
-nothing of a triangle multiplication but its input, where ranks also keep factors and product, which took messages. A
-fold needs more beside what it holds on more ranks: what is on its way in blocks of channels.
+nothing of a triangle multiplication but its input, where ranks also keep the product, which took a message, and with
+outgoing edges the pair in both cuts, or factors and product where both were resharded. A fold needs more beside what
+it holds on more ranks: what is on its way in blocks of channels.
 
 {memory_table(numbers["memory"])}
 

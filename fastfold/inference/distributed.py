@@ -9,7 +9,7 @@ all: each process has a part of the machine, and every one makes the same plan o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -123,7 +123,8 @@ class DistributedFolder:
             self._send("fold", (number, passes, None if plan is None else plan.request, other))
             if state is not None:
                 state.gather = self.context.gather
-            return run_network(model, sent, passes, on_cycle, plan=plan, state=state)
+            with self._until_parted():
+                return run_network(model, sent, passes, on_cycle, plan=plan, state=state)
         except _Abandoned as abandoned:
             raise abandoned.error from None
         except Exception as error:
@@ -159,7 +160,8 @@ class DistributedFolder:
                     plan = None if request is None else request.plan(self._host)
                     state = None if of_rank is None else of_rank(self.context.rank, self.context.gather)
                     model.to(self.context.device)
-                    run_network(model, self._features, passes, None, plan=plan, state=state)
+                    with self._until_parted():
+                        run_network(model, self._features, passes, None, plan=plan, state=state)
             finally:
                 model.to("cpu")
         elif message == "memory":
@@ -167,11 +169,16 @@ class DistributedFolder:
                 self._least(*content)
         return message != "stop"
 
+    def _until_parted(self) -> AbstractContextManager[None]:
+        """Inside, wait on a GPU for no process whose memory has ended."""
+        meeting = self.context.meeting
+        return nullcontext() if meeting is None else meeting.ended_by(_MEMORY)
+
     def _met_again(self, error: Exception) -> bool:
         """Whether the memory of one of the processes ended, which then have met again."""
         meeting = self.context.meeting
-        if meeting is None or self.context.device.type == "cuda":
-            return False  # over NCCL the others would wait until its time is up
+        if meeting is None:
+            return False
         if is_out_of_memory(error):
             meeting.say_why(_MEMORY)
         elif meeting.why() != _MEMORY:

@@ -29,7 +29,7 @@ from fastfold.inference.planning.memory_model import (
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import Costs
 from fastfold.kernels.common.backend import without_launches
-from fastfold.memory import CachingAllocator, HostBuffers, SimulatedDevice
+from fastfold.memory import CachingAllocator, DeviceFull, HostBuffers, SimulatedDevice
 from fastfold.parallel import ParallelPlan, alphafold
 from fastfold.parallel.planner.fake_run import fake_mesh
 
@@ -41,7 +41,7 @@ class SimulatedHost(HostBuffers):
 
     Args:
         device: The device.
-        limit: As of :class:`~fastfold.memory.HostBuffers`.
+        limit: As of :class:`~fastfold.memory.HostBuffers`, and never to be passed.
         overflow: As of :class:`~fastfold.memory.HostBuffers`.
 
     Attributes:
@@ -61,7 +61,10 @@ class SimulatedHost(HostBuffers):
 
     def buffer(self, elements: int, like: Tensor) -> Tensor:
         """See :meth:`~fastfold.memory.offload.HostBuffers.buffer`."""
+        before = self.nbytes
         found = super().buffer(elements, like)
+        if self._limit is not None and self.nbytes > self._limit:
+            raise DeviceFull(self.nbytes - before, before, self._limit, "what waits on the host")
         self.peak = max(self.peak, self.nbytes)
         return found
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
@@ -27,8 +28,14 @@ T = TypeVar("T")
 
 _ATTEMPTS = 4
 """To find the other processes."""
+_LOOK_SECONDS = 0.5
+"""Between two looks for a process that parts."""
 _GONE = re.compile(r"closed by peer|reset by peer|Broken pipe|[Tt]imed out waiting")
 """What gloo says of a rank that is gone."""
+
+
+class PartedError(RuntimeError):
+    """Another process parted from the others, who may have computed with what it has not sent."""
 
 
 class Meeting:
@@ -75,12 +82,47 @@ class Meeting:
     def part(self) -> None:
         """End all groups; who waits for this process in one of them gets an error."""
         self._turn += 1
-        if self._backend == "nccl":
-            # What the others have not joined would be waited for.
-            dist.distributed_c10d._abort_process_group()
+        self.abort()
         if dist.is_initialized():
             dist.destroy_process_group()
         gc.collect()  # gloo's connections end with the last reference
+
+    def abort(self) -> None:
+        """End collectives that wait on a GPU for a process which has not joined them; over gloo there are none."""
+        if self._backend == "nccl" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+
+    @contextmanager
+    def ended_by(self, reason: str) -> Iterator[None]:
+        """Inside, :meth:`abort` as soon as another process parts for a reason.
+
+        A thread of its own looks for that, because this one may wait for a GPU that waits for the other process.
+
+        Args:
+            reason: As of :meth:`say_why`.
+
+        Raises:
+            PartedError: That happened, and nothing else was raised inside.
+        """
+        key, left, parted = self._key, threading.Event(), threading.Event()
+
+        def look() -> None:
+            with suppress(dist.DistError):  # without the store nobody says anything any more
+                while not left.wait(_LOOK_SECONDS):
+                    if self._store.check([key]) and self._store.get(key).decode() == reason:
+                        parted.set()
+                        self.abort()
+                        return
+
+        thread = threading.Thread(target=look, name="parting", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            left.set()
+            thread.join()
+        if parted.is_set():
+            raise PartedError(f"another process parted: {reason}")
 
     def say_why(self, reason: str) -> None:
         """Tell those who get an error why this process is about to part."""
@@ -229,10 +271,8 @@ def init_distributed(
         mesh = ParallelMesh(plan, device.type)
         yield DistributedContext(dist.get_rank(), size, device, mesh, meeting.messages(), meeting)
     except BaseException as error:
-        rank = dist.get_rank()
-        if backend == "nccl":
-            # What the others have not joined would be waited for.
-            dist.distributed_c10d._abort_process_group()
+        rank = dist.get_rank() if dist.is_initialized() else os.environ.get("RANK", "?")
+        meeting.abort()  # what the others have not joined would be waited for
         if _is_lost(error):
             raise LostProcessError(
                 f"rank {rank} of {size} lost another process, which ended or did not answer within {timeout} "

@@ -107,6 +107,13 @@ def test_twenty_thousand_residues_fit_a_gpu_of_139_gib_beside_a_host_of_128() ->
     assert found.host == found.plan.chunks.host <= 128 * GIB
 
 
+@pytest.mark.parametrize("host", [0.08, 0.2])
+def test_padded_products_find_room_on_the_host_at_odd_lengths(host: float) -> None:
+    """Rows that wait are padded like those on the GPU, and nothing takes more of the host than it may."""
+    found = _simulate(1001, _small_budget(1001, host_memory=int(host * GB)), host_memory=int(host * GB))
+    assert 0 < found.host == found.plan.chunks.host <= host * GB
+
+
 @pytest.mark.parametrize(
     ("ranks", "host", "disk", "n"),
     [

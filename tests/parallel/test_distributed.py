@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from fastfold.errors import ConfigError, FastFoldError
 from fastfold.parallel import ParallelPlan, distributed, init_distributed
 from fastfold.parallel.comm.collectives import all_reduce
+from fastfold.parallel.distributed import PartedError
 from tests.helpers.forked import Forked, rank_environments
 from tests.helpers.on_device import OnDevice
 from tests.helpers.spawn_ranks import BACKENDS
@@ -156,3 +158,70 @@ def test_processes_that_part_within_a_collective_meet_again_and_go_on_with_their
     started = [Forked(_meets_again, env=environment) for environment in rank_environments(3)]
     said = [process.communicate(60)[1] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], said
+
+
+def _freed(backend: str) -> int:
+    """Rank 0 parts; the others wait for a GPU (of which there is a stand-in over gloo) until that is ended for them."""
+    device = torch.device("cuda" if backend == "nccl" else "cpu")
+    with init_distributed(ParallelPlan(dap=int(os.environ["WORLD_SIZE"])), device) as context:
+        group, meeting, freed = context.mesh.group("dap"), context.meeting, threading.Event()
+        assert meeting is not None
+        if backend == "gloo":
+            meeting.abort = freed.set  # type: ignore[method-assign]
+        with meeting.ended_by("memory"):  # nobody parts
+            context.barrier()
+        if context.rank == 0:
+            time.sleep(1.0)
+            meeting.say_why("memory")
+        else:
+
+            def wait_for_rank_zero() -> None:
+                if backend == "gloo":
+                    assert freed.wait(WAIT_SECONDS)
+                else:
+                    all_reduce(torch.ones(2, device=context.device), group)
+                    torch.cuda.synchronize()
+
+            begun = time.monotonic()
+            with pytest.raises(RuntimeError) as raised, meeting.ended_by("memory"):
+                wait_for_rank_zero()
+            if backend == "gloo":  # whose stand-in raises nothing
+                assert raised.type is PartedError
+            assert time.monotonic() - begun < WAIT_SECONDS
+            assert meeting.why() == "memory"
+        context.meet_again()
+        ones = torch.full((2,), context.rank + 1.0, device=context.device)
+        assert all_reduce(ones, group).sum().item() == context.size * (context.size + 1)
+        with meeting.ended_by("memory"):  # what was said before is over
+            assert context.gather(context.rank) == list(range(context.size))
+    return 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_who_waits_for_a_process_that_parts_waits_no_longer_and_meets_it_again(backend: str) -> None:
+    size = 2 if backend == "nccl" else 3
+    if backend == "nccl" and torch.cuda.device_count() < size:
+        pytest.skip(f"NCCL on {size} ranks needs {size} GPUs, and {torch.cuda.device_count()} are here")
+    started = [Forked(_freed, backend, env=environment) for environment in rank_environments(size)]
+    said = [process.communicate(100)[1] for process in started]
+    assert [process.returncode for process in started] == [0] * size, said
+
+
+def _parts_for_another_reason() -> int:
+    with init_distributed(ParallelPlan(dap=2), CPU) as context:
+        meeting = context.meeting
+        assert meeting is not None
+        ended: list[None] = []
+        meeting.abort = lambda: ended.append(None)  # type: ignore[method-assign]
+        with meeting.ended_by("memory"):
+            if context.rank == 0:
+                meeting.say_why("something else")
+            time.sleep(3 * distributed._LOOK_SECONDS)
+        assert not ended
+    return 0
+
+
+def test_who_waits_is_freed_for_one_reason_alone() -> None:
+    started = [Forked(_parts_for_another_reason, env=environment) for environment in rank_environments(2)]
+    said = [process.communicate(60)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said

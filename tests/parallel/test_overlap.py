@@ -75,12 +75,29 @@ def test_a_sharded_block_hides_some_of_its_communication() -> None:
     assert 0.1 < network["asynchronous_hidden"] <= 1.0
 
 
-def test_a_block_starts_few_collectives_and_no_more_operators_on_more_ranks() -> None:
-    """Where shards are equally long; what is big and not needed at once has something computed beside it."""
-    few, many = count_schedule(8, 64, 64), count_schedule(32, 64, 64)
-    for eight, thirty_two, collectives, dispatches in zip(few, many, (9, 10), (290, 450), strict=True):
-        assert eight.collectives == thirty_two.collectives == collectives
-        assert thirty_two.dispatches <= eight.dispatches <= dispatches
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize(("sizes", "alone"), [((96, 64), 0), ((256, 128), 1)])
+def test_a_block_starts_few_collectives_and_waits_for_a_third_of_them_at_once(
+    ranks: int, sizes: tuple[int, int], alone: int
+) -> None:
+    """Where shards are equally long; what is big and not needed at once leaves alone and has something beside it."""
+    forward, backward = count_schedule(ranks, *sizes)
+    assert (forward.collectives, backward.collectives) == (7 + alone, 9 + alone)
+    assert (forward.waited_at_once, backward.waited_at_once) == (4, 1)
+
+
+def test_a_block_on_two_ranks_has_no_more_kernels_than_on_one_but_for_those_of_messages() -> None:
+    one, two = (sum(x.kernels for x in count_schedule(ranks, 256, 128)) for ranks in (1, 2))
+    assert 150 < two <= one
+    assert sum(x.packing for x in count_schedule(1, 256, 128)) == 0
+    assert sum(x.packing for x in count_schedule(2, 256, 128)) < 32
+
+
+def test_many_ranks_reshard_in_few_collectives_and_with_no_more_operators() -> None:
+    few, many = count_schedule(16, 64, 64), count_schedule(64, 64, 64)
+    for sixteen, more, collectives, dispatches in zip(few, many, (9, 10), (290, 450), strict=True):
+        assert sixteen.collectives == more.collectives == collectives
+        assert more.dispatches <= sixteen.dispatches <= dispatches
     forward, backward = count_schedule(8, 384, 512)
-    assert (forward.collectives, forward.waited_at_once) == (11, 9)
-    assert (backward.collectives, backward.waited_at_once) == (12, 9)
+    assert (forward.collectives, forward.waited_at_once) == (11, 6)
+    assert (backward.collectives, backward.waited_at_once) == (12, 6)

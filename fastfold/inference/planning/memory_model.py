@@ -22,7 +22,8 @@ from fastfold.inference.planning.shard_memory import (
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes
 from fastfold.kernels.common.cpu_products import multiplied_by_onednn
-from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes, padded_width
+from fastfold.kernels.common.layout import padded_width
+from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
 
@@ -282,12 +283,18 @@ def channel_groups(channels: int, ranks: int = 1) -> list[int]:
     return list(dict.fromkeys(max(min(channels, ranks), most >> k) for k in range(most.bit_length())))
 
 
+def _product_width(fold: Fold) -> int:
+    """Columns of a product: of a whole one on a GPU they are padded."""
+    if fold.ranks > 1:
+        return fold.own
+    return padded_width(fold.residues) if fold.device == "cuda" else fold.residues
+
+
 def _product_bytes(fold: Fold, c: int, *, channels: int, away: float) -> int:
     """Bytes of a triangle multiplication with its product here but for a share of its rows, its mask included."""
     n, e = fold.residues, fold.element_size
     if fold.ranks == 1:
-        width = padded_width(n) if fold.device == "cuda" else n
-        sizes = {"channels": channels, "width": width}
+        sizes = {"channels": channels, "width": _product_width(fold)}
         return contraction_bytes(n, c, e, **sizes, streamed=away > 0, kept=1.0 - away) + n * n
     group = channels * fold.pairs * e
     # The factors, what becomes of them, and what is under way between the ranks.
@@ -305,12 +312,13 @@ def _multiplication(config: Any, fold: Fold, steps: StepTimes, resident: int, ro
     n, e = fold.residues, fold.element_size
     c = evoformer.triangle_multiplication_outgoing.num_intermediate_channel
     candidates = []
-    for away in room.choices(n, fold.pairs * c * e // n):
+    row = c * _product_width(fold) * e
+    for away in room.choices(n, row):
         for channels in channel_groups(c, fold.ranks):
             host, disk = room.split(away.nbytes, channels * fold.pairs * e)
             if disk > room.disk:
                 continue
-            on_disk = disk / (fold.pairs * c * e)
+            on_disk = disk / (row * n)
             candidates.append(
                 Candidate(
                     channels,
@@ -355,7 +363,7 @@ def _templates(config: Any, fold: Fold, steps: StepTimes, resident: int, room: O
         joined = max(joined, reshard_bytes(one, RESHARD_BLOCKS[0], fold.ranks))
     candidates = []
     for pair in room.choices(fold.own, shard // fold.own):
-        for product in room.choices(n, one // n, taken=pair.nbytes):
+        for product in room.choices(n, c * _product_width(fold) * e, taken=pair.nbytes):
             for channels in channel_groups(c, fold.ranks):
                 contraction = _product_bytes(fold, c, channels=channels, away=product.share) + pairs
                 host, disk = room.split(pair.nbytes + product.nbytes, channels * pairs * e)

@@ -6,6 +6,7 @@ the next one is under way meanwhile. The largest shard is that of rank 0.
 
 from __future__ import annotations
 
+from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.axial.matmul import block_channels, choose_contraction
 
 # Blocks of channels in which a tensor is resharded in its own memory: more of them hold less and take longer.
@@ -41,7 +42,7 @@ def contraction_exchange_bytes(n: int, element_size: int, *, channels: int, rank
     if ranks == 1:
         return 0
     way = choose_contraction("auto", n, n, n, channels, ranks)
-    step = block_channels(n * n, channels, ranks)
+    step, n = block_channels(n * n, channels, ranks), padded_width(n)
     # Of every rank's matrices one block is here: shards of ``step`` channels for each rank, or whole products.
     shard = (
         min(channels, step * ranks) * -(-n // ranks) * n if way == "channels" else min(channels, step) * n * n

@@ -22,6 +22,15 @@ ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Lengths to which these rows are padded."""
 
 
+_ALIGNMENT = 8
+"""Elements; rows of matrices of 16 bits that all begin at multiples of so many are read by 16 bytes at a time."""
+
+
+def padded_width(n: int) -> int:
+    """Rows and columns of matrices on a GPU, where cuBLAS is slow for those whose rows begin anywhere."""
+    return -(-n // _ALIGNMENT) * _ALIGNMENT
+
+
 def batched(x: Tensor, axes: int = 4) -> Tensor:
     """``x`` with its leading axes merged into one before the last ``axes``: a view wherever strides allow it."""
     batch = x.shape[: x.dim() - axes]

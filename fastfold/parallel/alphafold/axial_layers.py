@@ -6,6 +6,8 @@ act on. Each class here is a variant of the layer that it derives from, with the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,15 +15,17 @@ from fastfold.evoformer.execution import columns
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.triangle_attention import TriangleAttention
+from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 from fastfold.parallel.alphafold.regather import (
     Again,
     Regathered,
     RegatheringLayer,
     attention_regathered,
     outer_product_regathered,
-    recomputed,
 )
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
+from fastfold.parallel.alphafold.triangle_terms import SummedTerms, multiplication_of_terms
+from fastfold.parallel.axial.projections import Projections
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
@@ -35,24 +39,28 @@ class AxialMSARowAttention(MSARowAttention, RegatheringLayer):
         ``bias`` is that of this shard of the pair if it was computed before.
         """
         own = self.bias(pair) if bias is None else bias
-        return self.attend(msa, pair, msa_mask, *self.gathered(own, -1, pair.shape[-3], pair))
+        whole, again = self.gathered(own, -1, pair.shape[-3], pair)
+        if torch.is_grad_enabled():
+            return self.attend(msa, msa_mask, whole, again)
+        return super().forward(msa, pair, msa_mask, whole)
 
     def attend(
-        self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor, again: Again | None
+        self, msa: Tensor, msa_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
     ) -> Tensor:
-        """Updated ``msa``.
+        """Updated ``msa``, with gradients.
 
         Args:
             msa: ``[*, s, N, c_m]``.
-            pair: Any shard of the pair.
             msa_mask: ``[*, s, N]``.
             bias: Gathered, ``[*, H, N, N]``.
             again: Gathers it again in the backward pass; None where it is kept.
+            begun: Of :func:`~fastfold.parallel.alphafold.regather.begin_attention`, if it was called.
         """
-        if again is None:
-            return super().forward(msa, pair, msa_mask, bias)
         return attention_regathered(
-            self.norm, self.attention, msa, bias, msa_mask, dropout=self.dropout(msa), again=again
+            *(self.norm, self.attention, msa, bias, msa_mask),
+            dropout=self.dropout(msa),
+            again=again,
+            begun=begun,
         )
 
 
@@ -71,28 +79,36 @@ class AxialTriangleAttention(TriangleAttention, RegatheringLayer):
         """
         own = self.bias(pair) if bias is None else bias
         cut, length = (-1, pair.shape[-3]) if self.columns else (-2, pair.shape[-2])
-        return self.attend(pair, pair_mask, *self.gathered(own, cut, length, pair))
+        whole, again = self.gathered(own, cut, length, pair)
+        if torch.is_grad_enabled():
+            return self.attend(pair, pair_mask, whole, again)
+        return super().forward(pair, pair_mask, whole)
 
-    def attend(self, pair: Tensor, pair_mask: Tensor, bias: Tensor, again: Again | None) -> Tensor:
-        """Updated shard of the pair.
+    def attend(
+        self, pair: Tensor, pair_mask: Tensor, bias: Tensor, again: Again | None, begun: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """Updated shard of the pair, with gradients.
 
         Args:
             pair: As for :meth:`forward`.
             pair_mask: Its shard of the mask.
             bias: Gathered, ``[*, H, N, N]``, as read along the pair's rows.
             again: Gathers it again in the backward pass; None where it is kept.
+            begun: Of :func:`~fastfold.parallel.alphafold.regather.begin_attention` on the rows, if it was called.
         """
-        if again is None:
-            return super().forward(pair, pair_mask, bias)
         dropout = self.dropout(pair)
         if self.starting:
             return attention_regathered(
-                self.norm, self.attention, pair, bias, pair_mask, dropout=dropout, again=again
+                *(self.norm, self.attention, pair, bias, pair_mask),
+                dropout=dropout,
+                again=again,
+                begun=begun,
             )
         return attention_regathered(
             *(self.norm, self.attention, pair.transpose(-3, -2), bias.mT, pair_mask.mT),
             dropout=columns(dropout),
-            again=lambda: again().mT,
+            again=None if again is None else lambda: again().mT,
+            begun=begun,
         ).transpose(-3, -2)
 
 
@@ -103,13 +119,19 @@ class AxialOuterProductMean(OuterProductMean, RegatheringLayer):
         """Updated shard ``pair [*, N, n, c_z]`` from ``msa [*, S, n, c_m]`` and the whole ``msa_mask [*, S, N]``."""
         if not torch.is_grad_enabled():
             return self._passing(msa, pair, msa_mask)
-        sides = recomputed(self.sides, msa)
-        residues = msa_mask.shape[-1]
-        whole = self.shards.gather(sides[0], -2, residues)
+        projections, residues = self.projections(msa), msa_mask.shape[-1]
+        left = projections.first(self.left.weight, self.left.bias)
+        gathering = self.shards.gather_async(left, -2, residues)
+        sides = left, projections.second(self.right.weight, self.right.bias)
+        whole = gathering.wait()
         again = None
         if self.regathers_side(pair, msa_mask):
             again = Regathered(self.shards.group).add(sides[0], self.move(sides[0], -2, residues))
         return self.from_sides(sides, whole, pair, msa_mask, again, rows=False)
+
+    def projections(self, msa: Tensor) -> Projections:
+        """What makes both projections ``[*, S, n, c]`` of ``msa [*, S, n, c_m]``, one after the other."""
+        return Projections(msa, (self.norm.weight, self.norm.bias))
 
     def regathers_side(self, pair: Tensor, msa_mask: Tensor) -> bool:
         """:meth:`regathers`, but not where the projection, of a deep alignment, is much of all that is sent."""
@@ -212,6 +234,25 @@ class AxialTriangleMultiplication(ShardedTriangleMultiplication):
         return self.multiplied(
             pair, pair_mask, contract, self.shards.group.size, self._dropout(pair, cut_columns)
         )
+
+    def by_terms(self, pair: Tensor, pair_mask: Tensor, meanwhile: Callable[[], None] | None) -> Tensor:
+        """Updated pair with gradients, cut along its rows: see :mod:`fastfold.parallel.alphafold.triangle_terms`.
+
+        Args:
+            pair: As for :meth:`forward`.
+            pair_mask: As for :meth:`forward`.
+            meanwhile: What the backward pass begins with while the product's gradient is under way, or None.
+        """
+        length = pair.shape[-3 if self.columns else -2]
+        parameters = TriangleParams(
+            *(self.norm_in.weight, self.norm_in.bias),
+            *(self.projection.weight, self.projection.bias, self.gate.weight, self.gate.bias),
+            *(self.norm_out.weight, self.norm_out.bias, self.output.weight, self.output.bias),
+            *(self.output_gate.weight, self.output_gate.bias),
+        )
+        row = pair.new_empty(()).expand(*pair.shape[:-3], 1, length, pair.shape[-1])
+        terms = SummedTerms(self.shards, length, self.outgoing, meanwhile)
+        return multiplication_of_terms(pair, pair_mask, self.dropout(row), parameters, terms)
 
     def _dropout(self, pair: Tensor, cut_columns: bool) -> Tensor | None:
         """This rank's part of the factors for the whole pair, which every rank draws alike."""

@@ -5,8 +5,8 @@ The operators' own backward passes need nothing of their forward passes but the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from fastfold.evoformer.primitives import LayerNorm
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.ops.attention.op import attention_backend
 from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams
-from fastfold.kernels.ops.gated_attention.op import gradients_of_parameters
+from fastfold.kernels.ops.gated_attention.op import gated_attention_begin, gradients_of_parameters
 from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
@@ -168,71 +168,122 @@ def outer_product_regathered(
     return out
 
 
+class _How(NamedTuple):
+    """How attention is carried out.
+
+    Attributes:
+        options: Of its operators.
+        again: Gathers the bias again; None where it is kept.
+        begun: What was computed while the bias was under way.
+    """
+
+    options: dict[str, Any]
+    again: Again | None
+    begun: list[Tensor]
+
+
 class _Attention(Function):
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         mask: Tensor,
         dropout: Tensor | None,
-        heads: int,
-        again: Again,
+        how: _How,
         *parameters: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(x, mask, dropout, *parameters)
-        width = len(GatedAttentionParams._make(parameters).query_weight)
-        backend = attention_backend(x, width // heads, None)
-        ctx.again, ctx.options = again, {"heads": heads, "add_x": True, "backend": backend}
-        out: Tensor = torch.ops.fastfold.gated_attention(
-            x, bias, mask, None, dropout, *parameters, **ctx.options
+        ctx.save_for_backward(x, bias if how.again is None else None, mask, dropout, *parameters)
+        ctx.again, ctx.begun, ctx.options = how.again, None, how.options
+        out: Tensor = torch.ops.fastfold.gated_attention_begun(
+            x, how.begun, bias, mask, dropout, *parameters, **ctx.options
         )
         return out
 
     @staticmethod
+    def begin(ctx: Any) -> None:
+        # Read once: activation checkpointing hands saved tensors out a single time.
+        x, *others = saved = ctx.saved_tensors
+        parameters = GatedAttentionParams._make(others[3:])
+        ctx.begun = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
+
+    @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, mask, dropout, *parameters = ctx.saved_tensors
-        bias = ctx.again()
+        (x, bias, mask, dropout, *parameters), begun = ctx.begun or (ctx.saved_tensors, [])
+        ctx.begun = None
+        bias = bias if ctx.again is None else ctx.again()
         found = iter(
             torch.ops.fastfold.gated_attention_backward(
-                grad, x, bias, mask, dropout, *parameters, **ctx.options, need_bias=True
+                *(grad, x, begun, bias, mask, dropout, *parameters),
+                **ctx.options,
+                add_x=True,
+                need_bias=bias is not None,
             )
         )
-        grad_x, of_bias = next(found), next(found)
+        grad_x, of_bias = next(found), None if bias is None else next(found).to(bias.dtype)
         of_parameters = gradients_of_parameters(found, parameters)
-        return grad_x, of_bias.to(bias.dtype), None, None, None, None, *of_parameters
+        return grad_x, of_bias, None, None, None, *of_parameters
+
+
+def _parameters(norm: LayerNorm, attention: Attention) -> GatedAttentionParams:
+    gate = attention.gate
+    return GatedAttentionParams(
+        *(norm.weight, norm.bias, attention.query.weight, attention.key.weight, attention.value.weight),
+        gate_weight=None if gate is None else gate.weight,
+        gate_bias=None if gate is None else gate.bias,
+        output_weight=attention.output.weight,
+        output_bias=attention.output.bias,
+    )
+
+
+def _options(attention: Attention, x: Tensor) -> dict[str, Any]:
+    heads = attention.heads
+    return {"heads": heads, "backend": attention_backend(x, len(attention.query.weight) // heads, None)}
+
+
+@torch.no_grad()
+def begin_attention(norm: LayerNorm, attention: Attention, x: Tensor) -> list[Tensor]:
+    """Compute what attention needs of ``x [*, R, N, c]`` alone, while a bias is under way; for ``begun`` below."""
+    return gated_attention_begin(x, _parameters(norm, attention), **_options(attention, x))
 
 
 def attention_regathered(
     norm: LayerNorm,
     attention: Attention,
     x: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     mask: Tensor,
     *,
     dropout: Tensor | None,
-    again: Again,
+    again: Again | None = None,
+    begun: Sequence[Tensor] = (),
 ) -> Tensor:
-    """``x + dropout * attention(norm(x))`` with a bias that is not kept.
+    """``x + dropout * attention(norm(x))``, with a bias that is gathered.
 
     Args:
         norm: Layer norm of the branch.
         attention: Its attention.
         x: ``[*, R, N, c]``; attention is along N.
-        bias: ``[*, H, N, N]``, gathered.
+        bias: ``[*, H, N, N]``, gathered, or None.
         mask: ``[*, R, N]``, 0 for keys that must not be seen.
         dropout: Factors that broadcast against ``x``, or None.
-        again: Gathers the bias again.
+        again: Gathers the bias again, which then is not kept; None where it is.
+        begun: Of :func:`begin_attention`, or empty.
     """
-    gate = attention.gate
-    out: Tensor = _Attention.apply(
-        *(x, bias, mask, dropout, attention.heads, again, norm.weight, norm.bias),
-        *(attention.query.weight, attention.key.weight, attention.value.weight),
-        *((None, None) if gate is None else (gate.weight, gate.bias)),
-        *(attention.output.weight, attention.output.bias),
-    )
+    how = _How(_options(attention, x), again, list(begun))
+    out: Tensor = _Attention.apply(x, bias, mask, dropout, how, *_parameters(norm, attention))
     return out
+
+
+def begins_backward(out: Tensor) -> Callable[[], None]:
+    """What the backward pass of an operator can begin with before its gradient is there.
+
+    Args:
+        out: What :func:`attention_regathered`, or another operator with a ``begin``, has returned.
+    """
+    node: Any = out.grad_fn
+    return lambda: None if node is None else type(node)._forward_cls.begin(node)
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,6 +5,8 @@ a rank sends O(N² c), however many there are. Or the factors are resharded to w
 which are multiplied without communication, and the product is resharded back: O(N² c / P), as long as there are as many
 channels as ranks.
 
+Whole matrices on a GPU are padded with zeros to multiples of 8 rows and columns, at which cuBLAS is fast.
+
 Both go by blocks of channels, the communication of one during the products of another, so that no rank ever holds
 more than two blocks of anything whole.
 """
@@ -12,14 +14,16 @@ more than two blocks of anything whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
+from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
 from fastfold.parallel.comm.groups import Group, shard_slices
@@ -107,7 +111,7 @@ class _Terms(Function):
 
         def terms() -> Iterator[list[AsyncResult]]:
             for block in ctx.blocks:
-                product = block.of(left) @ block.of(right).mT
+                product = padded_matmul(block.of(left), block.of(right).mT)
                 yield [async_ops.start_reduce_scatter(product, spec.dim, spec.group, spec.sizes)]
                 del product
 
@@ -123,8 +127,8 @@ class _Terms(Function):
         grad_left, grad_right = torch.empty_like(left), torch.empty_like(right)
         started = ([async_ops.start_gather(b.of(grad), spec.dim, spec.group, spec.sizes)] for b in ctx.blocks)
         for block, (whole,) in zip(ctx.blocks, drain(started), strict=True):
-            block.put(grad_left, whole @ block.of(right))
-            block.put(grad_right, whole.mT @ block.of(left))
+            block.put(grad_left, padded_matmul(whole, block.of(right)))
+            block.put(grad_right, padded_matmul(whole.mT, block.of(left)))
         return grad_left, grad_right, None, None
 
 
@@ -136,7 +140,8 @@ class _Channels(Function):
         ctx.spec, ctx.shapes = spec, (left.shape, right.shape)
         ctx.blocks = _channel_blocks(left.shape[-3], spec.group.size, step)
         ctx.cut = left.dim() - (2 if spec.free else 1)
-        out = _empty_result(left, right, spec)
+        ctx.whole = [Move(Shards(ctx.cut, spec.contracted), None).whole(x)[-2:] for x in (left, right)]
+        out, out_shape = _empty_result(left, right, spec), _product_shape(left, right, spec)
         keeps, kept = any(ctx.needs_input_grad), list[Tensor]()
         factors = (
             # In one message each where memory is short: what a message took is free when its tensor is made.
@@ -150,7 +155,7 @@ class _Channels(Function):
             for block, both in zip(ctx.blocks, drain(factors), strict=True):
                 if keeps:
                     kept.extend(both)
-                product = both[0] @ both[1].mT
+                product = (both[0] @ both[1].mT)[..., : out_shape[0], : out_shape[1]]
                 both.clear()  # zip holds the list until the next one is there
                 yield _from_channels([product], spec.dim, spec.sizes, block, spec.group)
 
@@ -169,7 +174,8 @@ class _Channels(Function):
         def gradients() -> Iterator[list[AsyncResult]]:
             blocks = zip(ctx.blocks, drain(arriving), kept[::2], kept[1::2], strict=True)
             for block, (whole,), left, right in blocks:
-                both = [whole @ right, whole.mT @ left]
+                rows = zip((whole @ right, whole.mT @ left), ctx.whole, strict=True)
+                both = [x[..., : shape[0], : shape[1]] for x, shape in rows]
                 yield _from_channels(both, ctx.cut, spec.contracted, block, spec.group)
 
         for block, parts in zip(ctx.blocks, drain(gradients()), strict=True):
@@ -199,8 +205,38 @@ def _to_channels(
     In one message, however many tensors.
     """
     rows = Shards(dim, sizes)
-    moves = [(block.of(x), Move(before=rows, after=Shards(x.dim() - 3, block.sizes))) for x in tensors]
-    return async_ops.start_exchange(moves, group)
+
+    def move(x: Tensor) -> Move:
+        found = Move(before=rows, after=Shards(x.dim() - 3, block.sizes))
+        height, width = (_width(x, n) for n in found.whole(x)[-2:])
+        return replace(found, filled=(height, width))
+
+    return async_ops.start_exchange([(block.of(x), move(x)) for x in tensors], group)
+
+
+def _width(x: Tensor, n: int) -> int:
+    """Rows or columns of matrices of ``n`` where ``x`` is."""
+    return n if x.is_cpu else padded_width(n)
+
+
+def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``a @ b`` for ``a [*, M, K]`` and ``b [*, K, N]``, on a GPU of matrices padded to multiples of 8.
+
+    Args:
+        a: Left matrices.
+        b: Right matrices, of the same dtype.
+        out: Where the result ``[*, M, N]`` goes; None for new memory.
+    """
+    wide = [_filled(x) for x in (a, b)]
+    if all(x is y for x, y in zip(wide, (a, b), strict=True)):
+        return torch.matmul(a, b, out=out)
+    found = (wide[0] @ wide[1])[..., : a.shape[-2], : b.shape[-1]]
+    return found if out is None else out.copy_(found)
+
+
+def _filled(x: Tensor) -> Tensor:
+    rows, columns = (_width(x, n) - n for n in x.shape[-2:])
+    return pad(x, (0, columns, 0, rows)) if rows or columns else x
 
 
 def _from_channels(

@@ -33,12 +33,14 @@ class _Shared:
         backward: Starts that of the gradients; None stands for those whose inputs need none.
         needed: Which inputs need a gradient.
         pending: What is under way.
+        meanwhile: What the backward pass does before it waits for the gradients.
     """
 
     forward: StartMany
     backward: StartGradients
     needed: Sequence[bool] = ()
     pending: Sequence[AsyncResult] = ()
+    meanwhile: Callable[[], None] | None = None
 
     def take(self) -> list[Tensor]:
         found, self.pending = [each.wait() for each in self.pending], ()
@@ -53,12 +55,14 @@ class _Launch(Function):
         ctx.shared, shared.needed = shared, ctx.needs_input_grad[1:]
         # Detached: a result may share memory with its input, and must not be taken for that itself.
         shared.pending = shared.forward([x.detach() for x in tensors])
-        # Only links the two ends in the graph.
-        return torch.zeros((), device=tensors[0].device)
+        # Only links the two ends in the graph: no element, and so no kernel that fills it.
+        return torch.empty(0, device=tensors[0].device)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.shared.meanwhile is not None:
+            ctx.shared.meanwhile()
         found = iter(ctx.shared.take())
         return None, *(next(found) if needed else None for needed in ctx.shared.needed)
 
@@ -78,7 +82,7 @@ class _Complete(Function):
         ctx.shared.pending = ctx.shared.backward(
             [g if wanted else None for g, wanted in zip(gradients, needed, strict=True)]
         )
-        return torch.zeros((), device=gradients[0].device), None
+        return torch.empty(0, device=gradients[0].device), None
 
 
 class JointHandle:
@@ -95,6 +99,11 @@ class JointHandle:
         self._shared = _Shared(forward, backward)
         self._token = _Launch.apply(self._shared, *tensors)
         self._results: tuple[Tensor, ...] | None = None
+
+    def meanwhile(self, function: Callable[[], None]) -> JointHandle:
+        """Let the backward pass call a function while it waits for the gradients; returns this handle."""
+        self._shared.meanwhile = function
+        return self
 
     def wait(self) -> tuple[Tensor, ...]:
         """The results. On a GPU the current stream waits for them, not the host."""

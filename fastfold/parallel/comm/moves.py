@@ -40,10 +40,12 @@ class Move:
         before: How the tensor is cut; None: each rank holds a term of it, and the terms are summed. Every rank adds
             those of its shard itself, in one sum: backends round half precision after every addition.
         after: How the result is cut; None: every rank holds the whole.
+        filled: Rows and columns of the result, if it shall have more than there are: zeros behind them.
     """
 
     before: Shards | None
     after: Shards | None
+    filled: tuple[int, int] | None = None
 
     @property
     def op(self) -> str:
@@ -102,10 +104,31 @@ class Move:
         """The result, of what came from the ranks."""
         if self.before is None:
             return torch.stack(list(parts)).sum(0)
-        return torch.cat(list(parts), self.before.dim)
+        dim, sizes = self.before
+        shape = (*parts[0].shape[:dim], sum(sizes), *parts[0].shape[dim + 1 :])
+        if self.filled is None or shape[-2:] == self.filled:
+            return torch.cat(list(parts), dim)
+        out, inside = self._filled(parts[0], torch.Size(shape))
+        torch.cat(list(parts), dim, out=inside)
+        return out
 
     def join_stacked(self, parts: Tensor) -> Tensor:
         """:meth:`join` of equal parts along a first axis."""
         if self.before is None:
             return parts.sum(0)
-        return parts.movedim(0, self.before.dim).flatten(self.before.dim, self.before.dim + 1)
+        dim = self.before.dim
+        found = parts.movedim(0, dim)
+        shape = torch.Size((*found.shape[:dim], found.shape[dim : dim + 2].numel(), *found.shape[dim + 2 :]))
+        if self.filled is None or shape[-2:] == self.filled:
+            return found.flatten(dim, dim + 1)
+        out, inside = self._filled(parts, shape)
+        inside.unflatten(dim, found.shape[dim : dim + 2]).copy_(found)
+        return out
+
+    def _filled(self, like: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """A result with zeros behind its rows and columns, and the part of it that is to be written."""
+        assert self.filled is not None
+        out = like.new_empty(*shape[:-2], *self.filled)
+        out[..., shape[-2] :, :].zero_()
+        out[..., shape[-1] :].zero_()
+        return out, out[..., : shape[-2], : shape[-1]]

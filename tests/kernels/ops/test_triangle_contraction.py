@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.triangle_multiplication.contraction import (
     ContractionPlan,
     block_rows,
     contraction_bytes,
     multiply,
-    padded_width,
 )
 from fastfold.memory import DeviceFull, SimulatedDevice
 from fastfold.memory.offload import HostBuffers, OffloadedRows, disk_buffers

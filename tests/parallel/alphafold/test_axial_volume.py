@@ -55,42 +55,45 @@ def _block_sends(ranks: int, residues: int, sequences: int) -> tuple[Communicati
 
 
 @pytest.mark.parametrize(
-    ("ranks", "residues", "sequences"),
+    ("ranks", "residues", "sequences", "way"),
     [
-        (2, 96, 64),
-        (2, 256, 128),
-        (8, 96, 64),
-        (8, 384, 512),
-        pytest.param(64, 2048, 512, marks=pytest.mark.slow),
-        pytest.param(512, 2048, 512, marks=pytest.mark.slow),
+        (2, 96, 64, "sums"),
+        (2, 256, 128, "sums"),
+        (4, 256, 128, "sums"),
+        (8, 96, 64, "sums"),
+        (8, 384, 512, "channels"),
+        (16, 96, 64, "channels"),
+        pytest.param(64, 2048, 512, "channels", marks=pytest.mark.slow),
+        pytest.param(512, 2048, 512, "terms", marks=pytest.mark.slow),
     ],
 )
-def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int) -> None:
+def test_a_block_sends_what_the_formula_says(ranks: int, residues: int, sequences: int, way: str) -> None:
     """Of r² each: 8 + 4 + 4 biases, 32 s r of projections; two products' terms, or two factors and the product.
 
     The rest are reshards, two of the pair instead of FastFold's four. The same again backward, where the biases
     and the left projection of an alignment that is not deep are gathered once more rather than kept.
     """
     r, s = residues, sequences
-    # Products of 128 channels: their terms on 2 ranks and on more than 128.
-    products = 3 * 2 * 128 / ranks if 3 < ranks <= 128 else 2 * 128
+    # Products of 128 channels.
+    products = 3 * 2 * 128 / ranks if way == "channels" else 2 * 128
     gathered = (16 + products) * r * r + 32 * s * r
     logs = _block_sends(ranks, r, s)
     forward, backward = (log.sent / 4 for log in logs)
     assert forward == pytest.approx((ranks - 1) / ranks * (gathered + (512 * s * r + 256 * r * r) / ranks))
     again = 16 * r * r + (32 * s * r if s <= r else 0) if ranks <= 128 else 0
     assert backward == pytest.approx(forward + (ranks - 1) / ranks * again)
-    assert backward < fastfold_elements(ranks, r, s)
+    assert forward < fastfold_elements(ranks, r, s)
+    # What is gathered again is kept there.
+    assert backward - (ranks - 1) / ranks * again < fastfold_elements(ranks, r, s)
     if r == 2048:
         return  # products are several blocks, each a message
     # Big tensors that need not be there at once leave alone: the MSA, and the pair where products are of channels.
-    by_rows = 3 < ranks <= 128
     alone = (256 * s * r * 4 / ranks >= SMALL_MESSAGE) + (
-        by_rows and 128 * r * r * 4 / ranks >= SMALL_MESSAGE
+        way == "channels" and 128 * r * r * 4 / ranks >= SMALL_MESSAGE
     )
-    messages = (9 if by_rows else 8) + alone
-    # Backward one more, in which everything is gathered again.
-    assert [len(log.entries) for log in logs] == [messages, messages + 1]
+    messages = (7 if way == "sums" else 9) + alone
+    # Backward one more, in which everything is gathered again; and what is gathered of a product leaves alone.
+    assert [len(log.entries) for log in logs] == [messages, messages + 1 + (way == "sums")]
 
 
 def _stack_sends(checkpointing: bool) -> tuple[float, float]:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.evoformer.execution import ExecutionPolicy
+from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
+from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers
+from fastfold.parallel.alphafold.axial_layers import AxialTriangleMultiplication
+from fastfold.parallel.alphafold.convert import convert_modules
+from fastfold.parallel.alphafold.regather import begins_backward
 from fastfold.parallel.alphafold.triangle_shard import ShardedTriangleMultiplication
+from fastfold.parallel.alphafold.triangle_terms import SummedTerms
+from fastfold.parallel.axial import matmul
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm.groups import Group
 from tests.helpers.definitions import close
-from tests.parallel.alphafold.axial_cases import CASES, inputs_of, plain_module
+from tests.helpers.thread_ranks import on_one_line
+from tests.parallel.alphafold.axial_cases import C_Z, CASES, RESIDUES, inputs_of, plain_module
 
 
 def _layer(name: str) -> ShardedTriangleMultiplication:
@@ -88,3 +100,102 @@ def test_a_product_that_waits_elsewhere_gives_the_same_update(name: str, kept: f
     assert (found.data_ptr() == own.data_ptr()) == inplace
     n, c = pair.shape[-2], len(layer.projection.weight) // 2
     assert host.sent == host.returned == 2 * int(n * (1.0 - kept)) * n * c * 8
+
+
+class _Given(nn.Module):
+    """Dropout whose factors are known."""
+
+    def __init__(self, factors: Tensor) -> None:
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[-2:] == self.factors.shape[-2:]
+        return self.factors
+
+
+@pytest.mark.parametrize("outgoing", [False, True])
+def test_gradients_of_factors_are_those_of_their_product(outgoing: bool) -> None:
+    shards = AxialShards(Group(None))
+    factors = torch.randn(2, 6, *((5, 3) if outgoing else (3, 5)), dtype=torch.float64, requires_grad=True)
+    terms = SummedTerms(shards, 5, outgoing)
+    product = terms.product(factors)
+    grad = torch.randn_like(product)
+    product.backward(grad)
+    assert factors.grad is not None
+    close(terms.gradients(grad, factors.detach()), factors.grad)
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("frozen", [(), ("norm_in.weight", "gate.bias", "norm_out.bias")])
+@pytest.mark.parametrize("name", ["outgoing", "incoming"])
+def test_terms_of_sums_give_the_layer_and_its_gradients_on_rows(
+    name: str, frozen: tuple[str, ...], begins: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On three ranks with uneven shards, matrices padded as on a GPU, dropout, and whatever is begun before."""
+    monkeypatch.setattr(matmul, "_width", lambda x, n: padded_width(n))
+    pair, mask = inputs_of(CASES[name], (2,))
+    factors = torch.bernoulli(torch.full((2, 1, RESIDUES, C_Z), 0.7, dtype=pair.dtype)).div_(0.7)
+    weight = torch.randn_like(pair)
+
+    def layer() -> TriangleMultiplication:
+        found = plain_module(CASES[name])
+        found.dropout = _Given(factors)
+        for parameter, values in found.named_parameters():
+            values.requires_grad_(parameter not in frozen)
+        return found  # type: ignore[return-value]
+
+    plain, whole = layer(), pair.clone().requires_grad_()
+    expected = plain(whole, mask)
+    (expected * weight).sum().backward()
+
+    def run(group: Group) -> dict[str, Tensor]:
+        shards, ours = AxialShards(group), layer()
+        convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
+        cut = -2 if name == "outgoing" else -3
+        own = shards.take(pair, cut).clone().requires_grad_()
+        found = ours.by_terms(own, shards.take(mask, -1 if name == "outgoing" else -2), None)
+        close(found, shards.take(expected, -3))
+        if begins:
+            begins_backward(found)()
+        (found * shards.take(weight, -3)).sum().backward()
+        assert own.grad is not None
+        close(own.grad, shards.take(whole.grad, cut))
+        return {key: x.grad for key, x in ours.named_parameters() if x.grad is not None}
+
+    found = on_one_line(3, run)
+    for key, values in plain.named_parameters():
+        assert (values.grad is None) == (key in frozen)
+        if values.grad is None:
+            assert all(key not in rank for rank in found)
+        else:
+            close(sum(rank[key] for rank in found), values.grad)
+
+
+def test_a_backward_pass_makes_factors_while_the_gradient_before_it_travels() -> None:
+    """What is begun is not made a second time, and what is handed over is done between the start and the wait."""
+    pair, mask = inputs_of(CASES["incoming"], ())
+    order: list[str] = []
+
+    def run(group: Group) -> None:
+        shards, ours = AxialShards(group), plain_module(CASES["incoming"]).eval()
+        convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
+        rows = shards.take(pair, -3).clone().requires_grad_()
+        own_order = order if group.rank == 0 else []
+        found = ours.by_terms(rows, shards.take(mask, -2), lambda: own_order.append("meanwhile"))
+
+        class Watching(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                name = func._schema.name.removeprefix("fastfold::")
+                if name.startswith("triangle_") or name == "aten::bmm":
+                    own_order.append(name)
+                return func(*args, **(kwargs or {}))
+
+        with Watching():
+            begins_backward(found)()
+            found.sum().backward()
+
+    on_one_line(2, run)
+    assert order[:3] == ["triangle_factors", "triangle_update_backward", "meanwhile"]
+    assert order.count("triangle_factors") == 1
+    assert order[-1] == "triangle_factors_backward"

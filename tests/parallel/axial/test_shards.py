@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.kernels.common.layout import padded_width
+from fastfold.parallel.axial import matmul
 from fastfold.parallel.axial import shards as axial
 from fastfold.parallel.axial.matmul import choose_contraction
 from fastfold.parallel.axial.shards import (
@@ -19,9 +21,11 @@ from fastfold.parallel.axial.shards import (
     checksum,
     mean_gradients,
 )
+from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
 from tests.helpers.spawn_ranks import launch
+from tests.helpers.thread_ranks import on_one_line
 from tests.parallel.alphafold.axial_cases import difference
 
 CHANNELS, A, B, K = 5, 7, 4, 3
@@ -54,6 +58,37 @@ def test_a_product_over_a_cut_axis_equals_the_whole_one(ranks: int) -> None:
     for found in launch(_products, ranks, ranks):
         assert len(found) == 36
         assert max(found) < 1e-14
+
+
+@pytest.mark.parametrize(("way", "free"), [("terms", False), ("channels", False), ("channels", True)])
+def test_products_of_padded_matrices_are_the_same(
+    way: str, free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: whole matrices have multiples of 8 rows and columns, and the rest of them is zero."""
+    widths = []
+    monkeypatch.setattr(matmul, "_width", lambda x, n: widths.append(n) or padded_width(n))
+    a, b, k = (5, 5, 8) if free else (5, 11, 6)
+    torch.manual_seed(0)
+    left, right = (torch.randn(CHANNELS, size, k, dtype=torch.float64) for size in (a, b))
+    weight = torch.randn(CHANNELS, a, b, dtype=torch.float64)
+    whole = [x.clone().requires_grad_() for x in (left, right)]
+    expected = whole[0] @ whole[1].mT
+    (expected * weight).sum().backward()
+
+    def run(group: Group) -> list[float]:
+        shards, cut = AxialShards(group), -2 if free else -1
+        own = [shards.take(x, cut).clone().requires_grad_() for x in (left, right)]
+        ours = shards.contract(*own, -2, a if free else k, free=free, way=way, block_elements=2 * a * b)
+        assert ours.shape == shards.take(expected, -2).shape
+        (ours * shards.take(weight, -2)).sum().backward()
+        grads = [
+            difference(x.grad, shards.take(y.grad, cut), y.grad) for x, y in zip(own, whole, strict=True)
+        ]
+        return [difference(ours.detach(), shards.take(expected.detach(), -2), expected), *grads]
+
+    for ranks in (2, 3):
+        assert max(error for rank in on_one_line(ranks, run) for error in rank) < 1e-14
+    assert widths
 
 
 def test_contractions_take_the_way_that_sends_less_and_refuse_unknown_ones() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastfold.parallel.comm.async_handle import Handle
+from fastfold.parallel.comm.async_handle import Handle, JointHandle
 from fastfold.parallel.comm.async_ops import AsyncResult
 
 
@@ -45,6 +45,20 @@ def test_what_is_computed_meanwhile_lies_between_both_ends_in_both_directions() 
     assert log.events.count("start backward") == log.events.count("finish backward") == 1
     assert x.grad is not None
     assert x.grad.tolist() == [15.0, 15.0]  # 3 times 5, and not the factor of the forward pass
+
+
+def test_a_backward_pass_calls_what_it_is_given_between_both_ends() -> None:
+    log, x = _Doubling(), torch.ones(2, requires_grad=True)
+    joint = JointHandle(
+        [x],
+        lambda tensors: [log._start("forward", tensors[0], 2.0)],
+        lambda gradients: [log._start("backward", g, 5.0) for g in gradients if g is not None],
+    )
+    (result,) = joint.meanwhile(lambda: log.events.append("meanwhile")).wait()
+    for _ in range(2):
+        log.events.clear()
+        result.sum().backward(retain_graph=True)
+        assert log.events == ["start backward", "meanwhile", "finish backward"]
 
 
 def test_a_result_is_made_once_however_often_it_is_asked_for() -> None:

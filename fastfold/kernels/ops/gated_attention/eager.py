@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -134,12 +135,17 @@ class Forward:
         self._weights, self._heads, self._scratch = weights, heads, scratch
         self._projections, self._output = projections(weights), Linear(weights.output, weights.output_bias)
 
-    def __call__(self, out: Tensor, rows: RowBlock) -> None:
-        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
+    def begin(self, x: Tensor) -> Tensor:
+        """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``."""
+        weights, scratch = self._weights, self._scratch
+        normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
+        return project(normed, self._projections, weights, self._heads, scratch)
+
+    def __call__(self, out: Tensor, rows: RowBlock, begun: Tensor | None = None) -> None:
+        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual; ``begun`` is of :meth:`begin`."""
         weights, scratch = self._weights, self._scratch
         x, bias, masked, residual, dropout = rows
-        normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
-        q, k, v, *gate = project(normed, self._projections, weights, self._heads, scratch).unbind(2)
+        q, k, v, *gate = (self.begin(x) if begun is None else begun).unbind(2)
         attended = scratch("attended", *q.shape)
         attend(
             attended,
@@ -152,6 +158,20 @@ class Forward:
         finish(out, update, residual, dropout)
 
 
+def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
+    """What the gradients of a block are computed from that needs nothing but ``x [r, N, c]``.
+
+    Normalised ``[r, N, c]`` with both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
+    """
+    normed, *statistics = normalise(scratch.copy("x", x), *weights.norm, EPS)
+    return [normed, *statistics, project(normed, projections(weights), weights, heads, scratch)]
+
+
+def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
+    """Shapes of what :func:`begin_backward` returns before the projections."""
+    return [x.shape, *[(*x.shape[:-1], 1)] * 2]
+
+
 def backward_block(
     grad: Tensor,
     rows: RowBlock,
@@ -162,6 +182,7 @@ def backward_block(
     *,
     heads: int,
     scratch: Scratch,
+    begun: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Weights]:
     """Gradients of a block of rows.
 
@@ -174,6 +195,7 @@ def backward_block(
         totals: Gradients of the parameters of the blocks before, to which this one's are added; None if there are none.
         heads: Number of heads.
         scratch: Buffers, in the dtype of the products.
+        begun: Of :func:`begin_backward`, if that was called before.
 
     Returns:
         That of ``x [r, N, c]``, and the new totals.
@@ -182,9 +204,9 @@ def backward_block(
     totals = zeros_like(weights, weights.norm[0].dtype) if totals is None else totals
     if first and grad_bias is not None:
         grad_bias.zero_()
+    normed, *statistics, projected = begun or begin_backward(x, weights, heads, scratch)
     x = scratch.copy("x", x)
-    normed, *statistics = normalise(x, *weights.norm, EPS)
-    q, k, v, *gate = project(normed, projections(weights), weights, heads, scratch).unbind(2)
+    q, k, v, *gate = projected.unbind(2)
     grad = scratch.copy("grad_update", grad)
     if dropout is not None:
         grad.mul_(dropout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,8 +87,12 @@ def _fill(
     dropout: Tensor | None,
     backend: str,
     scratch: Scratch,
+    begun: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Fill ``out``; projections, scores and output exist for one block of rows at a time."""
+    """Fill ``out``; projections, scores and output exist for one block of rows at a time.
+
+    Of the first block the projections may have ``begun``.
+    """
     blocks = _blocks(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
@@ -95,7 +100,8 @@ def _fill(
     forward = blocks.Forward(weights, heads, scratch.of(x))
     for i, rows in _row_blocks(x, blocks.row_step):
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
-        forward(part(out, rows), own)
+        forward(part(out, rows), own, *begun)
+        begun = ()
     return out
 
 
@@ -130,14 +136,24 @@ _gated_attention.register_fake(like_first)
 @torch.library.custom_op(
     "fastfold::gated_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    schema="(Tensor grad, Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
     f"{_PARAMETERS}, *, int heads, bool add_x, str backend, bool need_bias) -> Tensor[]",
 )
 @without_autocast
 def _gated_attention_backward(
-    grad: Tensor, x: Tensor, *others: Tensor | None, heads: int, add_x: bool, backend: str, need_bias: bool
+    grad: Tensor,
+    x: Tensor,
+    begun: Sequence[Tensor],
+    *others: Tensor | None,
+    heads: int,
+    add_x: bool,
+    backend: str,
+    need_bias: bool,
 ) -> list[Tensor]:
-    """Gradients of x, of the bias if it is given and needed, and of the parameters as in :class:`Weights`."""
+    """Gradients of x, of the bias if it is given and needed, and of the parameters as in :class:`Weights`.
+
+    ``begun`` is what :func:`gated_attention_begin` returns for the backward pass, or empty.
+    """
     bias, mask, dropout, *parameters = others
     given = GatedAttentionParams._make(parameters)
     blocks, exact = _blocks(backend), accumulation_dtype(x)
@@ -158,8 +174,12 @@ def _gated_attention_backward(
         )
         bias_total = part(grad_bias, i)
         block_grad, totals = blocks.backward_block(
-            part(grad, rows), own, bias_total, i != before, weights, totals, heads=heads, scratch=scratch
+            *(part(grad, rows), own, bias_total, i != before, weights, totals),
+            heads=heads,
+            scratch=scratch,
+            begun=begun,
         )
+        begun = ()
         finish(part(grad_x, rows), block_grad, part(grad, rows) if add_x else None, None)
         before = i
     if totals is None:  # there are no rows
@@ -168,6 +188,87 @@ def _gated_attention_backward(
     found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
     of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
     return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
+
+
+@torch.library.custom_op(
+    "fastfold::gated_attention_begin",
+    mutates_args=(),
+    schema=f"(Tensor x, {_PARAMETERS}, *, int heads, str backend, bool backward) -> Tensor[]",
+)
+@without_autocast
+def _gated_attention_begin(
+    x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
+) -> list[Tensor]:
+    blocks, given = _blocks(backend), GatedAttentionParams._make(parameters)
+    for _, rows in _row_blocks(x, blocks.row_step):
+        if backward:
+            dtype = blocks.backward_dtype(x)
+            return blocks.begin_backward(part(x, rows), arrange(given, dtype), heads, Scratch().of(x, dtype))
+        return [blocks.Forward(arrange(given, x.dtype), heads, Scratch().of(x)).begin(part(x, rows))]
+    return []  # there are no rows
+
+
+@_gated_attention_begin.register_fake
+def _begin_fake(
+    x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
+) -> list[Tensor]:
+    blocks, given = _blocks(backend), GatedAttentionParams._make(parameters)
+    for _, rows in _row_blocks(x, blocks.row_step):
+        first = part(x, rows)
+        dtype = blocks.backward_dtype(x) if backward else x.dtype
+        width = len(given.query_weight) // heads
+        projected = (*first.shape[:2], 3 if given.gate_weight is None else 4, heads, width)
+        shapes = [*(blocks.normalised_shapes(first) if backward else []), projected]
+        return [x.new_empty(shape, dtype=dtype) for shape in shapes]
+    return []
+
+
+def gated_attention_begin(
+    x: Tensor, parameters: GatedAttentionParams, *, heads: int, backend: str, backward: bool = False
+) -> list[Tensor]:
+    """Compute what :func:`gated_attention` needs of ``x`` alone, for its first block of rows; records no gradients.
+
+    For who waits for the bias meanwhile: ``fastfold::gated_attention_begun`` goes on from there.
+
+    Args:
+        x: ``[*, R, N, c]``.
+        parameters: As of :func:`gated_attention`.
+        heads: H.
+        backend: ``triton`` or ``torch``.
+        backward: Whether it is the backward pass that begins: ``fastfold::gated_attention_backward`` goes on.
+
+    Returns:
+        Projections of the block; before them, for the backward pass, the normalised block. Nothing for no rows.
+    """
+    found: list[Tensor] = _gated_attention_begin(
+        x, *parameters, heads=heads, backend=backend, backward=backward
+    )
+    return found
+
+
+@torch.library.custom_op(
+    "fastfold::gated_attention_begun",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    f"{_PARAMETERS}, *, int heads, str backend) -> Tensor",
+)
+def _gated_attention_begun(
+    x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: int, backend: str
+) -> Tensor:
+    """``x`` plus its update, of which :func:`gated_attention_begin` has made the beginning; records no gradients."""
+    bias, mask, dropout, *parameters = others
+    return _fill(
+        *(torch.empty_like(x), x, bias, mask, GatedAttentionParams._make(parameters)),
+        heads=heads,
+        residual=x,
+        dropout=dropout,
+        backend=backend,
+        scratch=Scratch(),
+        begun=begun,
+    )
+
+
+_gated_attention_begun.register_fake(like_first)
 
 
 def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
@@ -192,7 +293,7 @@ def gradients_of_parameters(
 
 @_gated_attention_backward.register_fake
 def _backward_fake(
-    grad: Tensor, x: Tensor, *others: Tensor | None, need_bias: bool, **options: Any
+    grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, need_bias: bool, **options: Any
 ) -> list[Tensor]:
     bias, _, _, *parameters = others
     p = GatedAttentionParams._make(parameters)
@@ -225,8 +326,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Read once: activation checkpointing hands saved tensors out a single time.
     x, bias, mask, dropout, *parameters = ctx.saved_tensors
     need_bias = bias is not None and ctx.needs_input_grad[1]
-    tensors = (x, bias, mask, dropout, *parameters)
-    found = iter(_gated_attention_backward(grad, *tensors, **ctx.options, need_bias=need_bias))
+    tensors = (bias, mask, dropout, *parameters)
+    found = iter(_gated_attention_backward(grad, x, [], *tensors, **ctx.options, need_bias=need_bias))
     grad_x, grad_bias = next(found), next(found) if need_bias else None
     grads = (grad_x, grad_bias, None, grad, None, *gradients_of_parameters(found, parameters))
     return tuple(grads_or_none(grads, ctx.needs_input_grad))
@@ -264,11 +365,36 @@ def _cost(call: Arguments) -> OperatorCost:
     return OperatorCost(sum(_flops(call)), 10 * size_in_bytes(call["x"]), launches=6)
 
 
+_BEGUN = 2
+"""Kernels of a beginning: norm and product."""
+
+
+@declares_cost("gated_attention_begin")
+def _begin_cost(call: Arguments) -> OperatorCost:
+    x = call["x"]
+    for _, rows in _row_blocks(x, _blocks(call["backend"]).row_step):
+        return OperatorCost(_flops(call)[0] * part(x, rows).numel() / x.numel(), launches=_BEGUN)
+    return OperatorCost(0.0)
+
+
+@declares_cost("gated_attention_begun")
+def _begun_cost(call: Arguments) -> OperatorCost:
+    return _without_beginning(call, _cost(call))
+
+
+def _without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
+    """What is left of an operator's cost when the projections of its first block are there."""
+    if not call["begun"]:
+        return whole
+    done = 2.0 * call["begun"][-1].numel() * call["x"].shape[-1]
+    return replace(whole, flops=whole.flops - done, launches=whole.launches - _BEGUN)
+
+
 @declares_cost("gated_attention_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     projections, attention, output = _flops(call)
     flops = 3 * projections + 3.5 * attention + 2 * output
-    return OperatorCost(flops, 25 * size_in_bytes(call["x"]), launches=14)
+    return _without_beginning(call, OperatorCost(flops, 25 * size_in_bytes(call["x"]), launches=14))
 
 
 def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:

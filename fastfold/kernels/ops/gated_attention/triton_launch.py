@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,13 +48,16 @@ class Forward:
         self._weights, self._heads, self._scratch = weights, heads, scratch
         self._projections = projections(weights)
 
-    def __call__(self, out: Tensor, rows: RowBlock) -> None:
-        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual."""
+    def begin(self, x: Tensor) -> Tensor:
+        """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``."""
+        normed = layer_norm(x, *self._weights.norm, EPS, backend="triton")
+        return project(normed, self._projections, self._weights, self._heads, self._scratch)
+
+    def __call__(self, out: Tensor, rows: RowBlock, begun: Tensor | None = None) -> None:
+        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual; ``begun`` is of :meth:`begin`."""
         weights, scratch = self._weights, self._scratch
         x, bias, hidden, residual, dropout = rows
-        normed = layer_norm(x, *weights.norm, EPS, backend="triton")
-        projected = project(normed, self._projections, weights, self._heads, scratch)
-        attended, *_ = _attend(projected, bias, hidden, scratch)
+        attended, *_ = _attend(self.begin(x) if begun is None else begun, bias, hidden, scratch)
         flat = attended.view(-1, weights.output.shape[1])
         update = scratch("update", len(flat), len(weights.output))
         torch.mm(flat, weights.output.t(), out=update)
@@ -79,6 +84,19 @@ def _attend(
     return attended, lse, operands
 
 
+def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
+    """Normalised block ``[r, N, c or 2 c]`` and projections ``[r, N, 3 or 4, H, D]``, which need nothing but ``x``."""
+    normed = _normalise_exactly(x, weights)
+    if normed.shape[-1] > x.shape[-1]:
+        weights = weights._replace(merged=weights.merged.repeat(1, 2))
+    return [normed, project(normed, projections(weights), weights, heads, scratch)]
+
+
+def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
+    """Shapes of what :func:`begin_backward` returns before the projections."""
+    return [(*x.shape[:-1], x.shape[-1] * (1 if x.dtype == torch.float32 else 2))]
+
+
 def backward_block(
     grad: Tensor,
     rows: RowBlock,
@@ -89,14 +107,11 @@ def backward_block(
     *,
     heads: int,
     scratch: Scratch,
+    begun: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Weights]:
     """Gradients of a block of rows, those of the parameters in float32; arguments as of the PyTorch path's."""
     x, bias, hidden, _, dropout = rows
-    normed = _normalise_exactly(x, weights)
-    read_weights = weights
-    if normed.shape[-1] > x.shape[-1]:
-        read_weights = weights._replace(merged=weights.merged.repeat(1, 2))
-    projected = project(normed, projections(read_weights), weights, heads, scratch)
+    normed, projected = begun or begin_backward(x, weights, heads, scratch)
     attended, lse, read = _attend(projected, bias, hidden, scratch)
     grad = (grad if dropout is None else grad * dropout).to(scratch.dtype).flatten(0, 1)
     flat = attended.view(len(grad), -1)

@@ -22,15 +22,6 @@ SMALL_PRODUCT = 2**24
 """Elements of a product whose gradients are not worth more than one launch for each factor."""
 
 
-_ALIGNMENT = 8
-"""Elements; rows of matrices of 16 bits that all begin at multiples of so many are read by 16 bytes at a time."""
-
-
-def padded_width(n: int) -> int:
-    """Rows and columns of factors on a GPU, where cuBLAS is slow for matrices whose rows begin anywhere."""
-    return -(-n // _ALIGNMENT) * _ALIGNMENT
-
-
 @dataclass(frozen=True)
 class ContractionPlan:
     """How the contraction is carried out.

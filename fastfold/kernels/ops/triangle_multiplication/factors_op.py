@@ -47,16 +47,33 @@ def _fake(z: Tensor, mask: Tensor, parameters: Sequence[Tensor], backend: str) -
 
 @torch.library.custom_op("fastfold::triangle_factors_backward", mutates_args=())
 def _triangle_factors_backward(
-    grad: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
+    grad: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    parameters: Sequence[Tensor],
+    others: Sequence[Tensor],
+    needs: Sequence[bool],
+    backend: str,
 ) -> list[Tensor]:
-    """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty."""
-    grads = passes.factors_backward(grad, z, mask, FactorParams(*parameters), backend=backend)
+    """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty.
+
+    ``others`` are what is added: nothing, a gradient of ``z``, or that and one of the normalised ``z``.
+    """
+    add, grad_normed = [*others, None, None][:2]
+    group = FactorParams(*parameters)
+    grads = passes.factors_backward(grad, z, mask, group, grad_normed=grad_normed, add=add, backend=backend)
     return cast_grads(grads, (z, *parameters), needs)
 
 
 @_triangle_factors_backward.register_fake
 def _backward_fake(
-    grad: Tensor, z: Tensor, mask: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
+    grad: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    parameters: Sequence[Tensor],
+    others: Sequence[Tensor],
+    needs: Sequence[bool],
+    backend: str,
 ) -> list[Tensor]:
     return empty_grads((z, *parameters), needs)
 
@@ -70,7 +87,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     z, mask, *parameters = ctx.saved_tensors
     need_z, _, need_parameters, _ = ctx.needs_input_grad
     needs = [need_z, *need_parameters]
-    grads = _triangle_factors_backward(grad, z, mask, parameters, needs, ctx.backend)
+    grads = _triangle_factors_backward(grad, z, mask, parameters, [], needs, ctx.backend)
     grad_z, *of_parameters = grads_or_none(grads, needs)
     return grad_z, None, of_parameters, None
 

@@ -152,13 +152,24 @@ def factors(out: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, b
 
 @without_autocast
 def factors_backward(
-    grad: Tensor, z: Tensor, mask: Tensor, parameters: FactorParams, *, backend: str
+    grad: Tensor,
+    z: Tensor,
+    mask: Tensor,
+    parameters: FactorParams,
+    *,
+    grad_normed: Tensor | None,
+    add: Tensor | None,
+    backend: str,
 ) -> list[Tensor | None]:
-    """Gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``."""
+    """Gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``.
+
+    ``grad_normed`` is what the normalised ``z`` has of others, and ``add`` what ``z`` itself has.
+    """
     steps: TriangleGradients = _module(backend).Backward(parameters, None, z, parameters._fields)
-    grad, grad_z = grad.to(steps.dtype).contiguous(), torch.zeros_like(z, dtype=steps.dtype)
+    grad, grad_z = grad.to(steps.dtype).contiguous(), torch.empty_like(z, dtype=steps.dtype)
+    _ = grad_z.zero_() if grad_normed is None else grad_z.copy_(grad_normed)
     for i in batch_elements(z):
-        steps.factors_backward(grad_z[i], grad[i], z[i], mask[i], None)
+        steps.factors_backward(grad_z[i], grad[i], z[i], mask[i], part(add, i))
     return [grad_z, *steps.factor_grads()]
 
 
@@ -189,9 +200,10 @@ def update_backward(
     parameters: UpdateParams,
     *,
     dropout: Tensor | None,
+    normed: bool,
     backend: str,
 ) -> list[Tensor | None]:
-    """Gradients of product, ``z`` and the parameters."""
+    """Gradients of product, ``z`` and the parameters; ``normed`` asks for that of the normalised ``z`` instead."""
     dropout = _like(dropout, z)
     steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)
     rows, n = z.shape[-3:-1]
@@ -200,5 +212,5 @@ def update_backward(
     grad_z = torch.empty_like(z, dtype=steps.dtype)
     for i in batch_elements(z):
         steps.update_backward(grad_z[i], padded[i], grad[i], z[i], part(dropout, i))
-    grad_z = steps.norm_backward(grad_z, z)
+    grad_z = grad_z if normed else steps.norm_backward(grad_z, z)
     return [grad_product, grad_z, *steps.update_grads()]

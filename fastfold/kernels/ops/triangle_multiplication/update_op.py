@@ -65,11 +65,17 @@ def _triangle_update_backward(
     add_z: bool,
     needs: Sequence[bool],
     backend: str,
+    normed: bool = False,
 ) -> list[Tensor]:
-    """Gradients of ``product``, ``z`` and the parameters; those that nobody ``needs`` are empty."""
+    """Gradients of ``product``, ``z`` and the parameters; those that nobody ``needs`` are empty.
+
+    With ``normed`` that of the normalised ``z`` in place of that of ``z``, for who goes on with it: nothing of the norm
+    and of ``add_z`` is in it then.
+    """
     group = UpdateParams(*parameters)
-    grads = passes.update_backward(grad, product, z, group, dropout=dropout, backend=backend)
-    if add_z:
+    how: dict[str, Any] = {"dropout": dropout, "normed": normed, "backend": backend}
+    grads = passes.update_backward(grad, product, z, group, **how)
+    if add_z and not normed:
         grads[1] += grad
     return cast_grads(grads, (product, z, *parameters), needs)
 
@@ -110,7 +116,8 @@ def _cost(call: Arguments) -> OperatorCost:
 @declares_cost("triangle_update_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
     size = size_in_bytes(call["z"])  # a copy of the product's gradient, and the gradient of the normalised z
-    return OperatorCost(3 * _cost(call).flops, 2 * size, size, 4)
+    launches = 3 if call.get("normed") else 4
+    return OperatorCost(3 * _cost(call).flops, 2 * size, size, launches)
 
 
 def triangle_update(

@@ -1,0 +1,160 @@
+"""Triangle multiplication with gradients on shards whose ranks send the terms of its sums, in one message.
+
+A rank that has a part of the contracted residue has its term of every sum. The terms are added where the product's rows
+belong, so that the update is made on a shard along the rows of the pair. All that was kept between factors and product
+is made again in the backward pass, while the product's gradient is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.scratch import without_autocast
+from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
+from fastfold.parallel.axial.matmul import padded_matmul
+from fastfold.parallel.axial.shards import AxialShards
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.async_ops import AsyncResult
+from fastfold.parallel.comm.moves import Move, Shards
+
+
+@dataclass(frozen=True)
+class SummedTerms:
+    """How the product of one multiplication comes about.
+
+    Attributes:
+        shards: The cut.
+        length: Residues N.
+        outgoing: Whether edges are outgoing: then the pair comes cut along its columns, and with incoming ones along
+            its rows. It leaves cut along its rows.
+        meanwhile: What the backward pass begins with while the product's gradient is under way.
+    """
+
+    shards: AxialShards
+    length: int
+    outgoing: bool
+    meanwhile: Callable[[], None] | None = None
+
+    def product(self, factors: Tensor) -> Tensor:
+        """This rank's terms ``[*, c, N, N]`` of factors ``[*, 2 c, N, n]`` or ``[*, 2 c, n, N]``."""
+        left, right = factors.chunk(2, -3)
+        # The official program contracts left[k, j] with right[k, i] for incoming edges.
+        return padded_matmul(left, right.mT) if self.outgoing else padded_matmul(right.mT, left)
+
+    def gradients(self, grad: Tensor, factors: Tensor) -> Tensor:
+        """Of the factors, from that of the whole product."""
+        found = torch.empty_like(factors)
+        (left, right), (of_left, of_right) = factors.chunk(2, -3), found.chunk(2, -3)
+        if self.outgoing:
+            padded_matmul(grad, right, out=of_left)
+            padded_matmul(grad.mT, left, out=of_right)
+        else:
+            padded_matmul(right, grad, out=of_left)
+            padded_matmul(left, grad.mT, out=of_right)
+        return found
+
+    def send(self, terms: Tensor, pair: Tensor) -> list[AsyncResult]:
+        """Start summing terms, and with outgoing edges cutting the pair along its rows."""
+        moves = (terms, self._sum(terms)), (pair, self._to_rows(pair))
+        return async_ops.start_exchange(moves if self.outgoing else moves[:1], self.shards.group)
+
+    def send_back(self, grad: Tensor, pair: Tensor) -> list[AsyncResult]:
+        """Start gathering the product's gradient, and with outgoing edges cutting the pair's along its columns."""
+        # Apart: in one message with others, what is gathered is copied for each rank.
+        moves = (grad, self._sum(grad).adjoint), (pair, self._to_rows(pair).adjoint)
+        return [
+            found
+            for move in (moves if self.outgoing else moves[:1])
+            for found in async_ops.start_exchange([move], self.shards.group)
+        ]
+
+    def _sum(self, x: Tensor) -> Move:
+        return Move(before=None, after=Shards(x.dim() - 2, self.shards.sizes(self.length)))
+
+    def _to_rows(self, pair: Tensor) -> Move:
+        sizes = self.shards.sizes(self.length)
+        return Move(before=Shards(pair.dim() - 2, sizes), after=Shards(pair.dim() - 3, sizes))
+
+
+class _Multiplication(Function):
+    @staticmethod
+    @without_autocast
+    def forward(
+        ctx: Any, pair: Tensor, mask: Tensor, dropout: Tensor | None, how: SummedTerms, *parameters: Tensor
+    ) -> Tensor:
+        group = TriangleParams(*parameters)
+        ctx.how, ctx.begun = how, None
+        ctx.backend = products_backend(pair, max(group.out_weight.shape), None)
+        factors = torch.ops.fastfold.triangle_factors(pair, mask, group.factors, ctx.backend)
+        product, *rows = [found.wait() for found in how.send(how.product(factors), pair)]
+        ctx.save_for_backward(pair, mask, dropout, product, rows[0] if rows else None, *parameters)
+        out: Tensor = torch.ops.fastfold.triangle_update(
+            product, rows[0] if rows else pair, dropout, group.update, True, ctx.backend
+        )
+        return out
+
+    @staticmethod
+    def begin(ctx: Any) -> None:
+        # Read once: activation checkpointing hands saved tensors out a single time.
+        pair, mask, *others = saved = ctx.saved_tensors
+        parameters = TriangleParams(*others[3:]).factors
+        ctx.begun = saved, torch.ops.fastfold.triangle_factors(pair, mask, parameters, ctx.backend)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        how: SummedTerms = ctx.how
+        saved, factors = ctx.begun or (ctx.saved_tensors, None)
+        ctx.begun = None
+        pair, mask, dropout, product, by_rows, *parameters = saved
+        group, needs = TriangleParams(*parameters), list(ctx.needs_input_grad[4:])
+        of_update = [*(needs[:2] if how.outgoing else [False] * 2), *needs[6:]]
+        grad_product, grad_rows, *update = torch.ops.fastfold.triangle_update_backward(
+            *(grad, product, pair if by_rows is None else by_rows, dropout, group.update),
+            add_z=True,
+            needs=[True, True, *of_update],
+            backend=ctx.backend,
+            # Of incoming edges the factors are of the same part of the pair, whose norm goes on with both gradients.
+            normed=not how.outgoing,
+        )
+        gathered, *columns = how.send_back(grad_product, grad_rows)
+        if how.meanwhile is not None:
+            how.meanwhile()
+        if factors is None:
+            factors = torch.ops.fastfold.triangle_factors(pair, mask, group.factors, ctx.backend)
+        grads = how.gradients(gathered.wait(), factors)
+        others = [x.wait() for x in columns] or [grad, grad_rows]
+        grad_pair, *of_factors = torch.ops.fastfold.triangle_factors_backward(
+            grads, pair, mask, group.factors, others, [True, *needs[:6]], ctx.backend
+        )
+        if how.outgoing:
+            of_factors[:2] = torch._foreach_add(of_factors[:2], update[:2])
+        found = zip([*of_factors, *update[2:]], needs, strict=True)
+        return grad_pair, None, None, None, *(g if need else None for g, need in found)
+
+
+def multiplication_of_terms(
+    pair: Tensor, mask: Tensor, dropout: Tensor | None, parameters: TriangleParams, how: SummedTerms
+) -> Tensor:
+    """``pair`` plus its update by a triangle multiplication, cut along its rows.
+
+    Args:
+        pair: ``[*, N, n, c_z]`` with outgoing edges, ``[*, n, N, c_z]`` with incoming ones.
+        mask: Its part of the mask, without channels.
+        dropout: Factors for the rows ``[*, 1, N, c_z]``, or None.
+        parameters: Those of :func:`fastfold.kernels.triangle_multiplication`.
+        how: How the product comes about.
+
+    Returns:
+        ``[*, n, N, c_z]``.
+    """
+    out: Tensor = _Multiplication.apply(pair, mask, dropout, how, *parameters)
+    return out
