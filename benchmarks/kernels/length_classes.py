@@ -31,6 +31,7 @@ from benchmarks.kernels.machine_code import Region, listing, product_loops
 from benchmarks.kernels.trifast_kernels import TRIFAST, trifast_launches
 from fastfold.kernels.aot import needs_of, no_gpu
 from fastfold.kernels.common.kernel_variant import BLOCKS
+from fastfold.kernels.common.tuning import TF32X3
 from fastfold.utils.atomic_files import write_atomic
 
 ARCHITECTURES = (80, 90, 100)
@@ -130,11 +131,11 @@ def measure(launch: Launch, dtype: str, architecture: int, lengths: str, compile
     loops = product_loops(code)
     sizes = [x for name, x in launch.options.items() if name in ("BQ", "BK", "BLOCK_J", "BLOCK_K")]
     size = math.prod(sizes) if launch.name in PRODUCTS_PER_SCORE else 0
+    made = 3 if launch.options.get("PRECISION") == TF32X3 else 1  # products in the place of one
 
     def per_score(region: Region) -> str:
-        products = (
-            size * launch.options.get("BD", launch.options.get("DIM")) * PRODUCTS_PER_SCORE[launch.name]
-        )
+        channels = launch.options.get("BD", launch.options.get("DIM"))
+        products = size * channels * PRODUCTS_PER_SCORE[launch.name] * made
         blocks = max(
             1, round(region.products * warps / products)
         )  # the assembler may have put two into one round
@@ -160,7 +161,7 @@ def measure(launch: Launch, dtype: str, architecture: int, lengths: str, compile
         programs=str(programs_of(architecture, needs.registers, needs.shared, warps)),
         load_bytes=f"{main.load_bytes:.1f}",
         per_score=per_score(main) if size else "",
-        per_product=f"{main.instructions * 32000 / main.products:.1f}" if countable else "",
+        per_product=f"{main.instructions * 32000 * made / main.products:.1f}" if countable else "",
         outside=str(sum(not x.name.startswith("NOP") for x in code) - main.instructions),
     )
 

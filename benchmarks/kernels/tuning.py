@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from benchmarks.kernels.cases import Case
 from benchmarks.kernels.measuring import Meter
 from benchmarks.kernels.rivals import OURS, implementations
 from fastfold.kernels.common import tuning
-from fastfold.kernels.common.tuning import LaunchConfig, chip_class
+from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, chip_class
 from fastfold.utils.atomic_files import write_atomic
 
 TABLES = Path(fastfold.kernels.__file__).parent / "tuned"
@@ -57,15 +58,13 @@ def neighbours(config: LaunchConfig) -> list[LaunchConfig]:
     for name, size in config.blocks.items():
         for changed in (size // 2, size * 2):
             if 1 <= changed <= 256:
-                found.append(
-                    LaunchConfig(config.blocks | {name: changed}, config.num_warps, config.num_stages)
-                )
+                found.append(replace(config, blocks=config.blocks | {name: changed}))
     for warps in (config.num_warps // 2, config.num_warps * 2):
         if 2 <= warps <= 16:
-            found.append(LaunchConfig(config.blocks, warps, config.num_stages))
+            found.append(replace(config, num_warps=warps))
     for stages in (config.num_stages - 1, config.num_stages + 1):
         if 1 <= stages <= 5:
-            found.append(LaunchConfig(config.blocks, config.num_warps, stages))
+            found.append(replace(config, num_stages=stages))
     return found
 
 
@@ -181,6 +180,8 @@ def write_tables(
         table = json.loads(path.read_text(encoding="utf-8"))
         before = json.dumps(table)
         for (kernel, key), config in best.items():
+            if config.float32 != TF32X3:  # found for products that are made otherwise
+                key = key.removesuffix(f"_{TF32X3}")
             if kernel in table:
                 entry: dict[str, Any] = {"blocks": config.blocks, "num_warps": config.num_warps}
                 entry |= {"num_stages": config.num_stages} | timed

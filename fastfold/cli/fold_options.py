@@ -265,6 +265,12 @@ def _add_machine(group: Any) -> None:
         help="folder on a fast disk for what finds no room there (default: none)",
     )
     group.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="on a GPU, record one pass as a CUDA graph and replay it for the others, for short targets whose passes "
+        "wait for the host",
+    )
+    group.add_argument(
         "--checkpoint-after",
         type=float,
         default=InferConfig.checkpoint_after,
@@ -328,6 +334,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
         offload_dir=options.offload_dir,
         checkpoint_after=options.checkpoint_after,
         max_msa=None if options.max_msa is None else parse_max_msa(options.max_msa),
+        cuda_graphs=options.cuda_graphs,
         dropout=options.dropout,
         recycle_tolerance=options.recycle_tolerance,
         stop_at_score=options.stop_at_score,

@@ -65,6 +65,8 @@ class ExecutionPolicy:
             everything to the operators, which work in blocks of their own.
         inplace: Write results into their input. The caller's tensors change: only for callers that own them.
         contraction: How much a triangle multiplication holds at a time, and where its product is held.
+        templates: Numbers of the templates that a monomer network is shown, for callers that know them; None to look
+            at their mask, for which a GPU is waited for.
         hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
             rather than embed it twice.
         offload: Host memory for the pair while templates are embedded; None leaves it on the device.
@@ -77,6 +79,7 @@ class ExecutionPolicy:
     block_elements: int | None = None
     inplace: bool = False
     contraction: ContractionPlan = field(default_factory=ContractionPlan)
+    templates: tuple[int, ...] | None = None
     hold_templates: bool = True
     offload: HostBuffers | None = None
     offload_kept: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,11 @@ FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]
 """Features stacked along a leading axis (cycles times ensemble members), or a function that makes those of one
 cycle and ensemble member when they are needed."""
 OnCycle = Callable[[int, dict[str, Any]], None]
+PassResult = tuple[Features, dict[str, Any]]
+"""Representations and structure of a pass."""
+RunPass = Callable[[Callable[[list[Features], Features], PassResult], list[Features], Features], PassResult]
+"""Something that carries out a pass: given the function of one, the features of each ensemble member, which that
+takes out of their dicts, and what the pass before left."""
 
 
 class KeptState(Protocol):
@@ -138,6 +144,7 @@ class AlphaFold(PolicyModule):
         recycle_tolerance: float | None = None,
         on_cycle: OnCycle | None = None,
         state: KeptState | None = None,
+        run_pass: RunPass | None = None,
     ) -> dict[str, Any]:
         """Fold.
 
@@ -154,6 +161,7 @@ class AlphaFold(PolicyModule):
                 ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``.
             state: Where to go on from, and where what each pass leaves is kept; None for nowhere. The result is that
                 of a fold without interruption, if it looks after PyTorch's generators where there is dropout.
+            run_pass: Carries out each pass, from a CUDA graph for example; None to call its function.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
@@ -163,6 +171,7 @@ class AlphaFold(PolicyModule):
         tolerance = recycle_tolerance
         if tolerance is None:
             tolerance = self.config.model.get("recycle_early_stop_tolerance", 0.0)
+        iterate = self._iterate if run_pass is None else partial(run_pass, self._iterate)
         previous: Features | None = None
         cycle = 0
         kept = None if state is None else state.load(self.single_projection.weight.device)
@@ -176,7 +185,7 @@ class AlphaFold(PolicyModule):
             if last:
                 break
             with torch.no_grad():
-                representations, structure = self._iterate(members, previous)
+                representations, structure = iterate(members, previous)
                 self._report(on_cycle, cycle, representations, structure)
                 updated = {
                     "prev_pos": structure["final_atom_positions"],
@@ -191,7 +200,7 @@ class AlphaFold(PolicyModule):
             cycle += 1
             if state is not None:
                 state.save(cycle, limit, previous)
-        representations, structure = self._iterate(members, previous)
+        representations, structure = iterate(members, previous)
         self._report(on_cycle, cycle, representations, structure)
         result: dict[str, Any] = {
             name: head(representations) for name, head in self.heads.items() if self._wants(name)
@@ -234,7 +243,7 @@ class AlphaFold(PolicyModule):
             "prev_pair": like.new_zeros(*shape[:-1], own.stop - own.start, shape[-1], c.pair_channel),
         }
 
-    def _iterate(self, members: list[Features], previous: Features) -> tuple[Features, dict[str, Any]]:
+    def _iterate(self, members: list[Features], previous: Features) -> PassResult:
         """One cycle: representations averaged over the ensemble, then the structure."""
         total: Features = {}
         for number, features in enumerate(members, 1):

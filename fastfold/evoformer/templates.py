@@ -20,6 +20,12 @@ from fastfold.protein.rigid import Rigid
 from fastfold.utils.device import reads_are_free
 
 
+def shown_templates(template_mask: Tensor) -> tuple[int, ...]:
+    """Numbers of the templates that the mask ``[*, T]`` shows; the others have a weight of exactly zero."""
+    present = template_mask.reshape(-1, template_mask.shape[-1]).any(0).tolist()
+    return tuple(t for t, is_shown in enumerate(present) if is_shown)
+
+
 def outer(mask: Tensor, rows: slice = slice(None)) -> Tensor:
     """``mask [*, N]`` with itself: ``[*, rows, N]``."""
     return mask[..., rows, None] * mask[..., None, :]
@@ -107,11 +113,12 @@ class TemplateEmbedder(PolicyModule):
             first_row: The residue of the first row.
         """
         template_mask = features["template_mask"].to(pair.dtype)
-        shown = list(range(template_mask.shape[-1]))
-        if not torch.is_grad_enabled() and (not self.training or reads_are_free(template_mask.device)):
-            # What the mask hides has a weight of exactly zero. On a GPU a training step would wait for the mask.
-            present = template_mask.view(-1, len(shown)).any(0).tolist()
-            shown = [t for t in shown if present[t]]
+        shown = tuple(range(template_mask.shape[-1]))
+        if not torch.is_grad_enabled() and self.policy.templates is not None:
+            shown = self.policy.templates
+        elif not torch.is_grad_enabled() and (not self.training or reads_are_free(template_mask.device)):
+            # On a GPU a training step would wait for the mask.
+            shown = shown_templates(template_mask)
         if not shown:
             return pair
         target = self.policy.pair_rows(pair)
@@ -140,7 +147,8 @@ class TemplateEmbedder(PolicyModule):
             if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
                 held[t] = template
             del template
-        hidden = (template_mask[..., shown] == 0)[..., None, None, None, :]
+        # No list as index, which would be copied to the device.
+        hidden = torch.stack([template_mask[..., t] == 0 for t in shown], -1)[..., None, None, None, :]
 
         def softmax(rows: Tensor, _: slice) -> Tensor:
             return torch.softmax(rows.masked_fill(hidden, -1e9), -1)

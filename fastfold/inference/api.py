@@ -107,8 +107,8 @@ def predict(
             has free. The sizes of all blocks follow from it.
         pae: Whether the prediction has aligned errors of all pairs; by default it has them up to 5,000 residues.
         settings: More of :class:`~fastfold.inference.config.InferConfig`: ``max_msa``, ``dropout``,
-            ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``cyclic``, ``save_representations``,
-            ``save_recycles``.
+            ``recycle_tolerance``, ``num_ensemble``, ``initial_guess``, ``cyclic``, ``cuda_graphs``,
+            ``save_representations``, ``save_recycles``.
 
     Returns:
         The prediction, plain values; :meth:`~fastfold.inference.output.prediction.Prediction.save` writes it.

@@ -48,6 +48,8 @@ class InferConfig:
             on after its last finished pass.
         max_msa: Alignment rows that are cluster centres and those of the extra MSA; None for each network's own
             numbers.
+        cuda_graphs: Whether passes are replayed from a CUDA graph, which takes the host's part out of short folds on a
+            GPU (:mod:`fastfold.inference.planning.cuda_graph`); everything stays on the device then.
         dropout: Whether dropout stays on, which makes the predictions of different seeds more diverse.
         recycle_tolerance: Recycling stops when CA distances change by less than this on average, in Å; None for each
             network's own (multimer networks 0.5, others do not stop early).
@@ -79,6 +81,7 @@ class InferConfig:
     offload_dir: Path | None = None
     checkpoint_after: float = 180.0
     max_msa: tuple[int, int] | None = None
+    cuda_graphs: bool = False
     dropout: bool = False
     recycle_tolerance: float | None = None
     stop_at_score: float | None = None
@@ -107,7 +110,7 @@ class InferConfig:
             ("precision", PRECISIONS),
         ):
             _check_choice(name, getattr(self, name), choices)
-        for name in ("plots", "dropout", "save_representations", "save_recycles", "cyclic"):
+        for name in ("plots", "cuda_graphs", "dropout", "save_representations", "save_recycles", "cyclic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.pae not in (None, True, False):
@@ -133,6 +136,17 @@ class InferConfig:
         if self.parallel is not None and (self.dropout or self.save_representations):
             asked = "dropout" if self.dropout else "save_representations"
             raise ConfigError(f"{asked} needs one process per fold: leave out parallel={self.parallel!r}")
+        if self.cuda_graphs:
+            for name, why in (
+                ("parallel", "other processes' messages are in no graph"),
+                ("dropout", "a replay would draw the same numbers again"),
+                ("host_memory", "a replay moves nothing to the host"),
+                ("offload_dir", "a replay moves nothing to a disk"),
+            ):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"cuda_graphs and {name} exclude each other, {why}: leave out one of them"
+                    )
 
     @property
     def budget(self) -> int | None:

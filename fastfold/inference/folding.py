@@ -33,6 +33,7 @@ from fastfold.inference.network_settings import apply_settings, recycle_toleranc
 from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.cuda_graph import PassGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
@@ -73,6 +74,7 @@ class NetworkPasses:
         is_complex: Whether there are interfaces to score.
         pae: Whether to keep aligned errors of all pairs.
         dropout_seed: Seed of dropout, which stays on; None for no dropout.
+        cuda_graph: Whether passes are replayed from a CUDA graph.
     """
 
     num_recycles: int
@@ -81,6 +83,7 @@ class NetworkPasses:
     is_complex: bool = False
     pae: bool = True
     dropout_seed: int | None = None
+    cuda_graph: bool = False
 
 
 class TargetPredictor:
@@ -102,7 +105,7 @@ class TargetPredictor:
 
     Raises:
         InputError: The initial guess cannot be used, or the target does not fit into memory.
-        ConfigError: Settings and a network contradict each other, or templates are given and no network takes them.
+        ConfigError: Settings contradict a network or the device, or templates are given and no network takes them.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class TargetPredictor:
         say: Callable[[str], None],
         distributed: DistributedRun | None = None,
     ) -> None:
+        check_cuda_graphs(config.cuda_graphs, device)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self._say = device, say
         self._run = run_network if distributed is None else distributed.run
@@ -136,7 +140,9 @@ class TargetPredictor:
                 f"{target.name}: rings in a complex need a multimer network: a monomer network takes its chains as one"
             )
         self._configs = {id(model): apply_settings(config, model.config) for model in models}
-        where: dict[str, Any] = {"host_memory": config.host_bytes, "offload_dir": config.offload_dir}
+        # What is replayed without the host cannot move anything to its memory.
+        host = 0 if config.cuda_graphs else config.host_bytes
+        where: dict[str, Any] = {"host_memory": host, "offload_dir": config.offload_dir}
         memory = FoldMemory.here(device, **where) if distributed is None else distributed.memory(**where)
         fit = partial(
             fit_target,
@@ -146,6 +152,7 @@ class TargetPredictor:
             memory=memory,
             offload_dir=config.offload_dir,
             ranks=1 if distributed is None else distributed.ranks,
+            cuda_graph=config.cuda_graphs,
         )
         self._fits: dict[int, Fit] = {
             id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
@@ -265,6 +272,7 @@ def fold(
         is_complex=target.is_complex,
         pae=keeps_pae(target.num_residues, config.pae),
         dropout_seed=seed if config.dropout else None,
+        cuda_graph=config.cuda_graphs,
     )
     result, arrays = (run or run_network)(
         model, features, passes, watch, plan=plan, **({} if state is None else {"state": state})
@@ -360,6 +368,7 @@ def run_network(
                 recycle_tolerance=passes.recycle_tolerance,
                 on_cycle=on_cycle,
                 state=state,
+                run_pass=PassGraph(model) if passes.cuda_graph else None,
             )
             return result, _confidences(result, passes.is_complex, passes.pae)
     finally:

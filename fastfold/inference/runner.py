@@ -25,6 +25,7 @@ from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
+from fastfold.inference.planning.cuda_graph import check_cuda_graphs
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import check_installed
 from fastfold.inference.report.write import NAME as REPORT
@@ -87,6 +88,7 @@ def run(
     config, options = config or InferConfig(), options or RunOptions()
     where = choose_device(config.device)
     config, chosen = with_precision(config, where)
+    check_cuda_graphs(config.cuda_graphs, where)
     with distributed_folder(config.parallel, where) as distributed, _leading(distributed):
         if distributed is not None and not distributed.context.is_rank_zero:
             distributed.worker_loop()
@@ -116,6 +118,10 @@ def run(
             for error in errors:
                 progress.line(f"error: {error}", important=True)
             say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
+            if config.cuda_graphs:
+                progress.line(
+                    "CUDA graphs: the second pass of each prediction is recorded, it and all others are replayed"
+                )
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device

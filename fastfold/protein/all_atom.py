@@ -124,7 +124,8 @@ def atom37_to_torsion_angles(
     mirror = torch.cat([torch.ones_like(periodic[..., :3]), 1.0 - 2.0 * periodic], -1)
     alternative = sin_cos * mirror[..., None]
     if placeholder_for_undefined:
-        placeholder = torch.tensor([1.0, 0.0], dtype=sin_cos.dtype, device=sin_cos.device)
+        placeholder = torch.zeros(2, dtype=sin_cos.dtype, device=sin_cos.device)
+        placeholder[0] = 1.0
         weight = torsion_mask[..., None]
         sin_cos = sin_cos * weight + placeholder * (1.0 - weight)
         alternative = alternative * weight + placeholder * (1.0 - weight)

@@ -46,6 +46,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "host": ("--host-memory 64GiB", {"host_memory": "64GiB"}),
     "no host": ("--host-memory 0", {"host_memory": "0"}),
     "disk": ("--offload-dir d", {"offload_dir": Path("d")}),
+    "graphs": ("--cuda-graphs", {"cuda_graphs": True}),
     "state": ("--checkpoint-after 0", {"checkpoint_after": 0.0}),
     "parallel": ("--parallel dap=4", {"parallel": "dap=4"}),
 }

@@ -11,7 +11,7 @@ from benchmarks.kernels.launches import cpu_passes_for_gpu, steps_of
 from fastfold import kernels
 from fastfold.kernels.aot import all_variants
 from fastfold.kernels.common.backend import VARIABLE, interpreted
-from tests.helpers.address_checks import GridLaunch, launches_of, outside
+from tests.helpers.address_checks import GridLaunch, launches_of, outside, visited
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
 
@@ -64,11 +64,83 @@ def test_an_offset_that_wraps_around_is_noticed() -> None:
     assert found == ["_wraps_kernel: writes 4 bytes behind the end of out"]
 
 
+@triton.jit
+def _attention_moves_kernel(x, out, step, count, WIDE: tl.constexpr, EVEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    o_x = tl.program_id(0) * 0
+    if WIDE:
+        o_x = o_x.to(tl.int64)
+    for i_x in range(0, count):
+        tl.store(out + tl.arange(0, 1), tl.load(x + o_x + tl.arange(0, 1)))
+        if EVEN:
+            o_x += step
+        else:
+            o_x += step * i_x
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, []),
+        ({"count": 2**10 + 1}, ["reads 4 bytes behind the end of x"]),
+        ({"WIDE": False}, ["a loop moves on by an offset of 32 bits"]),
+        ({"EVEN": False}, ["reads at addresses that move by unequal steps"]),
+    ],
+)
+def test_the_last_round_follows_from_the_first_three(change: dict[str, int], said: list[str]) -> None:
+    """Steps of 4 MiB through 4 GiB, of which three are made; what cannot be foreseen so is found."""
+    x, out = (torch.empty(n, dtype=torch.float32, device="meta") for n in (2**30, 1))
+    named = {"x": x, "out": out, "step": 2**20, "count": 2**10, "WIDE": True, "EVEN": True}
+    found = outside(GridLaunch(_attention_moves_kernel, (1,), named | change))
+    assert [line.removeprefix("_attention_moves_kernel: ") for line in found[:1]] == said
+
+
+ATTENTION = ("msa_row_attention", "msa_column_attention")
+
+
+def _small_attention() -> list[GridLaunch]:
+    with cpu_passes_for_gpu(), torch.device("meta"):
+        steps = steps_of(torch.bfloat16, 421, 389)
+        launches = {name: launches_of(run) for name, run in steps if name in ATTENTION}
+    return [
+        one
+        for name in ATTENTION
+        for one in {x.name: x for x in launches[name]}.values()
+        if "attention" in one.name
+    ]
+
+
+@pytest.mark.slow
+def test_three_rounds_of_attention_touch_what_all_rounds_touch() -> None:
+    """The same first and last byte of every tensor, at lengths that leave a rest."""
+    launches = _small_attention()
+    assert len(launches) == 9
+    for launch in launches:
+        short, whole = (visited(launch, 1, all_rounds=every) for every in (False, True))
+        assert short.found == whole.found == [], launch.name
+        assert short.extremes == whole.extremes, launch.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("residues", DEPTHS)
+def test_a_row_without_keys_reads_no_further(residues: int) -> None:
+    """The loops over all values, or gradients, of a row whose keys are all masked."""
+    z = torch.empty(1, 2, residues, 4, 32, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    mask = torch.empty(1, 2, residues, dtype=torch.bfloat16, device="meta")
+    with cpu_passes_for_gpu():
+        launches = launches_of(lambda: kernels.attention(z, z, z, mask=mask).sum().backward())
+    by_name = {launch.name: launch for launch in launches}
+    for name in ("attention_forward_kernel", "attention_grad_kv_kernel"):
+        loaded = {"x.hidden": -torch.inf, "x.lse": torch.inf}
+        masked, used = (visited(by_name[name], 1, loaded=values) for values in (loaded, {}))
+        assert masked.found == []
+        assert masked.accesses > used.accesses + residues // 128, "the loop did not run"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("residues", DEPTHS)
 def test_every_kernel_at_this_length(residues: int) -> None:
-    """Programs at the ends of the grid; of a kernel that takes blocks of rows in turn, those of its last launch."""
+    """Programs at the ends of the grid and between; of a kernel that takes blocks of rows in turn, its last launch."""
     for step, launches in _steps(residues, DEPTHS[residues]).items():
         assert bool(launches) == (step not in TO_PYTORCH), step
         for launch in {one.name: one for one in launches}.values():
-            assert outside(launch, programs=1) == [], step
+            assert outside(launch, programs=2 if "attention" in launch.name else 1) == [], step

@@ -109,6 +109,7 @@ def fit_target(
     memory: FoldMemory | None = None,
     offload_dir: Path | None = None,
     ranks: int = 1,
+    cuda_graph: bool = False,
 ) -> Fit:
     """Plan a target's fold by a network, or refuse the target, before hours are spent on it.
 
@@ -126,6 +127,7 @@ def fit_target(
         memory: What there is; by default what this process finds. Of several processes the least that one has.
         offload_dir: Folder on a disk for what leaves the device and finds no room in the host's memory.
         ranks: How many processes share the target.
+        cuda_graph: Whether passes are replayed from a CUDA graph.
 
     Raises:
         InputError: The smallest plan needs more; says how much, and what fits.
@@ -141,13 +143,15 @@ def fit_target(
         host=offload_buffers(memory.host, offload_dir),
         disk=memory.disk,
         ranks=ranks,
+        cuda_graph=cuda_graph,
     )
     free = memory.free + (planner.parameters if home.type == device.type else 0)
     smallest = planner.smallest(residues, rows=rows, templates=templates)
     if smallest > free and (budget is None or smallest <= budget):
         halved = replace(planner, element_size=2).smallest(residues, rows=rows, templates=templates)
         fits = planner.longest(free, rows=rows, templates=templates)
-        remedy = "use --precision bf16, or " if dtype.itemsize > 2 and halved <= free else ""
+        remedy = "leave out --cuda-graphs, " if cuda_graph else ""
+        remedy += "use --precision bf16, or " if dtype.itemsize > 2 and halved <= free else ""
         raise InputError(
             f"{residues:,} residues would need about {smallest / GIB:,.0f} GiB of memory"
             f"{f' in each of {ranks} processes' if ranks > 1 else ''}; {device.type} has "
@@ -191,7 +195,8 @@ def plan_target(
         fits = planner.longest(budget, rows=rows, templates=templates)
         raise InputError(
             f"a memory budget of {budget / GIB:,.2f} GiB is too small for {residues:,} residues; the smallest that "
-            f"works is {error.smallest / GIB:,.2f} GiB, and about {fits:,} residues would fit",
+            f"works is {error.smallest / GIB:,.2f} GiB, and about {fits:,} residues would fit"
+            f"{'; without --cuda-graphs it takes less' if planner.cuda_graph else ''}",
             record=name,
         ) from error
 

@@ -39,6 +39,8 @@ _RAW, _CLUSTER_FEATURES, _EXTRA_FEATURES = 12, 220, 40
 _RAW_MULTIMER = 13
 # Of a cluster's, what stays to the end of a cycle (row masks, masked rows).
 _CLUSTER_REST = 12
+# Bytes per logit of a pair in a block: itself, its probability, and what is summed.
+_LOGITS = 4 * 3
 # Bytes per pair of residues in a block: distances, bins and one-hot rows on the way to an embedding; scores of points.
 _EMBEDDING, _TEMPLATE_FEATURES, _POINTS = 64, 1200, 160
 
@@ -81,6 +83,7 @@ class Fold:
         parameters: Bytes of the parameters.
         device: ``cpu`` or ``cuda``.
         ranks: How many share the target.
+        cuda_graph: Whether passes are replayed from a CUDA graph.
     """
 
     residues: int
@@ -92,6 +95,7 @@ class Fold:
     parameters: int
     device: str
     ranks: int = 1
+    cuda_graph: bool = False
 
     @property
     def own(self) -> int:
@@ -132,6 +136,7 @@ def fold_sizes(
     parameters: int = 0,
     device: str = "cpu",
     ranks: int = 1,
+    cuda_graph: bool = False,
 ) -> Fold:
     """Sizes of a fold by a network; None for as many rows and templates as it takes."""
     c = config.model.embeddings_and_evoformer
@@ -147,7 +152,7 @@ def fold_sizes(
     clusters = min(rows, most_clusters)
     extra = min(max(1, rows - clusters), most_extra)
     shown = min(templates, most_templates)
-    return Fold(residues, element_size, clusters, extra, shown, rows, parameters, device, ranks)
+    return Fold(residues, element_size, clusters, extra, shown, rows, parameters, device, ranks, cuda_graph)
 
 
 def pair_bytes(config: Any, fold: Fold) -> int:
@@ -194,6 +199,12 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     ensemble = (min(members, 3) - 1) * shard + (members - 1) * features
     always = fixed + fold.parameters + shard + mask + ensemble
     steps, row = costs.of(config, fold), row_elements(config, fold)
+    exact_logits = 2 * 4 * whole
+    if fold.cuda_graph:
+        # Of each pass, copies of what it is given, and the pair that it leaves. The memory in which it was recorded
+        # stays the graph's, so that the heads work in addition to it.
+        block = min(fold.own * row["heads"], max(fold.max_block, row["heads"]))
+        always += members * features + 2 * shard + exact_logits + _LOGITS * block
 
     def cut(
         name: str,
@@ -273,7 +284,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     trunk_done = always - mask - ensemble + n * 4 * 8 * (structure.num_channel + 8 * 14 * 3)
     found.append(cut("structure module", trunk_done, per_pair / c.pair_channel))
     # The rows of a block are one rank's, who sends a copy of them to each.
-    found.append(cut("heads", trunk_done, 4 * (3 + (ranks + 2 if ranks > 1 else 0)), 2 * 4 * whole))
+    found.append(cut("heads", trunk_done, _LOGITS + (4 * (ranks + 2) if ranks > 1 else 0), exact_logits))
     return found
 
 

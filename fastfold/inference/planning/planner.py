@@ -146,6 +146,7 @@ class Planner:
         host: Holds what leaves the device.
         disk: Bytes of a disk for what leaves the device and finds no room in the host's memory.
         ranks: How many processes share the target, each with a device like this one and this much of the host.
+        cuda_graph: Whether passes are replayed from a CUDA graph.
     """
 
     config: Any
@@ -157,6 +158,7 @@ class Planner:
     host: HostBuffers = field(default_factory=HostBuffers)
     disk: int = 0
     ranks: int = 1
+    cuda_graph: bool = False
 
     def plan(
         self, residues: int, budget: int, *, rows: int | None = None, templates: int | None = None
@@ -231,6 +233,7 @@ class Planner:
             parameters=self.parameters,
             device=self.device,
             ranks=self.ranks,
+            cuda_graph=self.cuda_graph,
         )
 
 

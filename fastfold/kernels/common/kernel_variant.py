@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import launches_replaced
-from fastfold.kernels.common.tuning import CHIPS, FALLBACK, as_chip
+from fastfold.kernels.common.tuning import CHIPS, FALLBACK, TF32X3, as_chip
 
 ARITHMETICS = (
-    ("fp32", torch.float32, "highest"),
-    ("tf32", torch.float32, "high"),
-    ("bf16", torch.bfloat16, "highest"),
-    ("fp16", torch.float16, "highest"),
+    ("fp32", torch.float32, "highest", "ieee"),
+    (TF32X3, torch.float32, "highest", TF32X3),
+    ("tf32", torch.float32, "high", "tf32"),
+    ("bf16", torch.bfloat16, "highest", "ieee"),
+    ("fp16", torch.float16, "highest", "ieee"),
 )
-"""Name, dtype, and PyTorch's setting for the products of float32, of all that kernels ship for."""
+"""Name, dtype, PyTorch's setting for the products of float32, and how they are made, of all that kernels ship for."""
 
 BLOCKS = frozenset(("BT", "BQ", "BK", "BM", "BH", "BO", "BI", "BJ", "BA", "BE", "BS"))
 """Names that kernels give the sizes of their blocks."""
@@ -98,11 +99,10 @@ def recorded_variants(
         suffix: Of the size in these names.
     """
     found: dict[str, KernelVariant] = {}
-    for (arithmetic, dtype, products), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):
+    for (arithmetic, dtype, setting, precision), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):
         new = functools.partial(torch.empty, dtype=dtype, device="meta")
-        with _float32_products(products), as_chip(chip) as origins, _kept_launches() as launches:
+        with _float32_products(setting), as_chip(chip, precision) as origins, _kept_launches() as launches:
             launch(new, size)
-        precision = "tf32" if arithmetic == "tf32" else "ieee"
         for kernel, arguments, options in launches:
             name = kernel.__name__.removesuffix("_kernel")
             if origins[name] == chip and options.get("PRECISION", "ieee") == precision:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -40,7 +42,7 @@ def shrunk(config: LaunchConfig, channels: int) -> LaunchConfig:
     blocks = dict(config.blocks)
     if "BK" in blocks:
         blocks["BK"] = min(blocks["BK"], padded(channels))
-    return LaunchConfig(blocks, config.num_warps, config.num_stages)
+    return replace(config, blocks=blocks)
 
 
 def splits(rows: int, block: int, programs: int) -> int:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_products
 
 INTERPRETED = tl.constexpr(interpreted())
 
@@ -61,10 +62,24 @@ def cast(x, DTYPE: tl.constexpr):
     return x.to(DTYPE)
 
 
-def precision(x: Tensor) -> str:
-    """How products of a tensor's dtype are made: float32 as float32, unless PyTorch's setting allows tf32."""
-    allowed = x.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if allowed else "ieee"
+def precision(x: Tensor, config: LaunchConfig | None = None) -> str:
+    """How products of a tensor's dtype are made: of float32 exactly, unless PyTorch's setting allows tf32.
+
+    Args:
+        x: What is multiplied.
+        config: Of a kernel that has entries for ``tf32x3``; None where no kernel has.
+    """
+    if x.dtype != torch.float32:
+        return "ieee"
+    if torch.get_float32_matmul_precision() != "highest":
+        return "tf32"
+    return "ieee" if config is None else config.float32
+
+
+def products_suffix(x: Tensor) -> str:
+    """Ending of a key of the table of configurations: ``_tf32x3`` where products may be made so, else none."""
+    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    return f"_{TF32X3}" if exact and float32_products(x.device) == TF32X3 else ""
 
 
 @triton.jit

@@ -10,15 +10,16 @@ them, or as many as with the entry of ``any``. Kernels that need next to no shar
 bias, residual update), products of float32, which fill registers first, and RTX cards, whose shared memory is what
 ``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
 with Triton 3.9 alone, in float32 by the instructions for a score and by the programs that a processor holds, with tf32
-and without; so were those of the outer product mean, in 16 bits by the instructions for a multiply-add. With 3.6 some
-of the latter spill up to 32 bytes per thread, and triangle_output_backward 8 on an A100. ``python
-benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
+and without, and apart from these for tf32x3; so were those of the outer product mean, in 16 bits by the instructions
+for a multiply-add. With 3.6 some of the latter spill up to 32 bytes per thread, and triangle_output_backward 8 on an
+A100. ``python benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,8 +28,16 @@ from typing import Any
 
 import torch
 
+from fastfold.errors import ConfigError
+
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 """Triton's names of the kernels' dtypes."""
+
+FLOAT32_VARIABLE = "FASTFOLD_FLOAT32_PRODUCTS"
+"""Environment variable that decides how the kernels make products of float32."""
+
+TF32X3 = "tf32x3"
+"""Each factor as a sum of two numbers of TF32, and three products of these on tensor cores."""
 
 FALLBACK = "any"
 """Class of chips that the table knows nothing about."""
@@ -65,12 +74,14 @@ class LaunchConfig:
         blocks: Its block sizes (``tl.constexpr`` arguments), by name.
         num_warps: Warps of a program.
         num_stages: Stages of software pipelining.
+        float32: How exact products of float32 are made: ``ieee``, or :data:`TF32X3`, whose entries have own keys.
         timed_on: The GPU on which it was found to be the fastest, or None if nobody has timed it.
     """
 
     blocks: dict[str, int]
     num_warps: int = 4
     num_stages: int = 2
+    float32: str = "ieee"
     timed_on: str | None = field(default=None, compare=False)
 
     @property
@@ -97,13 +108,39 @@ def chip_class(device: torch.device) -> str:
     return "rtx" if major >= 8 else FALLBACK
 
 
+def float32_products(device: torch.device) -> str:
+    """How kernels may make products of float32 where PyTorch's setting asks for exact ones (``highest``).
+
+    ``tf32x3`` where tensor cores have TF32: its error is that of products of float32, and attention has 0.6 to 0.8 of
+    the instructions. Only kernels whose table has an entry for it take it. ``ieee``, fused multiply-adds of float32,
+    elsewhere, and where :data:`FLOAT32_VARIABLE` says so.
+
+    Args:
+        device: Where the kernels run.
+
+    Raises:
+        ConfigError: The variable has another value, or asks a GPU for ``tf32x3`` that has no TF32.
+    """
+    name = (_recording.float32 if _recording else None) or os.environ.get(FLOAT32_VARIABLE) or "auto"
+    if name not in ("auto", TF32X3, "ieee"):
+        raise ConfigError(
+            f"{FLOAT32_VARIABLE}={name!r}: products of float32 are made by auto, {TF32X3} or ieee"
+        )
+    chip = _recording.chip if _recording else chip_class(device)
+    if name == "auto":
+        return "ieee" if chip == FALLBACK else TF32X3
+    if name == TF32X3 and chip == FALLBACK and device.type == "cuda":
+        raise ConfigError(f"this GPU has no products of TF32: leave out {FLOAT32_VARIABLE}={name}")
+    return name
+
+
 def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
     """The tuned configuration of a kernel.
 
     Args:
         kernel: Its name in the table.
-        key: What the best configuration depends on, such as dtype and head channels: ``bfloat16_32``. A key that
-            the table lacks takes the kernel's entry ``any``.
+        key: What the best configuration depends on, such as dtype and head channels: ``bf16_32``. A key that the table
+            lacks takes the entry without ``_tf32x3`` at its end, or else the kernel's entry ``any``.
         device: Where it runs.
 
     Raises:
@@ -111,7 +148,7 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
     """
     entries = configurations()[kernel]
     for chip in (_recording.chip if _recording else chip_class(device), FALLBACK):
-        for name in (key, FALLBACK):
+        for name in (key, key.removesuffix(f"_{TF32X3}"), FALLBACK):
             if name in entries.get(chip, {}):
                 if _recording:
                     _recording.origins[kernel] = chip
@@ -121,9 +158,10 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
 
 @dataclass
 class _Recording:
-    """The class of chips that every device passes for, and by kernel the one whose entry was found."""
+    """The class of chips that every device passes for, how it makes products, and whose entry each kernel has."""
 
     chip: str
+    float32: str | None
     origins: dict[str, str] = field(default_factory=dict)
 
 
@@ -131,14 +169,18 @@ _recording: _Recording | None = None
 
 
 @contextmanager
-def as_chip(chip: str) -> Iterator[dict[str, str]]:
+def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
     """Inside, configurations are those of a class of chips, whatever the device. For the whole process.
+
+    Args:
+        chip: Of :data:`CHIPS`.
+        float32: What :func:`float32_products` says; None for what suits the class.
 
     Yields:
         By kernel, the class whose entry was last found: this one, or ``any``.
     """
     global _recording
-    _recording = _Recording(chip)
+    _recording = _Recording(chip, float32)
     try:
         yield _recording.origins
     finally:
@@ -155,7 +197,10 @@ def configurations() -> dict[str, dict[str, dict[str, LaunchConfig]]]:
             table |= json.loads(file.read_text(encoding="utf-8"))
     return {
         kernel: {
-            chip: {key: LaunchConfig(**entry) for key, entry in entries.items()}
+            chip: {
+                key: LaunchConfig(**entry, float32=TF32X3 if key.endswith(TF32X3) else "ieee")
+                for key, entry in entries.items()
+            }
             for chip, entries in chips.items()
         }
         for kernel, chips in table.items()

@@ -12,7 +12,7 @@ from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
 from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
-from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle
+from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle, RunPass
 from fastfold.evoformer.primitives import Linear
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
 from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
@@ -71,6 +71,7 @@ class AxialAlphaFold(AlphaFold):
         recycle_tolerance: float | None = None,
         on_cycle: OnCycle | None = None,
         state: KeptState | None = None,
+        run_pass: RunPass | None = None,
     ) -> dict[str, Any]:
         """Fold; see :meth:`fastfold.evoformer.model.AlphaFold.forward`."""
         result = super().forward(
@@ -80,6 +81,7 @@ class AxialAlphaFold(AlphaFold):
             recycle_tolerance=recycle_tolerance,
             on_cycle=on_cycle,
             state=state,
+            run_pass=run_pass,
         )
         group = self.shards.group
         for name in ("distogram", "predicted_aligned_error", "masked_msa"):

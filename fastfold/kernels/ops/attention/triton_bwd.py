@@ -148,13 +148,14 @@ def attend_backward_triton(
     of = operands.strides
     read_strides = BackwardOperands(of.q, of.k, of.v, of.bias, of.hidden, strides(grad_out, 4))
     numbers = (scale, heads, rows, queries, keys)
-    sizes |= {"HAS_MASK": hidden is not None, "PRECISION": precision(q)}
+    sizes |= {"HAS_MASK": hidden is not None}
     chosen = config("attention_grad_q", q)
     with torch.cuda.device_of(q):
         attention_grad_q_kernel[(triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch,)](
             *(read, grads.q, *numbers, read_strides, strides(grads.q, 4)),
             **sizes,
             HAS_BIAS=bias is not None,
+            PRECISION=precision(q, chosen),
             **chosen.launch,
         )
     chosen = config("attention_grad_kv", q)
@@ -163,6 +164,7 @@ def attend_backward_triton(
             *(read, grads.k, grads.v, *numbers, read_strides, strides(grads.k, 4), strides(grads.v, 4)),
             **sizes,
             HAS_BIAS=bias is not None,
+            PRECISION=precision(q, chosen),
             **chosen.launch,
         )
     if bias is None or not need_bias:
@@ -177,7 +179,10 @@ def attend_backward_triton(
     parts = q.new_empty(groups, batch, heads, queries, keys, dtype=torch.float32)
     with torch.cuda.device_of(q):
         attention_grad_bias_kernel[(blocks * groups,)](
-            *(read, parts, *numbers, row_step, read_strides), **sizes, **chosen.launch
+            *(read, parts, *numbers, row_step, read_strides),
+            **sizes,
+            PRECISION=precision(q, chosen),
+            **chosen.launch,
         )
     return parts[0] if groups == 1 else parts.sum(0)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
-from fastfold.kernels.common.triton_math import cast, dot, dot_plus, plus, precision
+from fastfold.kernels.common.triton_math import cast, dot, dot_plus, plus, precision, products_suffix
 from fastfold.kernels.common.tuning import TRITON_TYPES, LaunchConfig, launch_config
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -314,7 +314,8 @@ def triton_operands(
 def config(kernel: str, q: Tensor) -> LaunchConfig:
     """Configuration for queries ``[B, R, Nq, H, D]``."""
     key = f"{TRITON_TYPES[q.dtype]}_{padded(q.shape[-1])}"
-    return launch_config(kernel, f"{key}_short" if q.shape[2] <= SHORT else key, q.device)
+    short = "_short" if q.shape[2] <= SHORT else ""
+    return launch_config(kernel, key + short + products_suffix(q), q.device)
 
 
 def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor:
@@ -345,7 +346,7 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
             HAS_BIAS=operands.bias is not None,
             HAS_MASK=operands.hidden is not None,
             HAS_GATE=operands.gate is not None,
-            PRECISION=precision(q),
+            PRECISION=precision(q, chosen),
             **chosen.launch,
         )
     return lse
