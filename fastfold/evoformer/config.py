@@ -247,7 +247,7 @@ def _mini() -> ConfigDict:
     heads.structure_module.update(num_layer=8, num_channel=128, num_head=8, dropout=0.05)
     heads.structure_module.sidechain.num_channel = 64
     heads.structure_module.structural_violation_loss_weight = 0.02
-    heads.structure_module.smooth_lddt = ConfigDict({"weight": 3.0, "cutoff": 15.0})
+    heads.structure_module.smooth_lddt = ConfigDict({"weight": 10.0, "cutoff": 15.0})
     return config
 
 
