@@ -82,11 +82,15 @@ def test_a_definition_takes_and_gives_what_the_operator_does(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+_IN_TWO_PARTS = {"gated_attention_begin", "gated_attention_begun"}
+"""Of a training block that is sharded over ranks, which no exported graph is."""
+
+
 def test_every_operator_of_the_forward_pass_is_there() -> None:
     ours = {
         name.removeprefix("fastfold::")
         for name in torch._C._dispatch_get_all_op_names()
         if name.startswith("fastfold::")
     }
-    assert {name for name in ours if not name.endswith("_backward")} == set(_CASES)
+    assert {name for name in ours if not name.endswith("_backward")} == set(_CASES) | _IN_TWO_PARTS
     assert {operator._schema.name.split("::")[1] for operator in decompositions()} == set(_CASES)

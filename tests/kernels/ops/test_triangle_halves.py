@@ -108,37 +108,55 @@ def test_arranged_weights_hold_a_factor_s_projection_before_its_gate() -> None:
         assert torch.equal(mine, given.to(mine.dtype))
 
 
+@pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_both_directions_of_the_first_half(backend: str) -> None:
-    """Rows alone, as another process has the rest of the pair; an element of a batch of one."""
+def test_both_directions_of_the_first_half(backend: str, others: bool) -> None:
+    """Rows alone, as another process has the rest of the pair; an element of a batch of one.
+
+    Others than the factors may have used the normalised pair and the pair: their gradients are added.
+    """
     leaves = [x.detach().requires_grad_() for x in (Z, *_factor_params())]
     exact = _factors(leaves[0], MASK, FactorParams(*leaves[1:]))
-    grad = _normal(2 * C, R, N, seed=5)
-    expected = torch.autograd.grad(exact, leaves, grad)
+    grad, of_normed, of_z = (
+        _normal(2 * C, R, N, seed=5),
+        _normal(R, N, C_Z, seed=6),
+        _normal(R, N, C_Z, seed=7),
+    )
+    used = (exact, _norm(*leaves[:3]), leaves[0]) if others else (exact,)
+    expected = torch.autograd.grad(used, leaves, (grad, of_normed, of_z)[: len(used)])
     z, mask, p = _small(Z)[None], _small(MASK)[None], _small(_factor_params())
     out = torch.full((1, 2 * C, R, N), torch.nan, device=DEVICE)
     passes.factors(out, z, mask, p, backend=backend)
     assert relative_error(out[0], exact) < CLOSE
-    found = passes.factors_backward(_small(grad)[None], z, mask, p, backend=backend)
+    grad_normed, add = (_small(x)[None] if others else None for x in (of_normed, of_z))
+    found = passes.factors_backward(
+        _small(grad)[None], z, mask, p, grad_normed=grad_normed, add=add, backend=backend
+    )
     for name, mine, theirs in zip(("z", *p._fields), (found[0][0], *found[1:]), expected, strict=True):
         assert relative_error(mine, theirs) < CLOSE, name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_both_directions_of_the_second_half(backend: str) -> None:
+    """The gradient of the normalised pair may be asked for in the place of the pair's own."""
     leaves = [x.detach().requires_grad_() for x in (PRODUCT, Z, *_update_params())]
-    exact = DROPOUT * _update(leaves[0], leaves[1], UpdateParams(*leaves[2:]))
+    params = UpdateParams(*leaves[2:])
+    exact = DROPOUT * _update(leaves[0], leaves[1], params)
     grad = _normal(R, N, C_Z, seed=5)
     expected = torch.autograd.grad(exact, leaves, grad)
     product, z, p = _small(PRODUCT)[None], _small(Z)[None], _small(_update_params())
     dropout, out = _small(DROPOUT)[None], z.clone()
     passes.update(out, product, out, p, dropout=dropout, add_z=True, backend=backend)
     assert relative_error(out[0], exact + Z) < CLOSE
-    found = passes.update_backward(_small(grad)[None], product, z, p, dropout=dropout, backend=backend)
+    given = (_small(grad)[None], product, z, p)
+    found = passes.update_backward(*given, dropout=dropout, normed=False, backend=backend)
     values = (found[0][0], found[1][0], *found[2:])
     for name, mine, theirs in zip(("product", "z", *p._fields), values, expected, strict=True):
         assert relative_error(mine, theirs) < CLOSE, name
     assert relative_error(product[0], PRODUCT) < 1e-6  # its gradient went elsewhere
+    normed = passes.update_backward(*given, dropout=dropout, normed=True, backend=backend)[1]
+    through_norm = torch.autograd.grad(_norm(*leaves[1:4]), leaves[1], normed[0].double().cpu())[0]
+    assert relative_error(through_norm, expected[1]) < CLOSE
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
