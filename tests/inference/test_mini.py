@@ -18,7 +18,7 @@ from fastfold.training.validation import score_chain
 from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.command_line import QUICK, CommandLine
 
-EXAMPLES = {"1igd": 0.93, "1ctf": 0.9, "1ail": 0.92, "1tig": 0.8, "1ten": 0.65}
+EXAMPLES = {"1igd": 0.96, "1ctf": 0.95, "1ail": 0.96, "1tig": 0.94, "1ten": 0.88}
 """By name the lDDT-CA that a fold from the sequence alone has at least; tenascin has been learnt least."""
 
 

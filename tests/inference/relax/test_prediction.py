@@ -55,11 +55,10 @@ def test_a_prediction_s_relaxed_files_carry_its_confidences(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["1igd", "1ctf", "1ail", "1tig", "1ten"])
 def test_predictions_of_the_examples_come_to_a_negative_energy(name: str) -> None:
-    """But for tenascin, which the network has not learnt: what stays high, or violated, is not called relaxed."""
+    """What stays violated is not called relaxed."""
     found = relax_prediction(predicted(sequence_of(name), 3), CPU).result
     assert found.minimized, found.reason
     assert found.rounds <= 3
-    negative = (found.energy_after or 0) < 0
-    assert negative or name == "1ten", found.reason
-    assert found.relaxed == (negative and not found.violations), found.reason
+    assert (found.energy_after or 0) < 0, found.reason
+    assert found.relaxed == (not found.violations), found.reason
     assert len(found.violations) <= len(found.violations_before)
