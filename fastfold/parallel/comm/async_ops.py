@@ -212,8 +212,9 @@ def _typed(place: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
 
 def start_gather(x: Tensor, dim: int, group: Group, sizes: Sequence[int]) -> AsyncResult:
     """Concatenate the shards of all ranks along ``dim``; ``sizes`` are their lengths."""
-    longest, move = max(sizes), Move(before=Shards(dim, sizes), after=None)
-    if longest - min(sizes) > 1:
+    longest, shortest, move = max(sizes), min(sizes), Move(before=Shards(dim, sizes), after=None)
+    # Ranks without anything would send a whole element each.
+    if longest - shortest > 1 or (longest and not shortest):
         (found,) = _start_exchange([(x, move)], group)
         return found
     # Shards that lack one element of their length are sent with one more: no copy of a shard for each rank.
