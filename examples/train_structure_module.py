@@ -63,14 +63,13 @@ def record(
     files = []
     for number, entry in enumerate(draws):
         path = folder / f"{number:06d}.safetensors"
-        files.append(path)
         if path.exists():
+            files.append(path)
             continue
         try:
             sample = {key: torch.as_tensor(x) for key, x in make(number, entry).items()}
         except InputError as error:
             print(f"left out {entry.id}: {error}", flush=True)
-            files.pop()
             continue
         features = {key.removeprefix(FEATURES): x for key, x in sample.items() if key.startswith(FEATURES)}
         kept = {key.removeprefix(LABELS): x for key, x in sample.items() if key.startswith(LABELS)}
@@ -79,6 +78,7 @@ def record(
             found = model(features, settings.cycles - 1)["representations"]
         kept |= {key: found[key].half().contiguous() for key in ("single", "pair")}
         write_atomic(path, save(kept))
+        files.append(path)
     return files
 
 
@@ -151,9 +151,8 @@ def train(model: AlphaFold, config: TrainConfig, files: Sequence[Path], held_out
         if step % config.trainer.validate_every == 0 or step == steps:
             with average.swapped_in():
                 print(f"step {step}: loss {np.mean(losses):.3f}, {validation(model, held_out)}", flush=True)
-    for name, parameter in model.named_parameters():
-        if name in average.tensors():
-            parameter.data.copy_(average.tensors()[name])
+    for name, mean in average.tensors().items():
+        named[name].data.copy_(mean)
 
 
 def main() -> None:
