@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
+from ml_collections import ConfigDict
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import MappingKey, tree_iter, tree_leaves_with_path
 
+from fastfold.data.features.pipeline import sampler_from_merged
 from fastfold.errors import ConfigError
 from fastfold.evoformer import precision as precision_module
-from fastfold.evoformer.config import model_config
+from fastfold.evoformer.config import is_multimer, model_config
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import (
     Precision,
@@ -23,10 +28,12 @@ from fastfold.evoformer.precision import (
     trunk_dtype,
 )
 from fastfold.evoformer.primitives import LayerNorm
+from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.config import PRECISIONS
 from fastfold.kernels.common import linear
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
-from tests.helpers.networks import random_model
+from tests.conftest import require_shared
+from tests.helpers.networks import folder, random_model
 
 
 class _Operators(TorchDispatchMode):
@@ -70,9 +77,10 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
     reduced: list[bool] = []
     create = linear.Linear.__init__
 
-    def counted(self: linear.Linear, *arguments: Tensor) -> None:
-        create(self, *arguments)
-        reduced.append(self.products is not None)
+    def counted(self: linear.Linear, *arguments: Tensor, positive: bool = False, exact: bool = False) -> None:
+        create(self, *arguments, positive=positive, exact=exact)
+        if not exact:
+            reduced.append(self.products is not None)
 
     monkeypatch.setattr(linear.Linear, "__init__", counted)
     with torch.no_grad():
@@ -90,6 +98,54 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
         set_precision(network, "fp32")
         assert precision_of(network) == "fp32"
         assert torch.equal(network(features, 0)["representations"]["pair"], expected)
+
+
+def _outputs(directory: Path, precision: str, passes: int | None) -> dict[str, Tensor]:
+    """What the network of a recorded run makes of its features."""
+    config = ConfigDict(json.loads((directory / "config.json").read_text()))
+    with np.load(directory / "features.npz") as archive:
+        features = {name: archive[name] for name in archive.files}
+    if is_multimer(config):
+        cycles = config.model.num_recycle + 1
+        features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
+    network = set_precision(load_model(directory / "params.npz", config=config), precision)
+    with torch.no_grad():
+        tree = network({name: torch.as_tensor(x) for name, x in features.items()}, passes)
+    found = {}
+    for path, leaf in tree_leaves_with_path(tree):
+        name = "/".join(str(key.key) for key in path if isinstance(key, MappingKey))
+        # Violations are counts, and the breaks between bins are none of the network's.
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and "violations" not in name:
+            found[name] = leaf.double()
+    return found
+
+
+RUNS = (
+    "synthetic_monomer",
+    *(
+        pytest.param(x, marks=pytest.mark.slow)
+        for x in ("synthetic_multimer", "monomer_ptm", "monomer_deep_msa", "multimer_homodimer")
+    ),
+)
+
+
+@pytest.mark.parametrize("precision", ["bf16-products", "int8"])
+@pytest.mark.parametrize("name", RUNS)
+def test_reduced_products_change_recorded_runs_by_less_than_three_percent(name: str, precision: str) -> None:
+    """Every output of the first pass, which a network whose parameters are random tells with all its noise.
+
+    Later passes get the distances of the last one in bins, and a distance that comes into another bin changes the pair
+    by a step, however little it moved; so only what the MSA and the structure become is compared there.
+    """
+    directory = folder(name) if name.startswith("synthetic") else require_shared("oracles", name)
+    last = ("representations/msa", "representations/single", "structure_module/final_atom_positions")
+    for passes, names in ((0, ("",)), (None, last)):
+        exact, found = (_outputs(directory, which, passes) for which in ("fp32", precision))
+        compared = [x for x in exact if x.startswith(names)]
+        assert len(compared) >= 3
+        errors = {x: float((found[x] - exact[x]).norm() / exact[x].norm().clamp(min=1e-9)) for x in compared}
+        assert max(errors.values()) > 1e-4
+        assert {x: error for x, error in errors.items() if not error < 3e-2} == {}
 
 
 @pytest.mark.parametrize("precision", ["bf16-products", "int8"])

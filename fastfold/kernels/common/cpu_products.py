@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 _CPUINFO = Path("/proc/cpuinfo")
+_onednn_multiplies = False
 _ROUNDING = 1e-6
 """Error of an exact product as a share of its largest value; bfloat16 or TF32 would make 1e-3."""
 
@@ -35,11 +36,31 @@ def exact_products(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _by_onednn() -> Iterator[None]:
+    global _onednn_multiplies
     torch.set_float32_matmul_precision("medium")
+    _onednn_multiplies = True
     try:
         yield
     finally:
+        _onednn_multiplies = False
         torch.set_float32_matmul_precision("highest")
+
+
+@contextmanager
+def small_products() -> Iterator[None]:
+    """Inside :func:`exact_products`, give products to MKL again.
+
+    For operators that make many small ones: oneDNN takes longer to find out how to multiply the tiles of attention
+    than MKL takes for the products.
+    """
+    if not _onednn_multiplies:
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision("medium")
 
 
 def multiplied_by_onednn() -> bool:

@@ -21,8 +21,8 @@ Products = Literal["bf16", "int8"]
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
+_OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # a step of the first word of a weight, in steps of the second
-_MAX_INPUTS = (2**31 - 1) // (_LARGEST * _LARGEST * (_WORDS + 1))  # that a sum in int32 can have
 
 
 @contextmanager
@@ -47,20 +47,28 @@ class Linear:
     Args:
         weight: ``[N, K]``.
         bias: ``[N]``, or None.
+        positive: Whether no element of ``x`` is below zero, as behind a ReLU: 8 bits then have no sign, and their
+            steps are half as wide.
+        exact: Make the product in the dtype of the data whatever is asked for around it; for small products whose
+            rounding shows more than that of others.
 
     Attributes:
         products: What the product is made in; None for the dtype of the data.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, positive: bool = False, exact: bool = False
+    ) -> None:
         self._weight, self._bias = weight, bias
-        self.products = _PRODUCTS.get() if weight.dtype == torch.float32 and not weight.is_cuda else None
-        if self.products == "int8" and weight.shape[1] > _MAX_INPUTS:
+        reducible = weight.dtype == torch.float32 and not weight.is_cuda and not exact
+        self.products = _PRODUCTS.get() if reducible else None
+        if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
         if self.products == "bf16":
             self._weight = weight.to(torch.bfloat16)
         elif self.products == "int8":
             self._weight, self._scale = _two_words(weight)
+            self._offsets = _offsets(self._weight) if positive else None
 
     def __call__(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``."""
@@ -78,33 +86,50 @@ class Linear:
         return out.copy_(product) if self._bias is None else torch.add(product, self._bias, out=out)
 
     def _in_int8(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
-        rounded, scale = _rounded(x, scratch)
+        rounded, step = _rounded(x, scratch, positive=self._offsets is not None)
         sums = scratch.of(x, torch.int32)("linear sums", len(x), len(self._weight))
         torch._int_mm(rounded, self._weight.t(), out=sums)
         large, small = sums.chunk(2, -1)
-        product = torch.mul(large.mul_(_WORDS).add_(small), scale, out=scratch("linear out", *out.shape))
+        torch.add(small, large, alpha=_WORDS, out=large)
+        if self._offsets is not None:
+            large.add_(self._offsets)
+        # Scaled after a copy, because arithmetic of two dtypes is slow.
+        product = scratch.copy("linear out", large).mul_(step)
         if self._bias is None:
             return torch.mul(product, self._scale, out=out)
         return torch.addcmul(self._bias, product, self._scale, out=out)
 
 
+def max_inputs(positive: bool = False) -> int:
+    """How many inputs a sum of int8 products in int32 can have; of data without a sign, if they are ``positive``."""
+    largest = _LARGEST + _OFFSET if positive else _LARGEST
+    return (2**31 - 1) // (largest * _LARGEST * (_WORDS + 1))
+
+
 def _two_words(weight: Tensor) -> tuple[Tensor, Tensor]:
     """The first words of ``weight [N, K]`` above the second, ``[2 N, K]``, and the scales ``[N]`` of the second."""
-    step = _step(weight)
+    step = (weight.abs().amax(-1, keepdim=True)).clamp_(min=torch.finfo(weight.dtype).tiny).div_(_LARGEST)
     first = (weight / step).round_()
     second = ((weight - first * step) * (_WORDS / step)).round_()
     return torch.cat([first, second]).to(torch.int8), step.flatten() / _WORDS
 
 
-def _rounded(x: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """The rows of a block ``[n, K]`` in int8, and their scales ``[n, 1]``."""
-    buffer = scratch("linear x", *x.shape)
-    step = _step(x, buffer)
-    torch.div(x, step, out=buffer).round_()
+def _offsets(words: Tensor) -> Tensor:
+    """``[N]``: what the products of :func:`_two_words` lack where the data are smaller by an offset; in int32."""
+    first, second = words.sum(-1, dtype=torch.int32).chunk(2)
+    return (first * _WORDS + second) * _OFFSET
+
+
+def _rounded(x: Tensor, scratch: Scratch, *, positive: bool) -> tuple[Tensor, Tensor]:
+    """The rows of a block ``[n, K]`` in int8, less an offset if ``positive``, and the steps ``[n, 1]`` of their bits.
+
+    A step is not finite where the row is not.
+    """
+    step = x.amax(-1, keepdim=True)
+    if not positive:
+        step = torch.maximum(step, x.amin(-1, keepdim=True).neg_())
+    step.clamp_(min=torch.finfo(x.dtype).tiny).div_(_LARGEST + _OFFSET if positive else _LARGEST)
+    buffer = torch.div(x, step, out=scratch("linear x", *x.shape)).round_()
+    if positive:
+        buffer.sub_(_OFFSET)
     return scratch.of(x, torch.int8).copy("linear x", buffer), step
-
-
-def _step(rows: Tensor, buffer: Tensor | None = None) -> Tensor:
-    """``[n, 1]``: what one step of 8 bits stands for in each row ``[n, K]``; not finite where the row is not."""
-    largest = torch.abs(rows, out=buffer).amax(-1, keepdim=True)
-    return largest.clamp_(min=torch.finfo(rows.dtype).tiny).div_(_LARGEST)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fastfold import kernels
 from fastfold.kernels.common import cpu_products
-from fastfold.kernels.common.cpu_products import exact_products
+from fastfold.kernels.common.cpu_products import exact_products, small_products
+from fastfold.kernels.ops.attention import eager
 
 CPU = torch.device("cpu")
 
@@ -46,6 +49,47 @@ def test_the_setting_comes_back_after_an_error(amd: Path) -> None:
     with pytest.raises(KeyError), exact_products(CPU):
         raise KeyError
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_small_products_are_mkl_s_within(amd: Path) -> None:
+    with exact_products(CPU):
+        with small_products():
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+        with pytest.raises(KeyError), small_products():
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_small_products_leave_a_user_s_setting_alone() -> None:
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with small_products():
+            assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("queries", [5, 300])
+def test_attention_s_products_are_small_ones(
+    amd: Path, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, in every block, and what surrounds them is not."""
+    found = []
+    attend = eager.scaled_dot_product_attention
+
+    def watched(*arguments: torch.Tensor, **options: Any) -> torch.Tensor:
+        found.append(torch.get_float32_matmul_precision())
+        return attend(*arguments, **options)
+
+    monkeypatch.setattr(eager, "scaled_dot_product_attention", watched)
+    q, k, v = torch.randn(3, 1, 2, queries, 2, 8).unbind(0)
+    with exact_products(CPU):
+        kernels.attention(q, k, v, backend="torch")
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert found
+    assert set(found) == {"highest"}
 
 
 @pytest.mark.parametrize("text", ["vendor_id\t: GenuineIntel\n", "processor\t: 0\n", None])

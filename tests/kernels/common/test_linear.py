@@ -21,9 +21,11 @@ def _made(n: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
 
 
-def _product(products: Products, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _product(
+    products: Products, x: Tensor, weight: Tensor, bias: Tensor | None, *, positive: bool = False
+) -> Tensor:
     with reduced_products(products):
-        layer = Linear(weight, bias)
+        layer = Linear(weight, bias, positive=positive)
     return layer(x, x.new_empty(len(x), len(weight)), Scratch())
 
 
@@ -43,31 +45,57 @@ def test_a_product_is_as_exact_as_its_precision(
     assert least < _error(_product(products, x, weight, bias if with_bias else None), exact) < most
 
 
-def test_whole_numbers_of_eight_bits_are_multiplied_exactly() -> None:
-    """The largest sums that there are, and the second word of the weights."""
-    x = torch.full((2, linear._MAX_INPUTS), 127.0)
+@pytest.mark.parametrize(("positive", "largest"), [(False, 127), (True, 255)])
+def test_whole_numbers_of_eight_bits_are_multiplied_exactly(positive: bool, largest: int) -> None:
+    """The largest sums that there are, the second word of the weights, and data that need their sign's bit."""
+    x = torch.full((3, linear.max_inputs(positive)), float(largest))
+    x[2, 1::2] = 0.0
     weight = torch.stack([torch.full_like(x[0], 127.0), torch.full_like(x[0], -127.0)])
     weight[0, 1:] -= 1 / 32  # one step of the second word
     exact = (x.double() @ weight.double().T).float()
-    torch.testing.assert_close(_product("int8", x, weight, None), exact, rtol=2**-23, atol=0.0)
+    found = _product("int8", x, weight, None, positive=positive)
+    torch.testing.assert_close(found, exact, rtol=2**-23, atol=0.0)
 
 
-def test_sums_that_int32_cannot_hold_are_made_in_float32() -> None:
-    x, weight, bias = _made(2, linear._MAX_INPUTS + 1, 2)
-    assert torch.equal(_product("int8", x, weight, bias), torch.addmm(bias, x, weight.T))
+@pytest.mark.parametrize("positive", [False, True])
+def test_sums_that_int32_cannot_hold_are_made_in_float32(positive: bool) -> None:
+    x, weight, bias = _made(2, linear.max_inputs(positive) + 1, 2)
+    found = _product("int8", x.abs(), weight, bias, positive=positive)
+    assert torch.equal(found, torch.addmm(bias, x.abs(), weight.T))
+
+
+def test_data_without_a_sign_have_steps_of_half_the_width() -> None:
+    x, weight, _ = _made(256, 512, 64)
+    x.relu_()
+    exact = x.double() @ weight.double().T
+    signed, unsigned = (_error(_product("int8", x, weight, None, positive=p), exact) for p in (False, True))
+    assert 1.8 < signed / unsigned < 2.2
 
 
 @pytest.mark.parametrize("products", ["bf16", "int8"])
-def test_what_is_not_finite_stays_visible_in_its_row_alone(products: Products) -> None:
+def test_an_exact_product_is_that_of_float32(products: Products) -> None:
+    x, weight, bias = _made(37, 16, 8)
+    with reduced_products(products):
+        layer = Linear(weight, bias, exact=True)
+    assert layer.products is None
+    assert torch.equal(layer(x, x.new_empty(37, 8), Scratch()), torch.addmm(bias, x, weight.T))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("products", "positive"), [("bf16", False), ("int8", False), ("int8", True)])
+def test_what_is_not_finite_stays_visible_in_its_row_alone(
+    products: Products, positive: bool, bad: float
+) -> None:
     x, weight, bias = _made(3, 16, 4)
-    x[1, 5] = float("nan")
-    assert _product(products, x, weight, bias).isfinite().all(1).tolist() == [True, False, True]
+    x.abs_()[1, 5] = bad
+    found = _product(products, x, weight, bias, positive=positive)
+    assert found.isfinite().all(1).tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("products", ["bf16", "int8"])
-def test_an_empty_row_gives_the_bias(products: Products) -> None:
+@pytest.mark.parametrize(("products", "positive"), [("bf16", False), ("int8", False), ("int8", True)])
+def test_an_empty_row_gives_the_bias(products: Products, positive: bool) -> None:
     _, weight, bias = _made(1, 16, 4)
-    assert torch.equal(_product(products, torch.zeros(1, 16), weight, bias)[0], bias)
+    assert torch.equal(_product(products, torch.zeros(1, 16), weight, bias, positive=positive)[0], bias)
 
 
 @pytest.mark.parametrize("products", ["bf16", "int8"])
@@ -81,17 +109,20 @@ def test_an_empty_row_gives_the_bias(products: Products) -> None:
         "triangle_multiplication_incoming",
     ],
 )
-def test_operators_use_it_for_every_weight(
+def test_operators_use_it_for_every_weight_but_one(
     name: str, products: Products, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each differs from float32 by the rounding of its products, and float64 data are left alone."""
+    """Each differs from float32 by the rounding of its products, and float64 data are left alone.
+
+    The projection of the triangle product is exact.
+    """
     case = case_of(name, 33)
     small = {k: v.float() if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
     made: list[Linear] = []
     create = Linear.__init__
 
-    def counted(self: Linear, *arguments: Tensor) -> None:
-        create(self, *arguments)
+    def counted(self: Linear, *arguments: Tensor, **options: bool) -> None:
+        create(self, *arguments, **options)
         made.append(self)
 
     monkeypatch.setattr(Linear, "__init__", counted)
@@ -105,7 +136,7 @@ def test_operators_use_it_for_every_weight(
     used = [one for one in made[len(made) // 3 :] if one.products is not None]
     # Both factors of so small a triangle product are made of all channels at once.
     weights = {"transition": 2, "gated_attention": 2, "outer_product_mean": 1}
-    assert len(used) == weights.get(name, 3)
+    assert len(used) == weights.get(name, 2)
     assert _error(plain, exact) < 2e-6
     assert 10 * _error(plain, exact) < _error(found, exact) < 3e-2
     assert _error(double, exact) < 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold.kernels.common.constants import MASKED_LOGIT
+from fastfold.kernels.common.cpu_products import small_products
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
 
 
@@ -59,24 +59,31 @@ def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> N
     per_row = max(1, per_row)  # there may be no rows, and no queries
     step = max(1, BLOCK_ELEMENTS // 4 // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
-    for r, n in itertools.product(range(0, rows, step), range(0, queries, query_step)):
-        row, query = slice(r, r + step), slice(n, n + query_step)
-        b_q, b_k, b_v = (x.transpose(1, 2) for x in (q[row, query], k[row], v[row]))  # [r, H, n, D]
-        b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
+    for r in range(0, rows, step):
+        row = slice(r, r + step)
+        # A row's heads lie between each other, in gaps of a power of two that caches are bad at.
+        b_k, b_v = (
+            scratch.copy(name, x[row].transpose(1, 2)) for name, x in (("k", k), ("v", v))
+        )  # [r, H, Nk, D]
         b_masked = None if masked is None else masked[row, None, None]
-        if b_masked is not None:
-            shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
-            b_scores = scratch("bias", *shape)
-            b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
-            b_bias.masked_fill_(b_masked, -math.inf)
-        b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
-        if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
-            b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
-        b_out = b_out.transpose(1, 2)
-        if gate is None:
-            out[row, query] = b_out
-        else:
-            torch.mul(b_out, scratch.copy("gate", gate[row, query]).sigmoid_(), out=out[row, query])
+        for n in range(0, queries, query_step):
+            query = slice(n, n + query_step)
+            b_q = scratch.copy("q", q[row, query].transpose(1, 2))
+            b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
+            if b_masked is not None:
+                shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
+                b_scores = scratch("bias", *shape)
+                b_bias = b_scores.zero_() if b_bias is None else b_scores.copy_(b_bias)
+                b_bias.masked_fill_(b_masked, -math.inf)
+            with small_products():
+                b_out = scaled_dot_product_attention(b_q, b_k, b_v, attn_mask=b_bias, scale=scale)
+            if b_masked is not None and (b_empty := b_masked.all(-1, keepdim=True)).any():
+                b_out = torch.where(b_empty, b_v.mean(2, keepdim=True), b_out)
+            b_out = b_out.transpose(1, 2)
+            if gate is None:
+                out[row, query] = b_out
+            else:
+                torch.mul(b_out, scratch.copy("gate", gate[row, query]).sigmoid_(), out=out[row, query])
 
 
 def row_step(q: Tensor, k: Tensor) -> int:

@@ -44,7 +44,7 @@ def forward(
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
     scratch = scratch.of(x)
-    first, second = Linear(w1, b1), Linear(w2, b2)
+    first, second = Linear(w1, b1), Linear(w2, b2, positive=True)
     residuals = () if residual is None else (residual,)
     for b_x, b_out, *b_residual in position_blocks(block_positions(len(w1)), x, out, *residuals):
         b_norm = normalise(b_x.to(exact), *norm, EPS)[0].to(x.dtype)

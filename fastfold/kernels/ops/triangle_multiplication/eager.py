@@ -111,7 +111,8 @@ def write_update(
 ) -> None:
     """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]`` times ``share``."""
     residuals = () if residual is None else (residual,)
-    linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
+    # The rounding of this small projection alone made the error of pair representations 1.5 times as large in 8 bits.
+    linears = Linear(weights.out, weights.out_bias, exact=True), Linear(weights.gate, weights.gate_bias)
     for columns, (b_z, b_out, *b_residual) in _blocks(_widest(weights), z, out, *residuals):
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
         b_product = product[:, columns].t()
