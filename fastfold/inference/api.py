@@ -25,6 +25,7 @@ from fastfold.inference.folding import TargetPredictor
 from fastfold.inference.models import network_name
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops
+from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.target_templates import read_templates
 from fastfold.utils.device import choose_device
 
@@ -183,6 +184,7 @@ def predict_many(
             else [load_model(path) for path in weights_files(_is_path(one))]
         )
     found: dict[str, list[Prediction]] = {}
+    graph = KeptGraph()
     for name, target in targets.items():
         shown = read_templates(target, alignments[name], (templates or {}).get(name))
         for line in () if shown is None else shown.lines:
@@ -195,6 +197,7 @@ def predict_many(
             device=next(networks[0].parameters()).device,
             templates=shown,
             say=_log.warning,
+            graph=graph,
         )
         predictions: list[Prediction] = []
         for model in networks:

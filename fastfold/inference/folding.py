@@ -33,7 +33,7 @@ from fastfold.inference.network_settings import apply_settings, recycle_toleranc
 from fastfold.inference.output.prediction import Prediction, Recycle
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory
-from fastfold.inference.planning.cuda_graph import PassGraph, check_cuda_graphs
+from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
@@ -74,7 +74,7 @@ class NetworkPasses:
         is_complex: Whether there are interfaces to score.
         pae: Whether to keep aligned errors of all pairs.
         dropout_seed: Seed of dropout, which stays on; None for no dropout.
-        cuda_graph: Whether passes are replayed from a CUDA graph.
+        cuda_graph: Where there is the CUDA graph that passes are replayed from; None for no graph.
     """
 
     num_recycles: int
@@ -83,7 +83,7 @@ class NetworkPasses:
     is_complex: bool = False
     pae: bool = True
     dropout_seed: int | None = None
-    cuda_graph: bool = False
+    cuda_graph: KeptGraph | None = None
 
 
 class TargetPredictor:
@@ -95,13 +95,14 @@ class TargetPredictor:
     Args:
         target: The target.
         models: The networks, in the precision to fold in; each is on ``device`` while it folds, and then again where it
-            was.
+            was, but for a single one with CUDA graphs, which reads it where it is.
         alignments: Per chain.
         config: How to fold.
         device: Where to fold.
         templates: Those of its chains, for the networks that take them; None for no templates at all.
         say: Told of every smaller plan.
         distributed: Runs the networks on several processes; by default :func:`run_network` does here.
+        graph: With CUDA graphs: that of the targets before; by default there were none.
 
     Raises:
         InputError: The initial guess cannot be used, or the target does not fit into memory.
@@ -119,8 +120,13 @@ class TargetPredictor:
         templates: TargetTemplates | None = None,
         say: Callable[[str], None],
         distributed: DistributedRun | None = None,
+        graph: KeptGraph | None = None,
     ) -> None:
         check_cuda_graphs(config.cuda_graphs, device)
+        self._graph = (graph or KeptGraph()) if config.cuda_graphs else None
+        self._stays = self._graph is not None and len(models) == 1
+        if self._graph is not None:
+            self._graph.keep_for(target.num_residues)
         self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
         self.device, self._say = device, say
         self._run = run_network if distributed is None else distributed.run
@@ -186,7 +192,7 @@ class TargetPredictor:
         target, config, templates = self.target, self.config, self.templates
         if templates is not None and not takes_templates(model.config, target):
             templates = None
-        with _moved(model, self.device):
+        with _moved(model, self.device, stays=self._stays):
             sampler = featurize(
                 target.chains,
                 self.alignments,
@@ -197,6 +203,8 @@ class TargetPredictor:
             )
             _add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
             by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            if self._graph is not None:
+                by = partial(by, graph=self._graph)
             if state is not None:
                 by = partial(by, state=state)
             prediction = self._fits[id(model)].run(by, self._say)
@@ -205,8 +213,8 @@ class TargetPredictor:
 
 
 @contextmanager
-def _moved(model: AlphaFold, device: torch.device) -> Iterator[None]:
-    """Have a network on a device, and afterwards where it was."""
+def _moved(model: AlphaFold, device: torch.device, *, stays: bool) -> Iterator[None]:
+    """Have a network on a device, and afterwards where it was, unless it stays."""
     home = next(model.parameters()).device
     if home == device:
         yield
@@ -215,7 +223,8 @@ def _moved(model: AlphaFold, device: torch.device) -> Iterator[None]:
         model.to(device)
         yield
     finally:
-        model.to(home)
+        if not stays:
+            model.to(home)
 
 
 def fold(
@@ -229,6 +238,7 @@ def fold(
     on_cycle: OnCycle | None = None,
     run: RunNetwork | None = None,
     state: RecycleState | None = None,
+    graph: KeptGraph | None = None,
 ) -> Prediction:
     """Run the network on a target's features: in place and without gradients.
 
@@ -242,6 +252,7 @@ def fold(
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
         run: Runs the network; :func:`run_network` by default.
         state: See :meth:`TargetPredictor.predict`.
+        graph: See :class:`NetworkPasses`.
 
     Raises:
         OutputError: The network produced numbers that are not finite.
@@ -272,7 +283,7 @@ def fold(
         is_complex=target.is_complex,
         pae=keeps_pae(target.num_residues, config.pae),
         dropout_seed=seed if config.dropout else None,
-        cuda_graph=config.cuda_graphs,
+        cuda_graph=graph,
     )
     result, arrays = (run or run_network)(
         model, features, passes, watch, plan=plan, **({} if state is None else {"state": state})
@@ -368,7 +379,7 @@ def run_network(
                 recycle_tolerance=passes.recycle_tolerance,
                 on_cycle=on_cycle,
                 state=state,
-                run_pass=PassGraph(model) if passes.cuda_graph else None,
+                run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
             )
             return result, _confidences(result, passes.is_complex, passes.pae)
     finally:

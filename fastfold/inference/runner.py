@@ -120,7 +120,7 @@ def run(
             say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
             if config.cuda_graphs:
                 progress.line(
-                    "CUDA graphs: the second pass of each prediction is recorded, it and all others are replayed"
+                    "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"
                 )
             summary = Summary((), (), ())
             if targets:

@@ -34,6 +34,7 @@ from fastfold.inference.output.writer import (
     target_digest,
     write_prediction,
 )
+from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.target_templates import TargetTemplates, find_templates, takes_templates
@@ -140,6 +141,7 @@ class TargetRunner:
     distributed: DistributedFolder | None = None
     finder: TemplateFinder | None = None
     _checked: bool = field(default=False, init=False)
+    _graph: KeptGraph = field(default_factory=KeptGraph, init=False)
 
     def __post_init__(self) -> None:
         self.ranking = partial(ranking_scores, self.config.rank)
@@ -269,6 +271,7 @@ class TargetRunner:
             templates=templates,
             say=partial(self.progress.line, important=True),
             distributed=self.distributed,
+            graph=self._graph,
         )
         return _Prepared(predictor, coverage_files(alignments, target, plots=self.config.plots), label)
 

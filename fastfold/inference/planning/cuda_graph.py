@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.model import AlphaFold, Features, PassResult
 from fastfold.evoformer.templates import TemplateEmbedder, shown_templates
 from fastfold.inference.error_messages import is_out_of_memory
@@ -85,12 +86,12 @@ class _Graph(NamedTuple):
 
 
 class PassGraph:
-    """Carries out the passes of one prediction, as ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+    """Carries out the passes of predictions, as ``run_pass`` of :meth:`fastfold.evoformer.model.AlphaFold.forward`.
 
     The first pass runs as ever, which compiles and loads its kernels. The second is captured on copies of its inputs
-    and replayed, and so are all others, once their inputs are copied to where the graph reads them. When something
-    changes that the graph does not read anew (shapes, templates that are shown, where the parameters are), it is
-    dropped, and all of this begins again.
+    and replayed, and so are all others, those of later predictions included, once their inputs are copied to where the
+    graph reads them. When something changes that the graph does not read anew (shapes, templates that are shown, where
+    the parameters are, how the network is carried out), it is dropped, and all of this begins again.
 
     Args:
         model: The network, in evaluation mode and on its device, which works without the host's memory.
@@ -161,7 +162,9 @@ class PassGraph:
         inputs = tuple(
             (name, x.shape, x.dtype) for features in (*members, previous) for name, x in features.items()
         )
-        return inputs, shown, tuple(parameter.data_ptr() for parameter in self._model.parameters())
+        parameters = tuple((x.data_ptr(), x.dtype) for x in self._model.parameters())
+        policies = tuple(m.policy for m in self._model.modules() if isinstance(m, PolicyModule))
+        return inputs, shown, parameters, policies
 
     @contextmanager
     def _templates(self, shown: tuple[int, ...] | None) -> Iterator[None]:
@@ -176,6 +179,35 @@ class PassGraph:
             yield
         finally:
             embedder.policy = policy
+
+
+class KeptGraph:
+    """The graph of the last predictions, for the next ones: targets of one length often follow each other.
+
+    There is one at a time, because it holds as much memory as a pass takes.
+    """
+
+    def __init__(self) -> None:
+        self._residues: int | None = None
+        self._model: AlphaFold | None = None
+        self._graph: PassGraph | None = None
+
+    def keep_for(self, residues: int) -> None:
+        """Before a target of ``residues`` is planned: free a graph that is none of its length."""
+        if residues != self._residues:
+            self.drop()
+        self._residues = residues
+
+    def of(self, model: AlphaFold) -> PassGraph:
+        """The graph for predictions by a network; that of another is freed."""
+        if self._graph is None or self._model is not model:
+            self.drop()
+            self._model, self._graph = model, PassGraph(model)
+        return self._graph
+
+    def drop(self) -> None:
+        """Free the memory of the graph."""
+        self._model = self._graph = None
 
 
 def _copies(tree: Mapping[str, Any]) -> dict[str, Any]:

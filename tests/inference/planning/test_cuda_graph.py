@@ -61,7 +61,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[PassGraph]:
 
     if not torch.cuda.is_available():
         monkeypatch.setattr(cuda_graph, "capture_graph", record)
-    monkeypatch.setattr(folding, "PassGraph", make)
+    monkeypatch.setattr(cuda_graph, "PassGraph", make)
     return made
 
 
@@ -75,7 +75,10 @@ def _run(
         found[f"pass {cycle}"] = shown["atom_positions"]  # not copied: a later pass must leave it as it is
 
     passes = folding.NetworkPasses(
-        PASSES - 1, num_ensemble=ensemble, is_complex=model.multimer, cuda_graph=graph
+        PASSES - 1,
+        num_ensemble=ensemble,
+        is_complex=model.multimer,
+        cuda_graph=cuda_graph.KeptGraph() if graph else None,
     )
     result, scores = folding.run_network(model, features, passes, watch)
     return found | scores | result["representations"]
@@ -154,6 +157,48 @@ def test_parameters_elsewhere_are_captured_anew() -> None:
     weight.data = weight.data * 1.5
     assert not torch.equal(run(), before)
     assert (graph.captures, graph.replays) == (2, 4)
+
+
+def test_another_way_to_carry_out_the_network_is_captured_anew() -> None:
+    """As where memory ended, and the fold goes on in smaller pieces."""
+    model, features = _network("synthetic_monomer")
+    graph = PassGraph(model.eval(), record)
+    for blocks, made in ((FOLDING_POLICY.block_elements, (1, 2)), (64, (2, 4))):
+        set_policy(model, replace(FOLDING_POLICY, block_elements=blocks))
+        with torch.inference_mode():
+            model(features, 2, run_pass=graph)
+        assert (graph.captures, graph.replays) == made
+
+
+SEQUENCES = {"a": "MKTAYIAKQR", "b": "GSHMLEDPVA", "longer": "MKTAYIAKQRQ", "c": "MKTAYIAKQW"}
+
+
+def test_predictions_of_one_length_share_a_graph(
+    graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its second pass on the first records and replays, and the others replay all passes."""
+    monkeypatch.setattr(folding, "check_cuda_graphs", lambda wanted, device: None)
+    model = fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz")
+    settings: dict[str, Any] = {"num_recycles": 2, "seeds": (0, 1)}
+    expected = fastfold.predict_many(SEQUENCES, model, **settings)
+    found = fastfold.predict_many(SEQUENCES, model, cuda_graphs=True, **settings)
+    for name in SEQUENCES:
+        for one, other in zip(found[name], expected[name], strict=True):
+            assert np.array_equal(one.atom_positions, other.atom_positions)
+            assert np.array_equal(one.plddt, other.plddt)
+    # Of a and b, of the longer one, and of c, whose graph is gone by then.
+    assert [(graph.captures, graph.replays) for graph in graphs] == [(1, 11), (1, 5), (1, 5)]
+
+
+def test_networks_in_turn_do_not_keep_their_graphs(
+    graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two graphs would hold twice the memory that was planned."""
+    monkeypatch.setattr(folding, "check_cuda_graphs", lambda wanted, device: None)
+    models = [fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz") for _ in range(2)]
+    sequences = {name: SEQUENCES[name] for name in ("a", "b")}
+    fastfold.predict_many(sequences, models, cuda_graphs=True, num_recycles=2)
+    assert [(graph.captures, graph.replays) for graph in graphs] == [(1, 2)] * 4
 
 
 def test_what_a_graph_cannot_hold_is_noticed_while_it_is_recorded() -> None:
@@ -279,7 +324,7 @@ def test_the_command_folds_the_same_and_says_so(
         cli.out = cli.folder / f"out{len(options)}"
         done = cli.infer(fasta, "--num-recycles", "3", *options)
         assert done.code == 0, done.err
-        assert ("CUDA graphs: the second pass" in done.err) == bool(options)
+        assert ("CUDA graphs: the second pass of a length" in done.err) == bool(options)
         (path,) = cli.out.glob("*.pdb")
         written.append(path.read_bytes())
     assert written[0] == written[1]
