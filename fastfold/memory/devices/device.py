@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -124,6 +124,10 @@ class Device(Tier):
         """What was fetched is in its place after this."""
         with self.host_work():
             self._fetches.finish()
+
+    def hand_over(self, buffer: Tensor) -> Callable[[], None]:
+        """What was fetched to a buffer on the host and is not in its place yet: a function that any thread may call."""
+        return self._fetches.hand_over(buffer)
 
     # Before they are needed
 

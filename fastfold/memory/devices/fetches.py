@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 # Bytes that may wait in staging buffers.
 _WAITING = 1 << 28
+
+
+class _Fetch(NamedTuple):
+    """A copy that has been queued; see :meth:`Fetches.put`."""
+
+    event: torch.cuda.Event | None
+    staged: Tensor | None
+    target: Tensor
+    add: bool
+
+    @property
+    def waiting(self) -> int:
+        """Bytes in a buffer of its own."""
+        return 0 if self.staged is None else self.staged.nbytes
+
+    def put(self) -> None:
+        """Wait for it and put it in its place."""
+        if self.event is not None:
+            self.event.synchronize()
+        if self.staged is None:
+            return
+        with torch.no_grad():
+            if self.add:
+                self.target.add_(self.staged)
+            else:
+                self.target.copy_(self.staged)
 
 
 class Fetches:
@@ -19,7 +47,7 @@ class Fetches:
     """
 
     def __init__(self) -> None:
-        self._queue: deque[tuple[torch.cuda.Event | None, Tensor | None, Tensor, bool]] = deque()
+        self._queue: deque[_Fetch] = deque()
         self._waiting = 0
 
     def put(
@@ -33,8 +61,8 @@ class Fetches:
             add: Whether it is added to what is in ``target``.
             event: What the copy ends with; None if it is done.
         """
-        self._queue.append((event, staged, target, add))
-        self._waiting += 0 if staged is None else staged.nbytes
+        self._queue.append(_Fetch(event, staged, target, add))
+        self._waiting += self._queue[-1].waiting
         while self._waiting > _WAITING and len(self._queue) > 1:
             self._finish()
 
@@ -43,15 +71,29 @@ class Fetches:
         while self._queue:
             self._finish()
 
+    def hand_over(self, buffer: Tensor) -> Callable[[], None]:
+        """Let somebody else put in place what goes to a buffer.
+
+        Args:
+            buffer: On the host; targets are views of it.
+
+        Returns:
+            A function that does so when it is called, in any thread.
+        """
+        storage = buffer.untyped_storage()._cdata
+        taken, left = deque[_Fetch](), deque[_Fetch]()
+        for fetch in self._queue:
+            (taken if fetch.target.untyped_storage()._cdata == storage else left).append(fetch)
+        self._queue = left
+        self._waiting -= sum(fetch.waiting for fetch in taken)
+
+        def put_all() -> None:
+            while taken:
+                taken.popleft().put()
+
+        return put_all
+
     def _finish(self) -> None:
-        event, staged, target, add = self._queue.popleft()
-        if event is not None:
-            event.synchronize()
-        if staged is None:
-            return
-        self._waiting -= staged.nbytes
-        with torch.no_grad():
-            if add:
-                target.add_(staged)
-            else:
-                target.copy_(staged)
+        fetch = self._queue.popleft()
+        self._waiting -= fetch.waiting
+        fetch.put()

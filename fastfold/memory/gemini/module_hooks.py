@@ -21,6 +21,7 @@ from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.managed_parameter import METADATA, untouched
+from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
 
 
 class _Call:
@@ -38,12 +39,20 @@ class ModuleHooks(NotCopied):
         store: Its chunks.
         residency: Decides what comes and goes.
         saved: Looks after saved tensors; None to leave them to autograd.
+        overlap: Steps chunks whose gradients are complete; None to leave them to the manager's step.
     """
 
     def __init__(
-        self, model: nn.Module, store: ChunkStore, residency: Residency, saved: SavedTensors | None
+        self,
+        model: nn.Module,
+        store: ChunkStore,
+        residency: Residency,
+        saved: SavedTensors | None,
+        overlap: OverlappedStep | None = None,
     ) -> None:
         self.model, self.store, self.residency, self.saved = model, store, residency, saved
+        self.overlap = overlap
+        take = store.take_gradient if overlap is None else overlap.take_gradient
         self._clock = count()
         self._stack: list[_Call] = []
         self._backward: dict[int, list[_Call]] = {}
@@ -63,8 +72,8 @@ class ModuleHooks(NotCopied):
             for slot in chunk.slots:
                 if chunk.trainable:
                     with untouched():
-                        take = slot.parameter.register_post_accumulate_grad_hook(store.take_gradient)
-                    self._handles.append(take)
+                        handle = slot.parameter.register_post_accumulate_grad_hook(take)
+                    self._handles.append(handle)
 
     def remove(self) -> None:
         """Takes the hooks off."""
@@ -77,6 +86,8 @@ class ModuleHooks(NotCopied):
         # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
         if not self._stack and torch._C._current_graph_task_id() == -1:
             self._backward.clear()
+            if self.overlap is not None:
+                self.overlap.begin_pass()
             self.residency.begin_pass(*pass_key(name, module, args, kwargs))
             self._watching = ExitStack()
             self._watching.enter_context(_Watch(self))
@@ -155,11 +166,17 @@ class ModuleHooks(NotCopied):
             return
         done = [c for c in running if c.enter > call.exit]
         self._backward[task] = [*(c for c in running if c.enter <= call.exit), call]
-        self._pin(call.chunks, release=tuple(i for c in done for i in c.chunks))
+        release = tuple(i for c in done for i in c.chunks)
+        self._pin(call.chunks, release)
+        if self.overlap is not None:
+            self.overlap.released(release)
 
     def _end_backward(self, task: int) -> None:
         running = self._backward.pop(task, [])
-        self._pin((), release=tuple(i for c in running for i in c.chunks))
+        release = tuple(i for c in running for i in c.chunks)
+        self._pin((), release)
+        if self.overlap is not None and not self._backward:
+            self.overlap.end_backward(release)
 
 
 class _Watch(TorchFunctionMode):
