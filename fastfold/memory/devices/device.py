@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastfold.memory.devices.fetches import Fetches
 from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.planner.schedule import BudgetError
 
 
 class DeviceFull(RuntimeError):
@@ -182,6 +183,17 @@ class Device(Tier):
         """Most bytes of things other than chunks since the last call."""
         raise NotImplementedError
 
+    def enforce(self) -> Callable[[], None]:
+        """From now on operators may not take more than the budget either, where that is not so anyway.
+
+        Returns:
+            Undoes it.
+
+        Raises:
+            BudgetError: More is taken already.
+        """
+        return lambda: None
+
     @contextmanager
     def host_work(self) -> Iterator[None]:
         """What happens inside is not the device's work."""
@@ -204,6 +216,30 @@ class CudaDevice(Device):
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
+    def enforce(self) -> Callable[[], None]:
+        """PyTorch's allocator of this process keeps to the budget, with what it has cached: it gives that back first.
+
+        What it has no room for raises ``torch.OutOfMemoryError``, whose message names the limit. Parts of its segments
+        may be in nobody's use, so there is less room than the budget says; expandable segments
+        (``PYTORCH_CUDA_ALLOC_CONF``) leave few such parts. CUDA itself, its libraries and NCCL take memory on top. The
+        limit is the process's, for all that PyTorch does on this GPU. Tested with stand-ins for PyTorch's functions
+        alone, and never run on a GPU.
+        """
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(self.device)
+        if reserved > self.budget:
+            raise BudgetError(
+                f"PyTorch holds {reserved:,} bytes on {self.device} already, more than the budget of {self.budget:,}: "
+                "delete what is there, give a larger budget, or set hard_budget=False",
+                reserved,
+            )
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        before = torch.cuda.get_per_process_memory_fraction(self.device)
+        if self.budget / total >= before:
+            return lambda: None
+        torch.cuda.set_per_process_memory_fraction(self.budget / total, self.device)
+        return lambda: torch.cuda.set_per_process_memory_fraction(before, self.device)
+
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A buffer whose storage is empty."""
         buffer = self._own(torch.empty(numel, dtype=dtype, device=self.device))
@@ -212,8 +248,13 @@ class CudaDevice(Device):
 
     def fill(self, buffer: Tensor, source: Tensor) -> None:
         """Copies on a side stream; :meth:`wait` joins it."""
-        self._charge(buffer.nbytes, "a chunk of parameters")
-        buffer.untyped_storage().resize_(buffer.nbytes)
+        what = "a chunk of parameters"
+        try:
+            buffer.untyped_storage().resize_(buffer.nbytes)
+        except torch.OutOfMemoryError as error:
+            used = torch.cuda.memory_allocated(self.device)
+            raise DeviceFull(buffer.nbytes, used, self.budget, what) from error
+        self._charge(buffer.nbytes, what)
         # The memory may have been freed by work that the main stream has not finished.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):

@@ -14,7 +14,7 @@ last steps have shown; gradients and optimizer states live on the host, where th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,19 +25,18 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import CudaDevice, Device
 from fastfold.memory.devices.simulated import SimulatedDevice
-from fastfold.memory.devices.tiers import ALIGNMENT, NvmeTier, Tier
+from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.activations import SavedTensors
+from fastfold.memory.gemini.budget import check_budget, check_host, kept_bytes
 from fastfold.memory.gemini.checks import check_model, check_step
 from fastfold.memory.gemini.chunk_store import ChunkStore
-from fastfold.memory.gemini.chunks import Chunk, build_chunks
+from fastfold.memory.gemini.chunks import build_chunks
 from fastfold.memory.gemini.distributed import Ranks
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.module_hooks import ModuleHooks
-from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep, check_overlap
-from fastfold.memory.gemini.optimizer.probe import state_bytes
+from fastfold.memory.gemini.optimizer.overlapped import MIN_OVERLAPPED_CHUNKS, OverlappedStep, check_overlap
 from fastfold.memory.gemini.optimizer.step import OptimizerStep
 from fastfold.memory.gemini.state_hooks import StateHooks
-from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.units import parse_bytes
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")
@@ -74,6 +73,9 @@ class Gemini:
             pass. Not with ``"cuda"``, under which nothing leaves the device.
         recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network (which
             then must not checkpoint them itself): call by call the plan decides.
+        hard_budget: On a GPU, PyTorch's allocator keeps to the budget too, until :meth:`release`: what would go over it
+            raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise plans keep to it,
+            as far as what they were made from comes again. A simulated device always keeps to it.
         overlap_optimizer: A chunk's step runs in a thread as soon as the backward pass has computed all of its
             gradients, and :meth:`step` waits for the last ones; results are those of a step afterwards, bit by bit.
             Learning rates are set before ``backward()`` then, a step cannot be left out, nothing may look at gradients
@@ -82,7 +84,8 @@ class Gemini:
 
     Raises:
         BudgetError: One operator's parameters alone (with ``"cuda"``: all parameters, gradients and optimizer states)
-            exceed the budget; names the smallest that holds them.
+            exceed the budget; names the smallest that holds them. With ``hard_budget``: PyTorch holds more already.
+            The host's memory has no room for what is kept there, as far as limits of control groups leave any.
         OutputError: With ``"nvme"``: the disk has no room for parameters, gradients and optimizer states.
         ConfigError: An unknown policy or budget; an optimizer of other parameters, or that does not treat each
             parameter alone; parameters that are managed already; ``overlap_optimizer`` with ``"cuda"``, without an
@@ -104,6 +107,7 @@ class Gemini:
         shard: bool = False,
         activations: bool = True,
         recompute: Iterable[nn.Module] = (),
+        hard_budget: bool = False,
         overlap_optimizer: bool = False,
     ) -> None:
         if policy not in POLICIES:
@@ -115,19 +119,27 @@ class Gemini:
         check_model(model, optimizer)
         if overlap_optimizer:
             check_overlap(optimizer, policy, self.ranks)
-        chunks = build_chunks(model, largest=self.budget // 8)
+        self._undo: list[Callable[[], None]] = []
+        largest = self.budget // 8
+        if overlap_optimizer:
+            largest = min(largest, sum(p.nbytes for p in model.parameters()) // MIN_OVERLAPPED_CHUNKS)
+        chunks = build_chunks(model, largest=largest)
         for buffer_owner in model.modules():
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))
                 self.device.hold(getattr(buffer_owner, name))
-        self._check_smallest(chunks)
+        check_budget(chunks, self.device, self.budget, policy, optimizer)
         host = self._host_tier(nvme_folder)
+        kept = kept_bytes([c for c in chunks if self.ranks.owns(c)], chunks, optimizer)
         if policy == "nvme":
-            host.preallocate(self._kept_bytes(chunks))
+            host.preallocate(kept)
+        elif policy != "cuda":
+            check_host(kept, chunks)
+        if hard_budget:
+            self._undo.append(self.device.enforce())
         self.store = ChunkStore(chunks, self.device, host)
         agree = self.ranks.agree if self.ranks.statistics else None
         self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
-        self._undo: list[Callable[[], None]] = []
         self.saved: SavedTensors | None = None
         if activations and policy != "cuda":
             self.saved = SavedTensors(self.device, self.store.host, self.residency)
@@ -143,36 +155,6 @@ class Gemini:
         self._managing = True
         states = StateHooks(model, optimizer, self.params_on_host, self._take_states)
         self._undo.append(states.remove)
-
-    def _check_smallest(self, chunks: Sequence[Chunk]) -> None:
-        """Refuses what cannot work at once."""
-        buffers = self.device.other_bytes()
-        if self.policy == "cuda":
-            states = state_bytes(self.optimizer) if self.optimizer is not None else 0
-            trained = sum(chunk.nbytes + chunk.numel * states for chunk in chunks if chunk.trainable)
-            smallest = buffers + sum(chunk.nbytes for chunk in chunks)
-            smallest += trained if self.optimizer is not None else 0
-            what = "policy 'cuda' keeps parameters, gradients and optimizer states on the device, which"
-            remedy = "activations come on top. Policy 'auto' needs no more than one operator at a time"
-        else:
-            smallest = buffers + max((chunk.nbytes for chunk in chunks), default=0)
-            what = "one operator's parameters and the model's buffers"
-            remedy = "no smaller budget works, and activations come on top"
-        if smallest > self.budget:
-            raise BudgetError(
-                f"a budget of {self.budget:,} bytes is too small: {what} take {smallest:,} bytes; {remedy}",
-                smallest,
-            )
-
-    def _kept_bytes(self, chunks: Sequence[Chunk]) -> int:
-        """Bytes of parameters, gradients and this rank's optimizer states."""
-        states = state_bytes(self.optimizer) if self.optimizer is not None else 0
-        total = 0
-        for chunk in chunks:
-            total += chunk.nbytes * (2 if chunk.trainable else 1)
-            if chunk.trainable and self.ranks.owns(chunk):
-                total += (chunk.numel + ALIGNMENT) * states  # each state begins on its own multiple
-        return total
 
     def _host_tier(self, folder: str | os.PathLike[str] | None) -> Tier:
         if self.policy == "cuda":

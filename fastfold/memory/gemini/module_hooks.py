@@ -63,7 +63,8 @@ class ModuleHooks(NotCopied):
         for name, module in model.named_modules():
             own = [store.chunk_of(p) for p in module.parameters(recurse=False)]
             self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
-            if own or module is model:
+            # One without parameters of its own may use its children's itself, and is then what needs them.
+            if module is model or next(module.parameters(), None) is not None:
                 self._handles += [
                     module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
                     module.register_forward_hook(self._leave, always_call=True),
@@ -95,7 +96,8 @@ class ModuleHooks(NotCopied):
                 self._watching.enter_context(self.saved.hooks())
         call = _Call(module, self._uses[module], next(self._clock))
         try:
-            self._pin(call.chunks)
+            if call.chunks or not self._stack:
+                self._pin(call.chunks)
         except BaseException:
             self._stop_watching()
             raise

@@ -25,6 +25,9 @@ from fastfold.memory.gemini.optimizer.probe import Group, same
 from fastfold.memory.gemini.optimizer.stand_in import check_stand_ins, step_stand_ins
 from fastfold.memory.gemini.optimizer.worker import Worker
 
+MIN_OVERLAPPED_CHUNKS = 16
+"""Chunks of equal size that a model makes at least: a chunk's step begins when the last of its gradients has come."""
+
 # Bytes of gradients that may wait for the thread.
 _WAITING = 1 << 28
 
