@@ -110,16 +110,17 @@ class Device(Tier):
         back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         return back.copy_(waiting)
 
-    def fetch(self, tensor: Tensor, target: Tensor, *, add: bool) -> None:
+    def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copy a tensor that is not needed here any more to its place on the host; done after :meth:`settle`.
 
         Args:
             tensor: Here.
             target: Of its shape and dtype, on the host.
+            to: Where the place is.
             add: Whether to add to what is there.
         """
         with self.host_work(), torch.no_grad():
-            self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None)
+            self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None, to=to)
 
     def settle(self) -> None:
         """What was fetched is in its place after this."""
@@ -296,17 +297,17 @@ class CudaDevice(Device):
         back.record_stream(self._stream)
         return back
 
-    def fetch(self, tensor: Tensor, target: Tensor, *, add: bool) -> None:
+    def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copies on a stream of its own, through pinned memory where the place is not pinned or holds a sum."""
         direct = target.is_pinned() and not add
-        to = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        place = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._home.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._home), torch.no_grad():
-            to.copy_(tensor, non_blocking=True)
+            place.copy_(tensor, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         tensor.record_stream(self._home)
-        self._fetches.put(target, staged=None if direct else to, add=add, event=event)
+        self._fetches.put(target, staged=None if direct else place, add=add, event=event, to=to)
 
     def _begin(self, waiting: Tensor) -> Arriving:
         back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)

@@ -4,39 +4,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from fastfold.memory.devices.tiers import Tier
 
 # Bytes that may wait in staging buffers.
 _WAITING = 1 << 28
 
 
-class _Fetch(NamedTuple):
+class _Fetch:
     """A copy that has been queued; see :meth:`Fetches.put`."""
 
-    event: torch.cuda.Event | None
-    staged: Tensor | None
-    target: Tensor
-    add: bool
-
-    @property
-    def waiting(self) -> int:
-        """Bytes in a buffer of its own."""
-        return 0 if self.staged is None else self.staged.nbytes
+    def __init__(
+        self, event: torch.cuda.Event | None, staged: Tensor | None, target: Tensor, add: bool, to: Tier
+    ) -> None:
+        self._event, self._staged, self._add, self._to = event, staged, add, to
+        self.target = target
+        self.waiting = 0 if staged is None else staged.nbytes
+        # Sums come after what they are added to.
+        self._begun = None if add or staged is None else to.in_thread(self._put)
 
     def put(self) -> None:
-        """Wait for it and put it in its place."""
-        if self.event is not None:
-            self.event.synchronize()
-        if self.staged is None:
+        """It is in its place after this."""
+        if self._begun is None:
+            self._put()
+        else:
+            self._begun.result()
+
+    def _put(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+        if self._staged is None:
             return
         with torch.no_grad():
-            if self.add:
-                self.target.add_(self.staged)
+            if self._add:
+                self.target.add_(self._staged)
             else:
-                self.target.copy_(self.staged)
+                self._to.write(self.target, self._staged)
 
 
 class Fetches:
@@ -51,7 +57,13 @@ class Fetches:
         self._waiting = 0
 
     def put(
-        self, target: Tensor, *, staged: Tensor | None = None, add: bool, event: torch.cuda.Event | None
+        self,
+        target: Tensor,
+        *,
+        staged: Tensor | None = None,
+        add: bool,
+        event: torch.cuda.Event | None,
+        to: Tier,
     ) -> None:
         """A copy has been queued.
 
@@ -60,8 +72,9 @@ class Fetches:
             staged: Where it is going to; None if that is ``target``.
             add: Whether it is added to what is in ``target``.
             event: What the copy ends with; None if it is done.
+            to: Where ``target`` lies.
         """
-        self._queue.append(_Fetch(event, staged, target, add))
+        self._queue.append(_Fetch(event, staged, target, add, to))
         self._waiting += self._queue[-1].waiting
         while self._waiting > _WAITING and len(self._queue) > 1:
             self._finish()

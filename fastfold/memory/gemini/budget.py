@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from torch.optim import Optimizer
 
 from fastfold.memory.devices.device import Device
-from fastfold.memory.devices.tiers import ALIGNMENT
 from fastfold.memory.gemini.chunks import Chunk
-from fastfold.memory.gemini.optimizer.probe import state_bytes
+from fastfold.memory.gemini.optimizer.probe import state_bytes, state_count
 from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.host_memory import host_available_bytes
 
@@ -47,18 +46,26 @@ def check_budget(
         )
 
 
-def kept_bytes(own: Sequence[Chunk], chunks: Sequence[Chunk], optimizer: Optimizer | None) -> int:
+def kept_bytes(
+    own: Sequence[Chunk], chunks: Sequence[Chunk], optimizer: Optimizer | None, *, multiple: int = 1
+) -> int:
     """Bytes of parameters, gradients and optimizer states.
 
     Args:
         own: Chunks whose states are here.
         chunks: All of them.
         optimizer: None for inference.
+        multiple: Of bytes, on which each begins.
     """
-    states = state_bytes(optimizer) if optimizer is not None else 0
-    total = sum(chunk.nbytes * (2 if chunk.trainable else 1) for chunk in chunks)
-    # Each state begins on its own multiple.
-    return total + sum((chunk.numel + ALIGNMENT) * states for chunk in own if chunk.trainable)
+
+    def rounded(nbytes: int) -> int:
+        return -(-nbytes // multiple) * multiple
+
+    total = sum(rounded(chunk.nbytes) * (2 if chunk.trainable else 1) for chunk in chunks)
+    if optimizer is not None:
+        states, each = state_bytes(optimizer), state_count(optimizer) * (multiple - 1)
+        total += sum(chunk.numel * states + each for chunk in own if chunk.trainable)
+    return rounded(total)
 
 
 def check_host(kept: int, chunks: Sequence[Chunk]) -> None:

@@ -210,7 +210,7 @@ class ChunkStore:
         with self.device.host_work(), torch.no_grad():
             view = slot.view(self.gradient(chunk))
             if not self.fixed:
-                self.device.fetch(gradient, view, add=add)
+                self.device.fetch(gradient, view, self.host, add=add)
             elif add:
                 view.add_(gradient)
             else:

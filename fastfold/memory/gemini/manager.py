@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import CudaDevice, Device
+from fastfold.memory.devices.disk_file import PAGE
 from fastfold.memory.devices.simulated import SimulatedDevice
 from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.activations import SavedTensors
@@ -130,11 +131,11 @@ class Gemini:
                 self.device.hold(getattr(buffer_owner, name))
         check_budget(chunks, self.device, self.budget, policy, optimizer)
         host = self._host_tier(nvme_folder)
-        kept = kept_bytes([c for c in chunks if self.ranks.owns(c)], chunks, optimizer)
+        own = [chunk for chunk in chunks if self.ranks.owns(chunk)]
         if policy == "nvme":
-            host.preallocate(kept)
+            host.preallocate(kept_bytes(own, chunks, optimizer, multiple=PAGE))
         elif policy != "cuda":
-            check_host(kept, chunks)
+            check_host(kept_bytes(own, chunks, optimizer), chunks)
         if hard_budget:
             self._undo.append(self.device.enforce())
         self.store = ChunkStore(chunks, self.device, host)

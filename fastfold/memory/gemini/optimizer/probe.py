@@ -66,6 +66,16 @@ def state_bytes(optimizer: Optimizer) -> int:
     )
 
 
+def state_count(optimizer: Optimizer) -> int:
+    """States as large as their parameter, the most of all groups.
+
+    Args:
+        optimizer: Any of ``torch.optim``; it is not changed.
+    """
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    return max((len(state_kinds(optimizer, group)) for group in groups), default=0)
+
+
 def check_steps_alone(optimizer: Optimizer) -> None:
     """Step small parameters together, and one after the other, which has to come to the same.
 
