@@ -4,13 +4,17 @@ Budgets are shares of what a plain step needs, parameters and activations togeth
 ahead of their use parameters and saved tensors may begin to come; without it all that comes is waited for.
 
     python benchmarks/gemini.py [--json FILE] [--markdown FILE]
+    python benchmarks/gemini.py --times
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -181,6 +185,36 @@ def overlap(name: str, build: Callable[[], Built]) -> list[OptimizerShare]:
     return found
 
 
+def times() -> str:
+    """Medians of the backward pass and of ``step()``, with the optimizer's step after it and beside it.
+
+    Where the host computes the backward pass itself, and where in addition it waits 30 ms for each block, as for a GPU.
+    """
+    lines = []
+    for wait, overlap_optimizer in itertools.product((0.0, 0.03), (False, True)):
+        torch.manual_seed(0)
+        tokens = torch.randint(0, 64, (1, 128))
+        model = GPT(GPTConfig(layers=8, width=256, heads=4, vocabulary=64, context=128))
+        for block in model.blocks:
+            block.register_full_backward_hook(lambda *_, wait=wait: time.sleep(wait))  # type: ignore[misc]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        manager = Gemini(model, optimizer, "128MiB", overlap_optimizer=overlap_optimizer)
+        found = []
+        for _ in range(SETTLED + 9):
+            loss = next_token_loss(model(tokens), tokens)
+            marks = [time.perf_counter()]
+            for part in (loss.backward, manager.step):
+                part()
+                marks.append(time.perf_counter())
+            manager.zero_grad()
+            found.append([1e3 * (b - a) for a, b in itertools.pairwise(marks)])
+        backward, step = (statistics.median(x) for x in zip(*found[SETTLED:], strict=True))
+        lines.append(
+            f"overlap_optimizer={overlap_optimizer}: backward {backward:.0f} ms, step() {step:.0f} ms"
+        )
+    return "\n".join(lines)
+
+
 def _trained(build: Callable[[], Built], budget: int, overlap_optimizer: bool) -> tuple[Gemini, list[float]]:
     model, loss = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -256,7 +290,13 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the numbers there")
     parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument(
+        "--times", action="store_true", help="measure one model's step on this machine instead"
+    )
     options = parser.parse_args()
+    if options.times:
+        print(times())
+        return
     models = (("GPT", gpt), ("Evoformer", evoformer))
     rows = [
         row

@@ -79,6 +79,7 @@ class Gemini:
             as far as what they were made from comes again. A simulated device always keeps to it.
         overlap_optimizer: A chunk's step runs in a thread as soon as the backward pass has computed all of its
             gradients, and :meth:`step` waits for the last ones; results are those of a step afterwards, bit by bit.
+            For a backward pass on a GPU; one on the CPU is slowed down by more than is gained.
             Learning rates are set before ``backward()`` then, a step cannot be left out, nothing may look at gradients
             before it (clipping by a global norm, loss scaling, means over processes), and backward passes that only
             add to gradients are wrapped in :meth:`no_sync`.
