@@ -4,13 +4,17 @@ Budgets are shares of what a plain step needs, parameters and activations togeth
 ahead of their use parameters and saved tensors may begin to come; without it all that comes is waited for.
 
     python benchmarks/gemini.py [--json FILE] [--markdown FILE]
+    python benchmarks/gemini.py --times
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -77,15 +81,22 @@ class Step:
     recomputed: int
 
 
-def measure(
-    name: str, build: Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]], *, recompute: bool
-) -> list[Step]:
-    """A model under some budgets, with and without lookahead; budgets under which it cannot run are left out."""
+Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
+"""A model, and its loss."""
+
+
+def _whole(build: Callable[[], Built]) -> int:
+    """Bytes that a plain step takes, parameters and activations together."""
     model, loss = build()
     plain = SimulatedDevice(1 << 40)
     with plain.running():
         loss(model).backward()
-    whole = plain.mark() + sum(p.nbytes for p in model.parameters())
+    return plain.mark() + sum(p.nbytes for p in model.parameters())
+
+
+def measure(name: str, build: Callable[[], Built], *, recompute: bool) -> list[Step]:
+    """A model under some budgets, with and without lookahead; budgets under which it cannot run are left out."""
+    whole = _whole(build)
     found = []
     for share in SHARES:
         for lookahead in (0, 2):
@@ -98,7 +109,7 @@ def measure(
 
 def _settled(
     name: str,
-    build: Callable[[], tuple[nn.Module, Callable[[nn.Module], Tensor]]],
+    build: Callable[[], Built],
     budget: int,
     share: float,
     lookahead: int,
@@ -124,7 +135,105 @@ def _settled(
     return Step(name, recompute, share, lookahead, manager.device.peak / budget, *counts)
 
 
-def gpt() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+@dataclass(frozen=True)
+class OptimizerShare:
+    """Which part of the optimizer's step begins beside the backward pass, with ``overlap_optimizer``.
+
+    Attributes:
+        model: What is trained.
+        share: Budget as a share of what a plain step takes.
+        chunks: Chunks of parameters.
+        stepped: Bytes of parameters that a step changes.
+        beside: Those whose step began while the backward pass had more operators to come.
+        after: Those whose gradients were complete only at its end.
+        equal: Whether losses and parameters after all steps are those of steps after the backward pass, bit by bit.
+    """
+
+    model: str
+    share: float
+    chunks: int
+    stepped: int
+    beside: int
+    after: int
+    equal: bool
+
+
+def overlap(name: str, build: Callable[[], Built]) -> list[OptimizerShare]:
+    """A model whose optimizer's step runs beside the backward pass, under the budgets that it can run under."""
+    whole = _whole(build)
+    found = []
+    for share in SHARES:
+        budget = int(share * whole)
+        try:
+            runs = [_trained(build, budget, overlap_optimizer) for overlap_optimizer in (False, True)]
+        except (BudgetError, DeviceFull):
+            print(f"{name}: {share} of the memory is not enough", file=sys.stderr)
+            continue
+        (plain, expected), (manager, losses) = runs
+        steps = manager.overlap
+        assert steps is not None
+        states = plain.model.state_dict(), manager.model.state_dict()
+        equal = losses == expected and all(torch.equal(x, states[1][key]) for key, x in states[0].items())
+        chunks = manager.store.chunks
+        stepped = sum(chunk.nbytes for chunk in chunks if chunk.trainable)
+        taken = SETTLED + 1
+        found.append(
+            OptimizerShare(
+                *(name, share, len(chunks), stepped, steps.beside // taken, steps.after // taken, equal)
+            )
+        )
+    return found
+
+
+def times() -> str:
+    """Medians of the backward pass and of ``step()``, with the optimizer's step after it and beside it.
+
+    Where the host computes the backward pass itself, and where in addition it waits 30 ms for each block, as for a GPU.
+    """
+    lines = []
+    for wait, overlap_optimizer in itertools.product((0.0, 0.03), (False, True)):
+        torch.manual_seed(0)
+        tokens = torch.randint(0, 64, (1, 128))
+        model = GPT(GPTConfig(layers=8, width=256, heads=4, vocabulary=64, context=128))
+        for block in model.blocks:
+            block.register_full_backward_hook(lambda *_, wait=wait: time.sleep(wait))  # type: ignore[misc]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        manager = Gemini(model, optimizer, "128MiB", overlap_optimizer=overlap_optimizer)
+        found = []
+        for _ in range(SETTLED + 9):
+            loss = next_token_loss(model(tokens), tokens)
+            marks = [time.perf_counter()]
+            for part in (loss.backward, manager.step):
+                part()
+                marks.append(time.perf_counter())
+            manager.zero_grad()
+            found.append([1e3 * (b - a) for a, b in itertools.pairwise(marks)])
+        backward, step = (statistics.median(x) for x in zip(*found[SETTLED:], strict=True))
+        lines.append(
+            f"overlap_optimizer={overlap_optimizer}: backward {backward:.0f} ms, step() {step:.0f} ms"
+        )
+    return "\n".join(lines)
+
+
+def _trained(build: Callable[[], Built], budget: int, overlap_optimizer: bool) -> tuple[Gemini, list[float]]:
+    model, loss = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    manager = Gemini(
+        *(model, optimizer, budget), device=SimulatedDevice(budget), overlap_optimizer=overlap_optimizer
+    )
+    losses = []
+    for _ in range(SETTLED + 1):
+        with manager.device.running():
+            value = loss(model)
+            value.backward()
+        losses.append(value.item())
+        del value
+        manager.step()
+        manager.zero_grad()
+    return manager, losses
+
+
+def gpt() -> Built:
     """Eight blocks of GPT on 128 tokens."""
     torch.manual_seed(0)
     sizes = {"layers": 8, "width": 64, "heads": 4, "vocabulary": 64, "context": 128}
@@ -132,14 +241,14 @@ def gpt() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     return GPT(GPTConfig(**sizes)), lambda model: next_token_loss(model(tokens), tokens)
 
 
-def evoformer() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+def evoformer() -> Built:
     """Four Evoformer blocks on an MSA of 16 x 64."""
     torch.manual_seed(0)
     msa, pair = torch.randn(16, 64, 32), torch.randn(64, 64, 16)
     return Stack(4).train(), lambda model: model(msa, pair)
 
 
-def table(rows: Sequence[Step]) -> str:
+def table(rows: Sequence[Step], shares: Sequence[OptimizerShare]) -> str:
     """Markdown."""
     lines = [
         "# Gemini: what a step moves, and what it waits for",
@@ -156,6 +265,21 @@ def table(rows: Sequence[Step]) -> str:
             f"| {x.model} | {'yes' if x.recompute else 'no'} | {x.share:.1f} | {x.lookahead} | {x.peak:.2f} | "
             f"{x.loads} | {x.loads_waited} | {x.sent / 1024:.0f} | {x.sent_waited / 1024:.0f} | {x.recomputed} |"
         )
+    lines += [
+        "",
+        "## The optimizer's step beside the backward pass",
+        "",
+        "With `overlap_optimizer=True` and AdamW: KiB of parameters that a step changes, those whose step begins in a",
+        "thread while the backward pass has more operators to come, and those that are complete only at its end.",
+        "",
+        "| model | budget | chunks | KiB stepped | beside | share | at the end | equal to steps afterwards |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for y in shares:
+        lines.append(
+            f"| {y.model} | {y.share:.1f} | {y.chunks} | {y.stepped / 1024:.0f} | {y.beside / 1024:.0f} | "
+            f"{y.beside / y.stepped:.2f} | {y.after / 1024:.0f} | {'bit by bit' if y.equal else 'NO'} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -166,17 +290,26 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="write the numbers there")
     parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument(
+        "--times", action="store_true", help="measure one model's step on this machine instead"
+    )
     options = parser.parse_args()
+    if options.times:
+        print(times())
+        return
+    models = (("GPT", gpt), ("Evoformer", evoformer))
     rows = [
         row
-        for name, build in (("GPT", gpt), ("Evoformer", evoformer))
+        for name, build in models
         for recompute in (False, True)
         for row in measure(name, build, recompute=recompute)
     ]
-    text = table(rows)
+    shares = [share for name, build in models for share in overlap(name, build)]
+    text = table(rows, shares)
     print(text)
     if options.json:
-        write_atomic(options.json, json.dumps([asdict(x) for x in rows], indent=1) + "\n")
+        found = {"steps": [asdict(x) for x in rows], "optimizer": [asdict(x) for x in shares]}
+        write_atomic(options.json, json.dumps(found, indent=1) + "\n")
     if options.markdown:
         write_atomic(options.markdown, text)
 

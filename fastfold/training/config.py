@@ -252,12 +252,15 @@ class MemoryConfig:
             :class:`fastfold.memory.Gemini`), or null to leave all on the device.
         budget: With a policy: memory of the device that the run may take, such as ``20GiB``. On a CPU a device of this
             size is simulated: what would exceed it is an error.
+        hard_budget: With a policy: on a GPU too what would exceed the budget is an error (see
+            :class:`fastfold.memory.Gemini`); never tried on one.
         folder: With policy ``nvme``: folder for memory-mapped files, or null for the system's temporary folder.
     """
 
     checkpointing: bool = True
     policy: str | None = bounded(None, choices=("auto", "cuda", "cpu", "nvme"))
     budget: str = "16GiB"
+    hard_budget: bool = False
     folder: str | None = None
 
     def __post_init__(self) -> None:

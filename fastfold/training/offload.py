@@ -73,6 +73,7 @@ class Managed(Placement):
             memory.policy,
             device=context.device,
             nvme_folder=memory.folder,
+            hard_budget=memory.hard_budget,
             recompute=blocks if memory.checkpointing and memory.policy != "cuda" else (),
             statistics=context.cpu_group,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastfold.memory.devices.fetches import Fetches
 from fastfold.memory.devices.tiers import Tier
+from fastfold.memory.planner.schedule import BudgetError
 
 
 class DeviceFull(RuntimeError):
@@ -109,21 +110,26 @@ class Device(Tier):
         back = torch.empty_strided(tuple(shape), tuple(stride), dtype=host_copy.dtype, device=self.device)
         return back.copy_(waiting)
 
-    def fetch(self, tensor: Tensor, target: Tensor, *, add: bool) -> None:
+    def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copy a tensor that is not needed here any more to its place on the host; done after :meth:`settle`.
 
         Args:
             tensor: Here.
             target: Of its shape and dtype, on the host.
+            to: Where the place is.
             add: Whether to add to what is there.
         """
         with self.host_work(), torch.no_grad():
-            self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None)
+            self._fetches.put(target, staged=tensor.detach().clone(), add=add, event=None, to=to)
 
     def settle(self) -> None:
         """What was fetched is in its place after this."""
         with self.host_work():
             self._fetches.finish()
+
+    def hand_over(self, buffer: Tensor) -> Callable[[], None]:
+        """What was fetched to a buffer on the host and is not in its place yet: a function that any thread may call."""
+        return self._fetches.hand_over(buffer)
 
     # Before they are needed
 
@@ -178,6 +184,17 @@ class Device(Tier):
         """Most bytes of things other than chunks since the last call."""
         raise NotImplementedError
 
+    def enforce(self) -> Callable[[], None]:
+        """From now on operators may not take more than the budget either, where that is not so anyway.
+
+        Returns:
+            Undoes it.
+
+        Raises:
+            BudgetError: More is taken already.
+        """
+        return lambda: None
+
     @contextmanager
     def host_work(self) -> Iterator[None]:
         """What happens inside is not the device's work."""
@@ -200,6 +217,30 @@ class CudaDevice(Device):
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, device=self.device)
 
+    def enforce(self) -> Callable[[], None]:
+        """PyTorch's allocator of this process keeps to the budget, with what it has cached: it gives that back first.
+
+        What it has no room for raises ``torch.OutOfMemoryError``, whose message names the limit. Parts of its segments
+        may be in nobody's use, so there is less room than the budget says; expandable segments
+        (``PYTORCH_CUDA_ALLOC_CONF``) leave few such parts. CUDA itself, its libraries and NCCL take memory on top. The
+        limit is the process's, for all that PyTorch does on this GPU. Tested with stand-ins for PyTorch's functions
+        alone, and never run on a GPU.
+        """
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(self.device)
+        if reserved > self.budget:
+            raise BudgetError(
+                f"PyTorch holds {reserved:,} bytes on {self.device} already, more than the budget of {self.budget:,}: "
+                "delete what is there, give a larger budget, or set hard_budget=False",
+                reserved,
+            )
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        before = torch.cuda.get_per_process_memory_fraction(self.device)
+        if self.budget / total >= before:
+            return lambda: None
+        torch.cuda.set_per_process_memory_fraction(self.budget / total, self.device)
+        return lambda: torch.cuda.set_per_process_memory_fraction(before, self.device)
+
     def reserve(self, numel: int, dtype: torch.dtype) -> Tensor:
         """A buffer whose storage is empty."""
         buffer = self._own(torch.empty(numel, dtype=dtype, device=self.device))
@@ -208,8 +249,13 @@ class CudaDevice(Device):
 
     def fill(self, buffer: Tensor, source: Tensor) -> None:
         """Copies on a side stream; :meth:`wait` joins it."""
-        self._charge(buffer.nbytes, "a chunk of parameters")
-        buffer.untyped_storage().resize_(buffer.nbytes)
+        what = "a chunk of parameters"
+        try:
+            buffer.untyped_storage().resize_(buffer.nbytes)
+        except torch.OutOfMemoryError as error:
+            used = torch.cuda.memory_allocated(self.device)
+            raise DeviceFull(buffer.nbytes, used, self.budget, what) from error
+        self._charge(buffer.nbytes, what)
         # The memory may have been freed by work that the main stream has not finished.
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
@@ -251,17 +297,17 @@ class CudaDevice(Device):
         back.record_stream(self._stream)
         return back
 
-    def fetch(self, tensor: Tensor, target: Tensor, *, add: bool) -> None:
+    def fetch(self, tensor: Tensor, target: Tensor, to: Tier, *, add: bool) -> None:
         """Copies on a stream of its own, through pinned memory where the place is not pinned or holds a sum."""
         direct = target.is_pinned() and not add
-        to = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        place = target if direct else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._home.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._home), torch.no_grad():
-            to.copy_(tensor, non_blocking=True)
+            place.copy_(tensor, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
         tensor.record_stream(self._home)
-        self._fetches.put(target, staged=None if direct else to, add=add, event=event)
+        self._fetches.put(target, staged=None if direct else place, add=add, event=event, to=to)
 
     def _begin(self, waiting: Tensor) -> Arriving:
         back = torch.empty_strided(waiting.shape, waiting.stride(), dtype=waiting.dtype, device=self.device)

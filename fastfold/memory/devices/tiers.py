@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import torch
 from torch import Tensor
 
-from fastfold.errors import OutputError
+from fastfold.memory.devices.disk_file import DiskFile, map_file
 
 # Tensors begin on multiples of this: kernels may round differently on unaligned data.
 ALIGNMENT = 64
@@ -56,6 +57,14 @@ class Tier:
     def announce(self, buffer: Tensor) -> None:
         """A buffer from here will soon be read: begin to bring it into memory, where that takes time."""
 
+    def write(self, target: Tensor, source: Tensor) -> None:
+        """Copy a tensor of the host to a part of a buffer from here, of its shape."""
+        target.copy_(source)
+
+    def in_thread(self, task: Callable[[], None]) -> Future[None] | None:
+        """Run a function that writes here in a thread, where that takes time; None where it does not."""
+        return None
+
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, pin_memory=self.pinned)
 
@@ -79,58 +88,53 @@ class NvmeTier(Tier):
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         super().__init__()
         self.folder = os.fspath(folder) if folder is not None else tempfile.gettempdir()
-        self._room: mmap.mmap | None = None
-        self._taken = 0
-        self._places: dict[int, tuple[mmap.mmap, int]] = {}
+        self._file: DiskFile | None = None
+        self._places: dict[int, int] = {}
 
     def preallocate(self, nbytes: int) -> None:
         """Reserve one file for all that :meth:`allocate_kept` will be asked for.
 
         Args:
-            nbytes: Bytes of that, each allocation rounded up to a multiple of :data:`ALIGNMENT`.
+            nbytes: Bytes of that, each allocation rounded up to a multiple of
+                :data:`~fastfold.memory.devices.disk_file.PAGE`.
 
         Raises:
             OutputError: The disk has no room.
         """
-        self._room, self._taken = self._map(nbytes), 0
+        self._file = DiskFile(self.folder, nbytes)
 
     def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
         """The next part of the reserved file, of zeros; a file of its own where that has no room left."""
         size = numel * dtype.itemsize
-        if self._room is None or self._taken + size > len(self._room) or not numel:
+        start = self._file.take(size) if self._file is not None and numel else None
+        if self._file is None or start is None:
             return self.allocate(numel, dtype, what)
-        start, self._taken = self._taken, self._taken + -(-size // ALIGNMENT) * ALIGNMENT
         self._charge(size, what)
-        buffer = self._view(self._room, start, numel, dtype)
-        weakref.finalize(buffer.untyped_storage(), self._discharge, size)
+        buffer = torch.frombuffer(self._file.map, dtype=dtype, count=numel, offset=start)
+        storage = buffer.untyped_storage()
+        self._places[storage._cdata] = start
+        weakref.finalize(storage, self._places.pop, storage._cdata)
+        weakref.finalize(storage, self._discharge, size)
         return buffer
 
     def announce(self, buffer: Tensor) -> None:
-        """The kernel reads it from the disk while the process goes on."""
-        room, start = self._places[buffer.untyped_storage()._cdata]
-        first = start - start % mmap.PAGESIZE
-        room.madvise(mmap.MADV_WILLNEED, first, start + buffer.nbytes - first)
+        """Threads have it read from the disk while the process goes on, if it lies in the reserved file."""
+        start = self._places.get(buffer.untyped_storage()._cdata)
+        if self._file is not None and start is not None:
+            self._file.read_ahead(start, buffer.nbytes)
+
+    def write(self, target: Tensor, source: Tensor) -> None:
+        """Past the map where that is possible: a write to a page that is not in memory would read it first."""
+        start = self._places.get(target.untyped_storage()._cdata)
+        same = target.dtype == source.dtype and target.is_contiguous() and source.is_contiguous()
+        if self._file is None or start is None or not same or source.device.type != "cpu":
+            super().write(target, source)
+        else:
+            self._file.write(start + int(target.storage_offset()) * target.itemsize, source)
+
+    def in_thread(self, task: Callable[[], None]) -> Future[None] | None:
+        """Run it in a thread of the reserved file, if there is one."""
+        return None if self._file is None else self._file.in_thread(task)
 
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
-        return self._view(self._map(numel * dtype.itemsize), 0, numel, dtype)
-
-    def _view(self, room: mmap.mmap, start: int, numel: int, dtype: torch.dtype) -> Tensor:
-        buffer = torch.frombuffer(room, dtype=dtype, count=numel, offset=start)
-        storage = buffer.untyped_storage()
-        self._places[storage._cdata] = (room, start)
-        weakref.finalize(storage, self._places.pop, storage._cdata)
-        return buffer
-
-    def _map(self, nbytes: int) -> mmap.mmap:
-        """A file of zeros without a name, in memory."""
-        size = max(nbytes, 1)
-        try:
-            with tempfile.TemporaryFile(dir=self.folder) as file:
-                # Blocks are reserved now: a disk that fills up later would kill the process on a write to the map.
-                os.posix_fallocate(file.fileno(), 0, size)
-                return mmap.mmap(file.fileno(), size)
-        except OSError as error:
-            raise OutputError(
-                f"{self.folder}: no {size:,} bytes for the memory tier on this disk ({error.strerror}). Free some "
-                "space or choose a folder on another disk; checkpoints written so far are intact"
-            ) from error
+        return torch.frombuffer(map_file(self.folder, numel * dtype.itemsize)[0], dtype=dtype, count=numel)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from fastfold.errors import ConfigError
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.managed_parameter import ManagedParameter
-from fastfold.memory.gemini.optimizer_probe import check_steps_alone
+from fastfold.memory.gemini.optimizer.probe import check_steps_alone
 
 
 class NotCopied:

@@ -19,7 +19,7 @@ from fastfold.memory.devices.device import Device, DeviceFull
 from fastfold.memory.devices.tiers import Tier
 from fastfold.memory.gemini.chunks import Chunk, ChunkState, Slot
 from fastfold.memory.gemini.managed_parameter import untouched
-from fastfold.memory.gemini.optimizer_probe import state_kinds
+from fastfold.memory.gemini.optimizer.probe import state_kinds
 from fastfold.memory.planner.schedule import BudgetError
 
 
@@ -34,6 +34,7 @@ class ChunkStore:
     Attributes:
         loads: Chunks brought to the device so far.
         averaged: Whether gradients are the mean over ranks, and nothing has been added to them since.
+        ahead: Chunks that the optimizer has begun to step before the others.
     """
 
     def __init__(self, chunks: Sequence[Chunk], device: Device, host: Tier) -> None:
@@ -41,6 +42,7 @@ class ChunkStore:
         self.fixed = host is device
         self.loads = 0
         self.averaged = False
+        self.ahead: set[int] = set()
         self._host_copies: list[Tensor] = []
         self._copies: list[Tensor] = []
         self._gradients: dict[int, Tensor] = {}
@@ -101,6 +103,25 @@ class ChunkStore:
         found = self._where.get(parameter)
         return None if found is None else found[0]
 
+    def place_of(self, parameter: Tensor) -> tuple[Chunk, Slot]:
+        """The chunk of a managed parameter, and its place there."""
+        return self._where[parameter]  # type: ignore[index]
+
+    def refuse_ahead(self, what: str) -> None:
+        """Refuse something between the first chunk's step and that of all, of which it would see a mixture.
+
+        Raises:
+            ConfigError: The optimizer has begun to step chunks.
+        """
+        if self.ahead:
+            raise ConfigError(
+                f"{what} between backward() and step(): with overlap_optimizer the optimizer steps parameters while "
+                "the backward pass runs, so some are a step ahead of others. Call step() of the Gemini manager first; "
+                "accumulate gradients inside its no_sync(); after a backward pass that failed go on from a checkpoint "
+                "with its load_state_dict(); where a step may be left out, or all gradients are looked at before it, "
+                "set overlap_optimizer=False"
+            )
+
     @property
     def on_host(self) -> bool:
         """Whether parameters are plain tensors on the host now."""
@@ -118,6 +139,8 @@ class ChunkStore:
             BudgetError: There is no room.
         """
         chunk, copy = self.chunks[index], self._copies[index]
+        if index in self.ahead:
+            self.refuse_ahead(f"{chunk.slots[0].name} is used again")
         with self.device.host_work(), torch.no_grad():
             try:
                 self.device.fill(copy, self._host_copies[index])
@@ -170,7 +193,9 @@ class ChunkStore:
 
     def take_gradient(self, parameter: Tensor) -> None:
         """Moves a gradient to the host, adding to what has come there since gradients were last cleared."""
-        chunk, slot = self._where[parameter]  # type: ignore[index]
+        chunk, slot = self.place_of(parameter)
+        if chunk.index in self.ahead:
+            self.refuse_ahead(f"{slot.name} gets a further gradient")
         if chunk.state is not ChunkState.COMPUTE and not self.fixed:
             raise RuntimeError(
                 f"the backward pass used {slot.name} while it was away from the device: the module that uses it "
@@ -185,7 +210,7 @@ class ChunkStore:
         with self.device.host_work(), torch.no_grad():
             view = slot.view(self.gradient(chunk))
             if not self.fixed:
-                self.device.fetch(gradient, view, add=add)
+                self.device.fetch(gradient, view, self.host, add=add)
             elif add:
                 view.add_(gradient)
             else:
@@ -201,6 +226,7 @@ class ChunkStore:
 
     def clear_gradients(self) -> None:
         """Forgets all gradients."""
+        self.refuse_ahead("gradients are forgotten")
         self.device.settle()
         self.averaged = False
         for chunk in self.chunks:
@@ -226,7 +252,11 @@ class ChunkStore:
 
         Args:
             chunks: Only these; None for all.
+
+        Raises:
+            ConfigError: The optimizer has begun to step some of them.
         """
+        self.refuse_ahead("parameters or gradients are looked at")
         self.device.settle()
         self._on_host += 1
         if self._on_host > 1:

@@ -34,6 +34,12 @@ class Ranks:
         self.rank = 0 if group is None else dist.get_rank(group)
         self.shard = shard and self.size > 1
 
+    @property
+    def count(self) -> int:
+        """Processes that train the model together."""
+        several = self.group is not None or self.statistics is not None
+        return max(self.size, dist.get_world_size(self.statistics)) if several else 1
+
     def agree(self, traces: list[Trace]) -> list[Trace]:
         """The traces of all ranks, in the order of the ranks; remembering them all takes the most of every number."""
         return [trace for found in _gathered(traces, self.statistics) for trace in found]

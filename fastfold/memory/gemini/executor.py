@@ -95,10 +95,7 @@ class Residency:
 
     def begin_pass(self, key: PassKey, elements: int) -> None:
         """A call from outside begins; nothing else is running."""
-        for index in list(self._pins):
-            # Left by a pass that raised.
-            self._release(index, self._pins[index])
-        self._call_off()
+        self.interrupt()
         if key.evaluation:
             self._evaluation = _Cycle()
         elif len(self._step.recorder) > _MAX_ACCESSES:
@@ -119,6 +116,12 @@ class Residency:
                 cycle.next_use = NextUse(cycle.trace.accesses, self._volatile(cycle))
                 if len(keys) == 1:
                     self._take_plan(cycle, cycle.trace)
+
+    def interrupt(self) -> None:
+        """Nothing is running: what is in use was left by a pass that raised."""
+        for index in list(self._pins):
+            self._release(index, self._pins[index])
+        self._call_off()
 
     def _goes_on(self, cycle: _Cycle) -> bool:
         """Whether the expected cycle has this pass next, no smaller than it is."""

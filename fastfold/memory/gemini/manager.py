@@ -13,9 +13,8 @@ last steps have shown; gradients and optimizer states live on the host, where th
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,18 +24,20 @@ from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
 from fastfold.memory.devices.device import CudaDevice, Device
+from fastfold.memory.devices.disk_file import PAGE
 from fastfold.memory.devices.simulated import SimulatedDevice
-from fastfold.memory.devices.tiers import ALIGNMENT, NvmeTier, Tier
+from fastfold.memory.devices.tiers import NvmeTier, Tier
 from fastfold.memory.gemini.activations import SavedTensors
+from fastfold.memory.gemini.budget import check_budget, check_host, kept_bytes
 from fastfold.memory.gemini.checks import check_model, check_step
 from fastfold.memory.gemini.chunk_store import ChunkStore
-from fastfold.memory.gemini.chunks import Chunk, build_chunks
+from fastfold.memory.gemini.chunks import build_chunks
 from fastfold.memory.gemini.distributed import Ranks
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.module_hooks import ModuleHooks
-from fastfold.memory.gemini.optimizer_probe import state_bytes
+from fastfold.memory.gemini.optimizer.overlapped import MIN_OVERLAPPED_CHUNKS, OverlappedStep, check_overlap
+from fastfold.memory.gemini.optimizer.step import OptimizerStep
 from fastfold.memory.gemini.state_hooks import StateHooks
-from fastfold.memory.planner.schedule import BudgetError
 from fastfold.utils.units import parse_bytes
 
 POLICIES = ("auto", "cuda", "cpu", "nvme")
@@ -73,13 +74,24 @@ class Gemini:
             pass. Not with ``"cuda"``, under which nothing leaves the device.
         recompute: Modules that may be recomputed in the backward pass instead, such as the blocks of a network (which
             then must not checkpoint them itself): call by call the plan decides.
+        hard_budget: On a GPU, PyTorch's allocator keeps to the budget too, until :meth:`release`: what would go over it
+            raises ``torch.OutOfMemoryError`` (:meth:`fastfold.memory.CudaDevice.enforce`). Otherwise plans keep to it,
+            as far as what they were made from comes again. A simulated device always keeps to it.
+        overlap_optimizer: A chunk's step runs in a thread as soon as the backward pass has computed all of its
+            gradients, and :meth:`step` waits for the last ones; results are those of a step afterwards, bit by bit.
+            For a backward pass on a GPU; one on the CPU is slowed down by more than is gained.
+            Learning rates are set before ``backward()`` then, a step cannot be left out, nothing may look at gradients
+            before it (clipping by a global norm, loss scaling, means over processes), and backward passes that only
+            add to gradients are wrapped in :meth:`no_sync`.
 
     Raises:
         BudgetError: One operator's parameters alone (with ``"cuda"``: all parameters, gradients and optimizer states)
-            exceed the budget; names the smallest that holds them.
+            exceed the budget; names the smallest that holds them. With ``hard_budget``: PyTorch holds more already.
+            The host's memory has no room for what is kept there, as far as limits of control groups leave any.
         OutputError: With ``"nvme"``: the disk has no room for parameters, gradients and optimizer states.
         ConfigError: An unknown policy or budget; an optimizer of other parameters, or that does not treat each
-            parameter alone; parameters that are managed already.
+            parameter alone; parameters that are managed already; ``overlap_optimizer`` with ``"cuda"``, without an
+            optimizer, with several processes, or with an optimizer whose step has hooks or cannot run in a thread.
     """
 
     def __init__(
@@ -97,6 +109,8 @@ class Gemini:
         shard: bool = False,
         activations: bool = True,
         recompute: Iterable[nn.Module] = (),
+        hard_budget: bool = False,
+        overlap_optimizer: bool = False,
     ) -> None:
         if policy not in POLICIES:
             raise ConfigError(f"there is no memory policy {policy!r}; choose one of {', '.join(POLICIES)}")
@@ -105,60 +119,44 @@ class Gemini:
         self.budget = parse_bytes(budget)
         self.device = _device(device, self.budget)
         check_model(model, optimizer)
-        chunks = build_chunks(model, largest=self.budget // 8)
+        if overlap_optimizer:
+            check_overlap(optimizer, policy, self.ranks)
+        self._undo: list[Callable[[], None]] = []
+        largest = self.budget // 8
+        if overlap_optimizer:
+            largest = min(largest, sum(p.nbytes for p in model.parameters()) // MIN_OVERLAPPED_CHUNKS)
+        chunks = build_chunks(model, largest=largest)
         for buffer_owner in model.modules():
             for name, buffer in buffer_owner.named_buffers(recurse=False):
                 setattr(buffer_owner, name, buffer.to(self.device.device))
                 self.device.hold(getattr(buffer_owner, name))
-        self._check_smallest(chunks)
+        check_budget(chunks, self.device, self.budget, policy, optimizer)
         host = self._host_tier(nvme_folder)
+        own = [chunk for chunk in chunks if self.ranks.owns(chunk)]
         if policy == "nvme":
-            host.preallocate(self._kept_bytes(chunks))
+            host.preallocate(kept_bytes(own, chunks, optimizer, multiple=PAGE))
+        elif policy != "cuda":
+            check_host(kept_bytes(own, chunks, optimizer), chunks)
+        if hard_budget:
+            self._undo.append(self.device.enforce())
         self.store = ChunkStore(chunks, self.device, host)
         agree = self.ranks.agree if self.ranks.statistics else None
         self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
-        self._undo: list[Callable[[], None]] = []
         self.saved: SavedTensors | None = None
         if activations and policy != "cuda":
             self.saved = SavedTensors(self.device, self.store.host, self.residency)
             self._undo.append(self.saved.manage(recompute))
-        self._hooks = ModuleHooks(model, self.store, self.residency, self.saved)
-        self._stepping, self._managing, self._half_stepped = False, True, False
-        states = StateHooks(model, optimizer, self.params_on_host, self._settle_states)
-        self._undo.append(states.remove)
+        self.overlap: OverlappedStep | None = None
+        self._optimizer_step: OptimizerStep | None = None
         if optimizer is not None:
-            self._undo.append(optimizer.register_step_pre_hook(self._refuse_step).remove)
-            self._settle_states()
-
-    def _check_smallest(self, chunks: Sequence[Chunk]) -> None:
-        """Refuses what cannot work at once."""
-        buffers = self.device.other_bytes()
-        if self.policy == "cuda":
-            states = state_bytes(self.optimizer) if self.optimizer is not None else 0
-            trained = sum(chunk.nbytes + chunk.numel * states for chunk in chunks if chunk.trainable)
-            smallest = buffers + sum(chunk.nbytes for chunk in chunks)
-            smallest += trained if self.optimizer is not None else 0
-            what = "policy 'cuda' keeps parameters, gradients and optimizer states on the device, which"
-            remedy = "activations come on top. Policy 'auto' needs no more than one operator at a time"
-        else:
-            smallest = buffers + max((chunk.nbytes for chunk in chunks), default=0)
-            what = "one operator's parameters and the model's buffers"
-            remedy = "no smaller budget works, and activations come on top"
-        if smallest > self.budget:
-            raise BudgetError(
-                f"a budget of {self.budget:,} bytes is too small: {what} take {smallest:,} bytes; {remedy}",
-                smallest,
-            )
-
-    def _kept_bytes(self, chunks: Sequence[Chunk]) -> int:
-        """Bytes of parameters, gradients and this rank's optimizer states."""
-        states = state_bytes(self.optimizer) if self.optimizer is not None else 0
-        total = 0
-        for chunk in chunks:
-            total += chunk.nbytes * (2 if chunk.trainable else 1)
-            if chunk.trainable and self.ranks.owns(chunk):
-                total += (chunk.numel + ALIGNMENT) * states  # each state begins on its own multiple
-        return total
+            self.overlap = OverlappedStep(optimizer, self.store) if overlap_optimizer else None
+            self._optimizer_step = OptimizerStep(optimizer, self.store, self.ranks, self.overlap)
+            self._undo.append(self._optimizer_step.remove)
+            self._optimizer_step.settle_states()
+        self._hooks = ModuleHooks(model, self.store, self.residency, self.saved, self.overlap)
+        self._managing = True
+        states = StateHooks(model, optimizer, self.params_on_host, self._take_states)
+        self._undo.append(states.remove)
 
     def _host_tier(self, folder: str | os.PathLike[str] | None) -> Tier:
         if self.policy == "cuda":
@@ -181,8 +179,14 @@ class Gemini:
             Their norm before, ``[]``.
 
         Raises:
-            ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works.
+            ConfigError: Called inside :meth:`params_on_host`, where PyTorch's own function works; or with
+                ``overlap_optimizer``, under which steps do not wait for all gradients.
         """
+        if self.overlap is not None:
+            raise ConfigError(
+                "clip_grad_norm_() needs all gradients before the first step of a parameter, which overlap_optimizer "
+                "does not wait for: set overlap_optimizer=False, or clip nothing"
+            )
         self._gather_gradients("clip_grad_norm_()")
         with self.store.work(), torch.no_grad():
             gradients = self.store.gradients(self.model.parameters())
@@ -210,51 +214,33 @@ class Gemini:
         Raises:
             BudgetError: With ``"cuda"``: states do not fit on the device.
             ConfigError: There is no optimizer; a parameter trains, or is in the model or the optimizer, that was not
-                when the manager was made; an earlier step has failed half way; or called inside
-                :meth:`params_on_host`.
+                when the manager was made; an earlier step has failed half way; called inside
+                :meth:`params_on_host`; or with ``overlap_optimizer`` a rate was changed since ``backward()``.
         """
-        optimizer = self.optimizer
-        if optimizer is None:
+        if self.optimizer is None or self._optimizer_step is None:
             raise ConfigError("there is no optimizer: give one to Gemini(model, optimizer)")
-        self._check_whole()
-        check_step(self.model, optimizer, self.store)
+        self._optimizer_step.check_whole()
+        check_step(self.model, self.optimizer, self.store)
         self._gather_gradients("step()")
         self.residency.exchange()
-        stepped = [chunk for chunk in self.store.chunks if chunk.arrived]
-        own = [chunk for chunk in stepped if self.ranks.owns(chunk)]
-        self.store.prepare_states(own, optimizer)
-        groups = [group["params"] for group in optimizer.param_groups]
-        self._stepping = self._half_stepped = True
-        try:
-            following = dict(itertools.pairwise(own))
-            for chunk in stepped:
-                if self.ranks.owns(chunk):
-                    if chunk in following:
-                        self.store.announce_step(following[chunk])
-                    here = {slot.parameter for slot in chunk.slots}
-                    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-                        group["params"] = [p for p in parameters if p in here]
-                    with self.store.params_on_host([chunk]):
-                        optimizer.step()
-                    self.store.settle_states(chunk, optimizer)
-                self.ranks.broadcast_params(self.store, chunk)
-            self._half_stepped = False
-        finally:
-            self._stepping = False
-            for group, parameters in zip(optimizer.param_groups, groups, strict=True):
-                group["params"] = parameters
+        self._optimizer_step.run()
 
-    def _check_whole(self) -> None:
-        if self._half_stepped:
-            raise ConfigError(
-                "an earlier step failed half way, so that some parameters are a step ahead of others: go on from a "
-                "checkpoint with load_state_dict() of the Gemini manager"
-            )
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Inside, as under ``DistributedDataParallel``, a backward pass adds to gradients, and no step follows it.
+
+        It matters with ``overlap_optimizer`` alone, which has to know the last of several backward passes.
+        """
+        return nullcontext() if self.overlap is None else self.overlap.no_sync()
 
     def zero_grad(self) -> None:
         """Forgets all gradients, as ``optimizer.zero_grad(set_to_none=True)``."""
         self.residency.end_step()
         self.store.clear_gradients()
+
+    def _take_states(self) -> None:
+        """The optimizer has states that it was given."""
+        if self._optimizer_step is not None:
+            self._optimizer_step.settle_states()
 
     # Plain views
 
@@ -269,6 +255,7 @@ class Gemini:
 
     def release(self) -> None:
         """Ends the management: from now on parameters, gradients and optimizer states are plain tensors on the host."""
+        self.store.refuse_ahead("the management ends")
         self._managing = False
         self._hooks.remove()
         for undo in self._undo:
@@ -284,7 +271,8 @@ class Gemini:
         Raises:
             ConfigError: A step has failed half way.
         """
-        self._check_whole()
+        if self._optimizer_step is not None:
+            self._optimizer_step.check_whole()
         states: dict[str, Any] = {"model": self.model.state_dict()}
         if self.optimizer is not None:
             self.ranks.gather_states(self.store.chunks, self.optimizer)
@@ -293,24 +281,15 @@ class Gemini:
         return states
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Takes what :meth:`state_dict` gave, or the state dicts of an unmanaged run."""
+        """Takes what :meth:`state_dict` gave, or the state dicts of an unmanaged run; also after a pass that raised."""
+        self.residency.interrupt()
+        if self.overlap is not None:
+            self.overlap.abandon()
         self.model.load_state_dict(states["model"])
         if self.optimizer is not None and "optimizer" in states:
             self.optimizer.load_state_dict(states["optimizer"])
-        self._half_stepped = False
-
-    def _settle_states(self) -> None:
-        """The optimizer has states that it was given: this rank keeps its share of them, on the host."""
-        assert self.optimizer is not None
-        self.ranks.drop_states(self.store.chunks, self.optimizer)
-        for chunk in self.store.chunks:
-            self.store.settle_states(chunk, self.optimizer)
-
-    def _refuse_step(self, *_: Any) -> None:
-        if not self._stepping:
-            raise ConfigError(
-                "parameters and gradients are managed: call step() of the Gemini manager, not of the optimizer"
-            )
+        if self._optimizer_step is not None:
+            self._optimizer_step.half_done = False
 
 
 def _device(device: Device | torch.device | str | None, budget: int) -> Device:

@@ -21,6 +21,7 @@ from fastfold.memory.gemini.checks import NotCopied
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.managed_parameter import METADATA, untouched
+from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
 
 
 class _Call:
@@ -38,12 +39,20 @@ class ModuleHooks(NotCopied):
         store: Its chunks.
         residency: Decides what comes and goes.
         saved: Looks after saved tensors; None to leave them to autograd.
+        overlap: Steps chunks whose gradients are complete; None to leave them to the manager's step.
     """
 
     def __init__(
-        self, model: nn.Module, store: ChunkStore, residency: Residency, saved: SavedTensors | None
+        self,
+        model: nn.Module,
+        store: ChunkStore,
+        residency: Residency,
+        saved: SavedTensors | None,
+        overlap: OverlappedStep | None = None,
     ) -> None:
         self.model, self.store, self.residency, self.saved = model, store, residency, saved
+        self.overlap = overlap
+        take = store.take_gradient if overlap is None else overlap.take_gradient
         self._clock = count()
         self._stack: list[_Call] = []
         self._backward: dict[int, list[_Call]] = {}
@@ -54,7 +63,8 @@ class ModuleHooks(NotCopied):
         for name, module in model.named_modules():
             own = [store.chunk_of(p) for p in module.parameters(recurse=False)]
             self._uses[module] = tuple(dict.fromkeys(c.index for c in own if c is not None))
-            if own or module is model:
+            # One without parameters of its own may use its children's itself, and is then what needs them.
+            if module is model or next(module.parameters(), None) is not None:
                 self._handles += [
                     module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True),
                     module.register_forward_hook(self._leave, always_call=True),
@@ -63,8 +73,8 @@ class ModuleHooks(NotCopied):
             for slot in chunk.slots:
                 if chunk.trainable:
                     with untouched():
-                        take = slot.parameter.register_post_accumulate_grad_hook(store.take_gradient)
-                    self._handles.append(take)
+                        handle = slot.parameter.register_post_accumulate_grad_hook(take)
+                    self._handles.append(handle)
 
     def remove(self) -> None:
         """Takes the hooks off."""
@@ -77,6 +87,8 @@ class ModuleHooks(NotCopied):
         # A call within a backward pass recomputes; it belongs to the pass whose gradients are computed.
         if not self._stack and torch._C._current_graph_task_id() == -1:
             self._backward.clear()
+            if self.overlap is not None:
+                self.overlap.begin_pass()
             self.residency.begin_pass(*pass_key(name, module, args, kwargs))
             self._watching = ExitStack()
             self._watching.enter_context(_Watch(self))
@@ -84,7 +96,8 @@ class ModuleHooks(NotCopied):
                 self._watching.enter_context(self.saved.hooks())
         call = _Call(module, self._uses[module], next(self._clock))
         try:
-            self._pin(call.chunks)
+            if call.chunks or not self._stack:
+                self._pin(call.chunks)
         except BaseException:
             self._stop_watching()
             raise
@@ -155,11 +168,17 @@ class ModuleHooks(NotCopied):
             return
         done = [c for c in running if c.enter > call.exit]
         self._backward[task] = [*(c for c in running if c.enter <= call.exit), call]
-        self._pin(call.chunks, release=tuple(i for c in done for i in c.chunks))
+        release = tuple(i for c in done for i in c.chunks)
+        self._pin(call.chunks, release)
+        if self.overlap is not None:
+            self.overlap.released(release)
 
     def _end_backward(self, task: int) -> None:
         running = self._backward.pop(task, [])
-        self._pin((), release=tuple(i for c in running for i in c.chunks))
+        release = tuple(i for c in running for i in c.chunks)
+        self._pin((), release)
+        if self.overlap is not None and not self._backward:
+            self.overlap.end_backward(release)
 
 
 class _Watch(TorchFunctionMode):

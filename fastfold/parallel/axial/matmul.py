@@ -227,14 +227,15 @@ def padded_matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
         b: Right matrices, of the same dtype.
         out: Where the result ``[*, M, N]`` goes; None for new memory.
     """
-    wide = [_filled(x) for x in (a, b)]
+    wide = [filled(x) for x in (a, b)]
     if all(x is y for x, y in zip(wide, (a, b), strict=True)):
         return torch.matmul(a, b, out=out)
     found = (wide[0] @ wide[1])[..., : a.shape[-2], : b.shape[-1]]
     return found if out is None else out.copy_(found)
 
 
-def _filled(x: Tensor) -> Tensor:
+def filled(x: Tensor) -> Tensor:
+    """Matrices ``[*, M, N]`` with zeros behind them to multiples of 8 on a GPU; themselves where there is no need."""
     rows, columns = (_width(x, n) - n for n in x.shape[-2:])
     return pad(x, (0, columns, 0, rows)) if rows or columns else x
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 import time
 
 import pytest
@@ -116,17 +117,16 @@ def in_memory(buffer: torch.Tensor) -> float:
     return sum(page & 1 for page in pages) / len(pages)
 
 
-@pytest.mark.parametrize("reserved", [False, True])
-def test_what_is_announced_is_read_from_the_disk_before_anyone_looks(reserved, tmp_path):
+def test_all_of_what_is_announced_is_read_from_the_disk_before_anyone_looks(tmp_path):
+    """Of 64 MiB the kernel reads a few when it is asked for all of them at once."""
     tier = NvmeTier(tmp_path)
-    if reserved:
-        tier.preallocate(1 << 21)
+    tier.preallocate((1 << 26) + (1 << 13))
     tier.allocate_kept(1000, torch.float32)
-    buffer = tier.allocate_kept(1 << 18, torch.float32).fill_(1.0)
-    room, _ = tier._places[buffer.untyped_storage()._cdata]
+    buffer = tier.allocate_kept(1 << 24, torch.float32).fill_(1.0)
+    room = tier._file.map
     room.flush()
     room.madvise(getattr(mmap, "MADV_PAGEOUT", 21))
-    if in_memory(buffer) > 0.5:
+    if in_memory(buffer) > 0.1:
         pytest.skip("the kernel keeps this file system's pages in memory")
     tier.announce(buffer)
     end = time.monotonic() + 20
@@ -136,21 +136,90 @@ def test_what_is_announced_is_read_from_the_disk_before_anyone_looks(reserved, t
     assert bool((buffer == 1).all())
 
 
+@pytest.mark.parametrize("coherent", [True, False])
+def test_what_threads_write_to_a_disk_is_what_the_map_shows(coherent, tmp_path):
+    """In its place and nowhere else, of any type; what is written through the map later is not undone."""
+    tier = NvmeTier(tmp_path)
+    tier.preallocate(1 << 16)
+    assert tier._file._coherent
+    tier._file._coherent = coherent
+    first = tier.allocate_kept(3000, torch.bfloat16)
+    second = tier.allocate_kept(2000, torch.float32)
+    assert second.data_ptr() - first.data_ptr() == 8192, "parts begin on pages"
+    device = SimulatedDevice(1 << 20)
+    device.fetch(torch.full((10, 5), 2.0, dtype=torch.bfloat16), first[100:150].view(10, 5), tier, add=False)
+    device.fetch(torch.arange(8.0).view(2, 4).t(), second[8:16].view(4, 2), tier, add=False)
+    device.fetch(torch.ones(8), second[16:24], tier, add=False)
+    device.fetch(torch.ones(8), second[16:24], tier, add=True)
+    device.settle()
+    assert first.nonzero().flatten().tolist() == list(range(100, 150))
+    assert first.sum() == 100
+    assert second[8:16].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert second.sum() == 28 + 16
+    second[16:24] = 5.0
+    assert second.sum() == 28 + 40
+
+
+def test_a_disk_that_fails_to_write_is_told_when_all_is_settled(tmp_path, monkeypatch):
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    tier, device = NvmeTier(tmp_path), SimulatedDevice(1 << 20)
+    tier.preallocate(1 << 12)
+    place = tier.allocate_kept(8, torch.float32)
+    monkeypatch.setattr("os.pwritev", fail)
+    device.fetch(torch.ones(8), place, tier, add=False)
+    with pytest.raises(OSError, match="Input/output error"):
+        device.settle()
+
+
+def test_writes_to_a_disk_run_beside_what_follows(tmp_path, monkeypatch):
+    """A write waits for what is computed after it has begun."""
+    computed, write = threading.Event(), os.pwritev
+    tier, device = NvmeTier(tmp_path), SimulatedDevice(1 << 20)
+    tier.preallocate(1 << 12)
+    place = tier.allocate_kept(8, torch.float32)
+
+    def slow(*args: object) -> int:
+        assert computed.wait(60)
+        return write(*args)
+
+    monkeypatch.setattr("os.pwritev", slow)
+    device.fetch(torch.ones(8), place, tier, add=False)
+    computed.set()
+    device.settle()
+    assert place.sum() == 8
+
+
 def test_what_is_fetched_is_in_its_place_when_all_is_settled():
     """A copy, then a sum on top of it, in this order; the tensors may go meanwhile."""
     device, place = SimulatedDevice(1 << 20), torch.full((4,), 7.0)
     for value, add in ((1.0, False), (2.0, True), (3.0, True)):
-        device.fetch(torch.full((4,), value), place, add=add)
+        device.fetch(torch.full((4,), value), place, Tier(), add=add)
     assert place.tolist() == [7.0] * 4
     device.settle()
     assert place.tolist() == [6.0] * 4
+
+
+def test_what_is_handed_over_is_put_in_its_place_by_whoever_took_it():
+    """In order, and once; what goes elsewhere stays in the queue."""
+    device, flat, other = SimulatedDevice(1 << 20), torch.zeros(8), torch.zeros(4)
+    for place, value, add in ((flat[:4], 1.0, False), (other, 5.0, False), (flat[4:], 2.0, False)):
+        device.fetch(torch.full((4,), value), place, Tier(), add=add)
+    device.fetch(torch.full((4,), 3.0), flat[4:], Tier(), add=True)
+    put = device.hand_over(flat)
+    device.settle()
+    assert (flat.sum().item(), other.sum().item()) == (0, 20)
+    put()
+    put()
+    assert flat.tolist() == [1.0] * 4 + [5.0] * 4
 
 
 def test_not_much_waits_to_be_put_in_its_place(monkeypatch):
     monkeypatch.setattr("fastfold.memory.devices.fetches._WAITING", 40)
     device, places = SimulatedDevice(1 << 20), [torch.zeros(4) for _ in range(5)]
     for place in places:
-        device.fetch(torch.ones(4), place, add=False)
+        device.fetch(torch.ones(4), place, Tier(), add=False)
     assert [place.sum().item() for place in places] == [4, 4, 4, 0, 0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from fastfold.errors import ConfigError, OutputError
 from fastfold.memory import BudgetError, Gemini, SimulatedDevice
+from fastfold.utils import host_memory
 from tests.memory.gemini.gpt_runs import Managed, Plain, adam, build, gpt, tokens
 
 POLICIES = ["auto", "cpu", "nvme", "cuda"]
@@ -376,6 +378,34 @@ def test_room_on_the_disk_is_reserved_before_training(tmp_path, monkeypatch):
     with pytest.raises(OutputError, match=r"no [\d,]+ bytes for the memory tier.*Free some space"):
         Gemini(other, adam(other), TIGHT, "nvme", nvme_folder=tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+def test_a_limit_of_the_host_s_memory_is_seen_before_training(tmp_path, monkeypatch):
+    """As control groups of version 1 set it, from files as the kernel shows them; a disk is what is left then."""
+    group = tmp_path / "memory" / "batch" / "job_3"
+    group.mkdir(parents=True)
+    (tmp_path / "own").write_text("9:cpu:/\n4:memory:/batch/job_3\n")
+    (group / "memory.usage_in_bytes").write_text("1000000\n")
+    (group / "memory.stat").write_text("cache 0\ntotal_cache 0\ntotal_shmem 0\n")
+    read = partial(host_memory._group_memory, tmp_path / "own", tmp_path)
+    monkeypatch.setattr(host_memory, "_group_memory", read)
+    parameters = sum(p.nbytes for p in build().parameters())
+    for left, policy in (
+        (3 * parameters, "auto"),
+        (3 * parameters, "cpu"),
+        (0, "nvme"),
+        (4 * parameters, "auto"),
+    ):
+        (group / "memory.limit_in_bytes").write_text(f"{1000000 + left}\n")
+        model = build()
+        if policy == "nvme" or left > 3 * parameters:
+            Gemini(model, adam(model), TIGHT, policy, nvme_folder=tmp_path)
+            continue
+        with pytest.raises(BudgetError, match=r"more bytes of the host's memory.*policy 'nvme'") as caught:
+            Gemini(model, adam(model), TIGHT, policy)
+        # Gradients and both moments, and no parameters: these are there already.
+        assert left < caught.value.smallest < 4 * parameters
+        assert model.tokens.weight.isfinite().all(), "nothing was changed"
 
 
 def test_nothing_outlives_the_manager_but_its_own():

@@ -104,6 +104,27 @@ def test_a_layer_s_chunk_is_there_while_it_runs_and_comes_back_in_reverse() -> N
         _ = model.first.weight.grad  # none stays on the device, which is not to be taken for none at all
 
 
+class Fused(nn.Module):
+    """No parameters of its own: one operator takes those of a module within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.linear.weight, self.linear.bias).tanh()
+
+
+def test_a_layer_that_uses_its_children_s_parameters_is_what_needs_them() -> None:
+    """And not the model, which would need those of all layers until its end."""
+    model = nn.Sequential(Fused(), Fused())
+    residency, _, at = _hooked(model)
+    first, second = at["0.linear"], at["1.linear"]
+    model(torch.randn(2, 4)).sum().backward()
+    forward = [f"+{first}", f"-{first}", f"+{second}", f"-{second}"]
+    assert residency.events == ["begin model", *forward, "end", *forward[2:], *forward[:2]]
+
+
 def test_a_parameter_that_another_module_uses_is_brought_and_remembered() -> None:
     """The model multiplies with its child's weight; the next time that is known from the start of its call."""
     model = Net()

@@ -501,6 +501,22 @@ def test_a_step_that_fails_half_way_is_not_gone_on_from() -> None:
     manager.step()
 
 
+def test_a_checkpoint_is_gone_on_from_after_a_backward_pass_that_raised() -> None:
+    """Parameters that were in use when it raised are not in use any more."""
+
+    def fail(_: Tensor) -> None:
+        raise MemoryError("no memory")
+
+    model, manager = managed()
+    saved = copy.deepcopy(manager.state_dict())
+    hidden = model.encoder(x_of())
+    hidden.register_hook(fail)
+    with pytest.raises(MemoryError):
+        model.head(hidden).sum().backward()
+    manager.load_state_dict(saved)
+    assert all(torch.equal(x, saved["model"][name]) for name, x in model.state_dict().items())
+
+
 class Counting(torch.optim.SGD):
     """Keeps a number of a whole group, as schedule-free optimizers do."""
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold.errors import ConfigError
+from fastfold.kernels.common.layout import padded_width
+from fastfold.parallel.axial import matmul
 from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.grid_matmul import choose_contraction, contract, contract_columns, elements_sent
 from fastfold.parallel.mesh import ParallelMesh
@@ -153,6 +158,66 @@ def test_products_on_grids_of_every_shape_equal_whole_ones_and_need_every_reduct
         assert worst < 1e-12
         assert reductions == (0 if "channels" in name else SUMMA_REDUCTIONS[size])
         assert undetected == []
+
+
+def _padded() -> list[tuple[float, bool]]:
+    """As on a GPU: largest difference, and whether anything was padded."""
+    found = []
+    ranks = dist.get_world_size()
+    for rows in GRIDS[ranks]:
+        grid = Grid.of(ParallelMesh(_plan(ranks, rows)))
+        for way in ("summa", "channels"):
+            widths: list[int] = []
+            with patch.object(matmul, "_width", lambda x, n, w=widths: w.append(n) or padded_width(n)):  # type: ignore[misc]
+                worst = max(_product_differs(grid, way, n) for n in (11, 7, 1))
+            found.append((worst, any(n % 8 for n in widths)))
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_products_of_padded_blocks_are_the_same(size: int) -> None:
+    """Blocks, panels and whole matrices of odd sizes get zeros behind them, and no result shows it."""
+    for worst, padded in launch(_padded, size)[0]:
+        assert worst < 1e-12
+        assert padded
+
+
+class _Multiplied(TorchDispatchMode):
+    """Notes the sizes of matrices that are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            self.sizes += [size for x in args for size in x.shape[-2:]]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("way", ["summa", "channels"])
+@pytest.mark.parametrize(("device", "padded"), [("cpu", False), ("meta", True)])
+def test_what_is_multiplied_elsewhere_than_on_a_cpu_has_multiples_of_8(
+    way: str, device: str, padded: bool
+) -> None:
+    """Forward and backward, outgoing and incoming; what the ranks send is the same with and without."""
+    n, c = 67, 32
+    with _fake_ranks(4):
+        mesh = ParallelMesh(_plan(4, 2))
+        grid = Grid.of(mesh)
+        whole = torch.zeros(c, n, n, device=device)
+        left, right = (grid.take(whole, (-2, -1)).clone().requires_grad_() for _ in range(2))
+        with _Multiplied() as seen, mesh.record() as log:
+            for product in (contract, contract_columns):
+                found = product(left, right, n, grid, way)
+                assert found.shape == left.shape
+                found.sum().backward()
+    assert left.grad is not None
+    assert left.grad.shape == left.shape
+    assert len(seen.sizes) >= 24
+    assert all(size % 8 == 0 for size in seen.sizes) == padded
+    blocks = elements_sent(n, c, grid)[way]
+    assert log.sent / 8 == pytest.approx(blocks, rel=0.05)  # block (0, 0) is the largest
 
 
 def test_unknown_ways_are_refused() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fastfold.errors import ConfigError
-from fastfold.memory.gemini.optimizer_probe import check_steps_alone, state_bytes, state_kinds
+from fastfold.memory.gemini.optimizer.probe import check_steps_alone, state_bytes, state_kinds
 
 
 def _model() -> nn.Sequential:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,16 @@ def state_bytes(optimizer: Optimizer) -> int:
     )
 
 
+def state_count(optimizer: Optimizer) -> int:
+    """States as large as their parameter, the most of all groups.
+
+    Args:
+        optimizer: Any of ``torch.optim``; it is not changed.
+    """
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    return max((len(state_kinds(optimizer, group)) for group in groups), default=0)
+
+
 def check_steps_alone(optimizer: Optimizer) -> None:
     """Step small parameters together, and one after the other, which has to come to the same.
 
@@ -76,7 +87,7 @@ def check_steps_alone(optimizer: Optimizer) -> None:
     """
     kind = type(optimizer).__name__
     try:
-        alike = _equal(_steps(optimizer, together=True), _steps(optimizer, together=False))
+        alike = same(trial_steps(optimizer), trial_steps(optimizer, apart=True), exact=False)
         why = "comes to something else than a step of all together"
     except Exception as error:  # of whatever kind, the first step would raise it
         alike, why = False, f"raises {type(error).__name__}: {error}"
@@ -87,22 +98,36 @@ def check_steps_alone(optimizer: Optimizer) -> None:
         )
 
 
-def _steps(optimizer: Optimizer, together: bool) -> list[Any]:
-    """Parameters and numbers of the groups after two steps of the first and the last parameter of each group."""
+def trial_steps(
+    optimizer: Optimizer, step: Callable[[Optimizer], None] | None = None, *, apart: bool = False
+) -> list[Any]:
+    """Take two steps of small parameters in place of the first and the last one of each group.
+
+    Args:
+        optimizer: It is not changed.
+        step: Steps an optimizer of its kind; None for its own ``step()``.
+        apart: Whether the first ones are stepped before the last ones, instead of together.
+
+    Returns:
+        Parameters, their states, and numbers of the groups.
+    """
     generator = torch.Generator().manual_seed(0)
     chosen = [list(dict.fromkeys([*g["params"][:1], *g["params"][-1:]])) for g in optimizer.param_groups]
     probes = {p: _trial(p, generator) for group in chosen for p in group}
     twin = _twin(optimizer, probes)
-    turns = [chosen] if together else [[group[:1] for group in chosen], [group[1:] for group in chosen]]
+    turns = [[group[:1] for group in chosen], [group[1:] for group in chosen]] if apart else [chosen]
     for _ in range(2):
         for probe in probes.values():
             probe.grad = torch.randn(probe.shape, generator=generator, dtype=probe.dtype)
         for turn in turns:
             for group, parameters in zip(twin.param_groups, turn, strict=True):
                 group["params"] = [probes[p] for p in parameters]
-            twin.step()
+            if step is None:
+                twin.step()
+            else:
+                step(twin)
     numbers = [{name: x for name, x in group.items() if name != "params"} for group in twin.param_groups]
-    return [*(p.detach() for p in probes.values()), *numbers]
+    return [*((p.detach(), dict(twin.state[p])) for p in probes.values()), *numbers]
 
 
 def _trial(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
@@ -129,11 +154,19 @@ def _twin(optimizer: Optimizer, probes: Mapping[nn.Parameter, nn.Parameter]) -> 
     return twin
 
 
-def _equal(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any, *, exact: bool) -> bool:
+    """Compare what optimizers keep: nested lists, tuples and dicts of tensors and numbers.
+
+    Args:
+        a: One of them.
+        b: The other.
+        exact: Whether tensors have to be equal in every bit, and not up to rounding.
+    """
     if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and torch.allclose(a, b, rtol=1e-9, atol=1e-12)
+        close = torch.equal if exact else partial(torch.allclose, rtol=1e-9, atol=1e-12)
+        return isinstance(b, Tensor) and bool(close(a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_equal(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(same(a[name], b[name], exact=exact) for name in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(same(x, y, exact=exact) for x, y in zip(a, b, strict=True))
     return bool(a == b)

@@ -1,0 +1,103 @@
+"""The optimizer's step on the host, one chunk of parameters after the other, all or none."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fastfold.errors import ConfigError
+from fastfold.memory.gemini.checks import NotCopied
+from fastfold.memory.gemini.chunk_store import ChunkStore
+from fastfold.memory.gemini.chunks import Chunk
+from fastfold.memory.gemini.distributed import Ranks
+from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
+
+
+class OptimizerStep(NotCopied):
+    """Steps a managed model's optimizer, which refuses to be stepped by anybody else.
+
+    Args:
+        optimizer: Treats each parameter alone.
+        store: The chunks.
+        ranks: Which chunks this process steps.
+        overlap: Has stepped some of the chunks when :meth:`run` is called; None to step all of them there.
+
+    Attributes:
+        half_done: Whether a step has failed between two chunks.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, store: ChunkStore, ranks: Ranks, overlap: OverlappedStep | None
+    ) -> None:
+        self._optimizer, self._store, self._ranks, self._overlap = optimizer, store, ranks, overlap
+        self._running = self.half_done = False
+        self._guard = optimizer.register_step_pre_hook(self._refuse)
+
+    def remove(self) -> None:
+        """Let the optimizer be stepped as before."""
+        self._guard.remove()
+
+    def check_whole(self) -> None:
+        """Refuse to go on from a step that has failed half way.
+
+        Raises:
+            ConfigError: It has.
+        """
+        if self.half_done:
+            raise ConfigError(
+                "an earlier step failed half way, so that some parameters are a step ahead of others: go on from a "
+                "checkpoint with load_state_dict() of the Gemini manager"
+            )
+
+    def settle_states(self) -> None:
+        """The optimizer has states that it was given: this rank keeps its share of them, on the host."""
+        self._ranks.drop_states(self._store.chunks, self._optimizer)
+        for chunk in self._store.chunks:
+            self._store.settle_states(chunk, self._optimizer)
+
+    def run(self) -> None:
+        """Step all chunks that have gradients. Their states are allocated before anything is changed."""
+        optimizer, store, done = self._optimizer, self._store, frozenset[int]()
+        if self._overlap is not None:
+            self.half_done = True
+            done = self._overlap.finish()
+            self.half_done = bool(done)
+        stepped = [chunk for chunk in store.chunks if chunk.arrived and chunk.index not in done]
+        store.prepare_states([chunk for chunk in stepped if self._ranks.owns(chunk)], optimizer)
+        groups = [group["params"] for group in optimizer.param_groups]
+        self._running = self.half_done = True
+        try:
+            if done and not stepped:
+                self._step([], groups)  # whoever watches the optimizer sees that it has been stepped
+            own = [chunk for chunk in stepped if self._ranks.owns(chunk)]
+            following = dict(itertools.pairwise(own))
+            for chunk in stepped:
+                if self._ranks.owns(chunk):
+                    if chunk in following:
+                        store.announce_step(following[chunk])
+                    self._step([chunk], groups)
+                self._ranks.broadcast_params(store, chunk)
+            self.half_done = False
+        finally:
+            self._running = False
+            for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+                group["params"] = parameters
+
+    def _step(self, chunks: Sequence[Chunk], groups: Sequence[Sequence[Tensor]]) -> None:
+        here = {slot.parameter for chunk in chunks for slot in chunk.slots}
+        for group, parameters in zip(self._optimizer.param_groups, groups, strict=True):
+            group["params"] = [p for p in parameters if p in here]
+        with self._store.params_on_host(chunks):
+            self._optimizer.step()
+        for chunk in chunks:
+            self._store.settle_states(chunk, self._optimizer)
+
+    def _refuse(self, *_: Any) -> None:
+        if not self._running:
+            raise ConfigError(
+                "parameters and gradients are managed: call step() of the Gemini manager, not of the optimizer"
+            )

@@ -1,0 +1,69 @@
+"""A thread that is there as long as it has something to do."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+
+class Worker:
+    """Runs functions in a thread, in the order in which they come. After one that raises no further one runs.
+
+    Args:
+        name: Of the thread.
+        limit: Units of work that may wait: :meth:`put` waits where there are more.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name, self._limit = name, limit
+        self._tasks: deque[tuple[Callable[[], None], int]] = deque()
+        self._waiting = 0
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def put(self, task: Callable[[], None], size: int) -> None:
+        """Have a function run.
+
+        Args:
+            task: The function.
+            size: Its units of work.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting <= self._limit)
+            self._tasks.append((task, size))
+            self._waiting += size
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name)
+                self._thread.start()
+
+    def finish(self) -> BaseException | None:
+        """Wait for all of them, and for the end of the thread.
+
+        Returns:
+            What the first one has raised that did; it is forgotten then.
+        """
+        with self._changed:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        return error
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._tasks:
+                    self._thread = None
+                    return
+                task, size = self._tasks.popleft()
+            if self._error is None:
+                try:
+                    task()
+                except BaseException as error:
+                    self._error = error
+            del task  # it holds on to gradients
+            with self._changed:
+                self._waiting -= size
+                self._changed.notify_all()
