@@ -7,7 +7,7 @@ cores", PeerJ Computer Science 7:e330, 2021). One extra bit is assumed here, whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -75,22 +75,29 @@ def split_product(a: Array, b: Array, start: Array, kind: str) -> Array:
         return core_product(large_a, large_b, mixed) + start
 
 
+def fused_product(a: Array, b: Array, start: Array) -> Array:
+    """``a @ b + start`` by fused multiply-adds of float32, one after another."""
+    total = start.astype(np.float32)
+    for k in range(a.shape[1]):
+        total = (a[:, k : k + 1].astype(np.float64) * b[k : k + 1] + total).astype(np.float32)
+    return total
+
+
 @contextmanager
-def on_tensor_cores(kind: str) -> Iterator[list[int]]:
-    """Inside, Triton's interpreter makes all products of float32 matrices so.
+def products_made_by(product: Callable[[Array, Array, Array], Array]) -> Iterator[list[str]]:
+    """Inside, Triton's interpreter makes all products of matrices so.
 
     Args:
-        kind: ``tf32x3`` or ``bf16x3``.
+        product: Of ``a``, ``b`` and ``start``, as :func:`fused_product`.
 
     Yields:
-        A list that grows by the length of the sums of each product of matrices.
+        A list that grows by what each product asks for: ``IEEE``, ``TF32`` or ``TF32x3``.
     """
-    made: list[int] = []
+    asked: list[str] = []
 
-    def dot(a: Any, b: Any, d: Any, *options: Any) -> Any:
-        made.append(a.data.shape[1])
-        found = split_product(a.data, b.data, d.data, kind)
-        return interpreter.TensorHandle(found, d.dtype.scalar)
+    def dot(a: Any, b: Any, d: Any, precision: Any, *options: Any) -> Any:
+        asked.append(precision.name)
+        return interpreter.TensorHandle(product(a.data, b.data, d.data), d.dtype.scalar)
 
     with mock.patch.object(interpreter.interpreter_builder, "create_dot", dot):
-        yield made
+        yield asked

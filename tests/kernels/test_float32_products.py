@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastfold import kernels
 from fastfold.errors import ConfigError
 from fastfold.kernels.common.backend import VARIABLE, interpreted
 from fastfold.kernels.common.triton_math import precision, products_suffix
@@ -18,12 +19,29 @@ from fastfold.kernels.common.tuning import (
     float32_products,
     launch_config,
 )
-from tests.helpers.kernel_checks import DEVICE, TOLERANCES, check_against_definition
-from tests.helpers.tensor_cores import core_product, on_tensor_cores, rounded, split_product
-from tests.kernels.test_operators import NAMES, case_of
+from tests.helpers.kernel_checks import (
+    DEVICE,
+    TOLERANCES,
+    check_against_definition,
+    output_and_gradients,
+    relative_error,
+)
+from tests.helpers.tensor_cores import (
+    Array,
+    core_product,
+    fused_product,
+    products_made_by,
+    rounded,
+    split_product,
+)
+from tests.kernels.test_operators import NAMES, Case, case_of
 
 WITHOUT_PRODUCTS = ("layer_norm", "residual_update", "softmax")
 META = torch.device("meta")
+
+
+def _tf32x3(a: Array, b: Array, start: Array) -> Array:
+    return split_product(a, b, start, TF32X3)
 
 
 @pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
@@ -34,9 +52,72 @@ def test_operators_are_as_exact_on_tensor_cores(name: str, monkeypatch: pytest.M
     monkeypatch.setenv(VARIABLE, "triton")
     monkeypatch.setenv(FLOAT32_VARIABLE, TF32X3)
     case = case_of(name, 17)
-    with on_tensor_cores(TF32X3) as made:
+    with products_made_by(_tf32x3) as asked:
         check_against_definition(case.operator, case.definition, case.inputs, torch.float32, case.constants)
-    assert made
+    assert set(asked) == {"TF32x3"}
+
+
+def _randn(*shape: int, scale: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+    return (mean + scale * torch.randn(shape, dtype=torch.float64)).float()
+
+
+def _linear(outputs: int, prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}_weight": _randn(outputs, 128, scale=128**-0.5), f"{prefix}_bias": _randn(outputs)}
+
+
+def _norm(prefix: str) -> dict[str, torch.Tensor]:
+    return {f"{prefix}_weight": _randn(128, scale=0.2, mean=1.0), f"{prefix}_bias": _randn(128, scale=0.2)}
+
+
+def _wide(name: str) -> Case:
+    """An operator on a few positions with the 128 channels of a pair, and weights as large as a network's."""
+    torch.manual_seed(0)
+    operator, definition = getattr(kernels, name), getattr(kernels.reference, name)
+    if name == "transition":
+        inputs = {"x": _randn(20, 128)} | _norm("norm")
+        inputs |= {"w1": _randn(512, 128, scale=128**-0.5), "b1": _randn(512)}
+        inputs |= {"w2": _randn(128, 512, scale=512**-0.5), "b2": _randn(128)}
+    elif name == "triangle_multiplication":
+        inputs = {"z": _randn(7, 7, 128), "mask": torch.ones(7, 7)} | _norm("norm_in") | _norm("norm_out")
+        inputs |= _linear(256, "proj") | _linear(256, "gate") | _linear(128, "out") | _linear(128, "out_gate")
+        return Case(operator, definition, inputs | {"outgoing": True}, frozenset({"mask"}))
+    elif name == "outer_product_mean":
+        inputs = {"left": _randn(40, 3, 8), "right": _randn(40, 3, 8)}
+        inputs |= {"left_mask": torch.ones(40, 3), "right_mask": torch.ones(40, 3)}
+        inputs |= {"weight": _randn(128, 64, scale=1 / 8), "bias": _randn(128)}
+        return Case(operator, definition, inputs, frozenset({"left_mask", "right_mask"}))
+    else:
+        inputs = {"z": _randn(9, 9, 128)} | _norm("norm") | {"weight": _randn(4, 128, scale=128**-0.5)}
+    return Case(operator, definition, inputs, frozenset())
+
+
+@pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("transition", marks=pytest.mark.slow),
+        pytest.param("triangle_multiplication", marks=pytest.mark.slow),
+        "outer_product_mean",
+        "pair_bias",
+    ],
+)
+def test_128_channels_are_as_exact_as_with_fused_multiply_adds(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output and every gradient: 2.5 times the error at most, or 2^-22, by the configurations that ship."""
+    monkeypatch.setenv(VARIABLE, "triton")
+    case = _wide(name)
+    doubles = {k: x.double() if isinstance(x, torch.Tensor) else x for k, x in case.inputs.items()}
+    exact = output_and_gradients(case.definition, doubles, case.constants)
+    errors: dict[str, dict[str, float]] = {}
+    for products, product, wanted in ((TF32X3, _tf32x3, "TF32x3"), ("ieee", fused_product, "IEEE")):
+        monkeypatch.setenv(FLOAT32_VARIABLE, products)
+        with products_made_by(product) as asked:
+            found = output_and_gradients(case.operator, case.inputs, case.constants)
+        assert set(asked) == {wanted}
+        errors[products] = {key: relative_error(found[key], value) for key, value in exact.items()}
+    for key, error in errors[TF32X3].items():
+        assert error < max(2.5 * errors["ieee"][key], 2**-22), key
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a CUDA device")
@@ -68,9 +149,7 @@ def test_sums_of_any_length_are_as_exact_as_with_fused_multiply_adds(length: int
         for kind in (TF32X3, "bf16x3"):
             found[kind] = split_product(*block, found[kind], kind)
         found["tf32"] = core_product(*(rounded(x, "tf32") for x in block), found["tf32"])
-    for k in range(length):
-        added = a[:, k : k + 1].astype(np.float64) * b[k : k + 1] + found["fma"]
-        found["fma"] = added.astype(np.float32)
+    found["fma"] = fused_product(a, b, found["fma"])
     errors = {kind: _error(x, exact) for kind, x in found.items()}
     assert errors[TF32X3] < max(1.2 * errors["fma"], 2.5e-7)
     assert errors[TF32X3] < TOLERANCES[torch.float32] / 4

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.layout import padded
-from fastfold.kernels.common.triton_math import cast, dot
+from fastfold.kernels.common.triton_math import cast, dot, products_suffix
 from fastfold.kernels.common.tuning import LaunchConfig, launch_config
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -28,7 +28,9 @@ WEIGHT_PROGRAMS = 512
 
 def configuration(kernel: str, x: Tensor, channels: int, suffix: str = "") -> LaunchConfig:
     """Launch configuration for data like ``x`` with ``channels`` (keys ``16bit_128``, ``32bit_64``, with a suffix)."""
-    config = launch_config(kernel, configuration_key(x.dtype, channels) + suffix, x.device)
+    config = launch_config(
+        kernel, configuration_key(x.dtype, channels) + suffix + products_suffix(x), x.device
+    )
     return shrunk(config, channels)
 
 

@@ -9,11 +9,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import libdevice
 
 from fastfold.kernels.common.backend import interpreted
 from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_products
 
 INTERPRETED = tl.constexpr(interpreted())
+
+LOG2E = tl.constexpr(1.4426950408889634)
+"""Makes exponentials of powers of two."""
 
 
 @triton.jit
@@ -60,6 +64,19 @@ def cast(x, DTYPE: tl.constexpr):
         b_bits = (b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & 0xFFFF0000
         x = b_bits.to(tl.float32, bitcast=True)
     return x.to(DTYPE)
+
+
+@triton.jit
+def sigmoid(x):
+    """Logistic function in float32, for gates that cost as much as products; 0 where it would be less than 2^-126.
+
+    That of ``triton.language`` takes 11 instructions, most of them for exponentials and quotients that are not normal
+    numbers; this one 5. The hardware's tanh would make it 3, with an error of 2^-12, a tenth of a gate of 0.0025.
+    """
+    if INTERPRETED:
+        return tl.sigmoid(x)
+    else:
+        return libdevice.fast_dividef(1.0, 1.0 + tl.exp2(x * -LOG2E))
 
 
 def precision(x: Tensor, config: LaunchConfig | None = None) -> str:

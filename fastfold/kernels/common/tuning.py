@@ -11,8 +11,9 @@ bias, residual update), products of float32, which fill registers first, and RTX
 ``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
 with Triton 3.9 alone, in float32 by the instructions for a score and by the programs that a processor holds, with tf32
 and without, and apart from these for tf32x3; so were those of the outer product mean, in 16 bits by the instructions
-for a multiply-add. With 3.6 some of the latter spill up to 32 bytes per thread, and triangle_output_backward 8 on an
-A100. ``python benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
+for a multiply-add, and those of all other products for tf32x3. With 3.6 some of those of the outer product mean spill
+up to 32 bytes per thread, and triangle_output_backward 8 on an A100. ``python benchmarks/kernels/run.py --tune`` writes
+entries of the GPU that it runs on.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ def chip_class(device: torch.device) -> str:
 def float32_products(device: torch.device) -> str:
     """How kernels may make products of float32 where PyTorch's setting asks for exact ones (``highest``).
 
-    ``tf32x3`` where tensor cores have TF32: its error is that of products of float32, and attention has 0.6 to 0.8 of
-    the instructions. Only kernels whose table has an entry for it take it. ``ieee``, fused multiply-adds of float32,
-    elsewhere, and where :data:`FLOAT32_VARIABLE` says so.
+    ``tf32x3`` where tensor cores have TF32: its error is that of products of float32, in fewer instructions. Only
+    kernels whose table has an entry for it take it. ``ieee``, fused multiply-adds of float32, elsewhere, and where
+    :data:`FLOAT32_VARIABLE` says so.
 
     Args:
         device: Where the kernels run.

@@ -69,6 +69,13 @@ def test_chunks_of_channels_do_not_matter(
     check_against_definition(_on("triton"), reference.transition, inputs, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_units_on_the_wrong_side_of_the_relu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many units some are so close to zero that normalised rows in 16 bits would put them on the other side."""
+    force_blocks(monkeypatch, BM=128, BH=64, BK=WHOLE)
+    check_against_definition(_on("triton"), reference.transition, _inputs(1500, 16, hidden=64), dtype)
+
+
 def test_more_blocks_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that own several blocks add up what each of them gives."""
     force_blocks(monkeypatch, BM=16, BH=64, BK=WHOLE)

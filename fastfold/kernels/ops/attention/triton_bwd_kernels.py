@@ -13,9 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastfold.kernels.common.triton_math import cast, dot, dot_plus
+from fastfold.kernels.common.triton_math import LOG2E, cast, dot, dot_plus
 from fastfold.kernels.ops.attention.triton_fwd import (
-    LOG2E,
     SIZES,
     bias_of,
     further,

@@ -15,10 +15,8 @@ from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
-from fastfold.kernels.common.triton_math import cast, dot, dot_plus, plus, precision, products_suffix
+from fastfold.kernels.common.triton_math import LOG2E, cast, dot, dot_plus, plus, precision, products_suffix
 from fastfold.kernels.common.tuning import TRITON_TYPES, LaunchConfig, launch_config
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 # What a maximum of scores starts from: finite, so that nothing is subtracted from minus infinity, which is the score of
 # a masked key. It is still there after all keys if all of them are masked.

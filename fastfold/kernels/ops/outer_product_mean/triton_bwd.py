@@ -120,7 +120,7 @@ def write_side(
         *(*(x.stride() for x in (left_mask, counts, grad, grad_left)), eps),
         C=c,
         CZ=c_z,
-        PRECISION="ieee",
+        PRECISION=config.float32,
         **config.launch,
     )
 
@@ -183,7 +183,7 @@ def _weights(x: Projections, counts: Tensor, eps: float, grad: Tensor) -> tuple[
         C=c,
         CZ=c_z,
         BZ=padded(c_z),
-        PRECISION=precision(left),
+        PRECISION=precision(left, config),
         **config.launch,
     )
     return partial.sum(0), partial_bias.sum(0)

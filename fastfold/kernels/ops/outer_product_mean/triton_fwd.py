@@ -183,7 +183,7 @@ def forward(
             CZ=c_z,
             BZ=padded(c_z),
             HAS_RESIDUAL=residual is not None,
-            PRECISION=precision(left),
+            PRECISION=precision(left, config),
             **config.launch,
         )
 

@@ -19,9 +19,8 @@ from torch import Tensor
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import rows_of
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration_key
+from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
-from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics, statistics_backward
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, padded_blocks
@@ -82,7 +81,7 @@ def pair_bias_backward(
     norm_weight, norm_bias, weight = parameters
     heads, channels = weight.shape
     rows = rows_of(grad.movedim(-3, -1), z, channels_apart=(0,))
-    config = launch_config("pair_bias_backward", configuration_key(z.dtype, channels), z.device)
+    config = configuration("pair_bias_backward", z, channels)
     programs = min(PROGRAMS, triton.cdiv(rows.count, config.blocks["BT"]))
     grad_z = torch.empty(z.shape, dtype=z.dtype, device=z.device) if need_z else None
     product = z.new_empty(programs, heads, channels, dtype=torch.float32) if need_parameters else None
@@ -92,7 +91,7 @@ def pair_bias_backward(
             *(*rows.tensors, norm_weight.contiguous(), weight.contiguous(), grad_z, product, total),
             *(rows.count, channels, heads, *rows.sizes, *rows.strides, rows.tensors[0].stride(-1), eps),
             AXES=rows.axes,
-            PRECISION=precision(z),
+            PRECISION=precision(z, config),
             NEED_Z=need_z,
             NEED_PARAMETERS=need_parameters,
             **padded_blocks(heads, channels),

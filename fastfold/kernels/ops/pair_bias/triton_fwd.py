@@ -16,9 +16,8 @@ from torch import Tensor
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded, rows_of
-from fastfold.kernels.common.normalised_rows import WIDTHS, configuration_key
+from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
-from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
@@ -74,12 +73,12 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
     if z.numel() == 0:
         return out
     rows = rows_of(z, out.movedim(-3, -1), channels_apart=(1,))
-    config = launch_config("pair_bias_forward", configuration_key(z.dtype, channels), z.device)
+    config = configuration("pair_bias_forward", z, channels)
     pair_bias_forward_kernel[(triton.cdiv(rows.count, config.blocks["BT"]),)](
         *(rows.tensors[0], *(x.contiguous() for x in parameters), out),
         *(rows.count, channels, heads, *rows.sizes, *rows.strides, out.stride(-3), eps),
         AXES=rows.axes,
-        PRECISION=precision(z),
+        PRECISION=precision(z, config),
         **padded_blocks(heads, channels),
         **config.launch,
     )

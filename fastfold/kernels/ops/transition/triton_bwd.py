@@ -154,7 +154,7 @@ def backward(
     c = x.shape[-1]
     weights = in_dtype(parameters, x.dtype)
     hidden = len(weights.w1)
-    switches = {"C": c, "BC": padded(c), "SPLIT": x.dtype != torch.float32, "PRECISION": precision(x)}
+    switches = {"C": c, "BC": padded(c), "SPLIT": x.dtype != torch.float32}
     grad_x = torch.empty_like(x)
     totals = Totals()
     for b_x, b_grad, b_grad_x in position_blocks(WHOLE, x, grad, grad_x):
@@ -169,6 +169,7 @@ def backward(
                 *(b_x, b_grad, b_grad_x, partial, weights, rows, hidden),
                 *(b_x.stride(), b_grad.stride(), b_grad_x.stride(), EPS),
                 ADD_GRAD=add_grad,
+                PRECISION=precision(x, config),
                 **switches,
                 **config.launch,
             )
@@ -182,6 +183,7 @@ def backward(
             transition_backward_weights_kernel[(programs, parts)](
                 *(b_x, b_grad, partial_w1, partial_w2, partial_b1, weights, rows, hidden),
                 *(b_x.stride(), b_grad.stride(), EPS),
+                PRECISION=precision(x, config),
                 **switches,
                 **config.launch,
             )

@@ -75,7 +75,7 @@ def forward(out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tens
             C=c,
             BC=padded(c),
             HAS_RESIDUAL=bool(b_residual),
-            PRECISION=precision(x),
+            PRECISION=precision(x, config),
             **config.launch,
         )
 

@@ -17,7 +17,6 @@ from fastfold.kernels.common.normalised_rows import (
     WIDTHS,
     configuration,
     normalised_backward,
-    split_dot,
     splits,
 )
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
@@ -36,11 +35,11 @@ from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import (
 def gated_projection_gradients(
     b_z, p_z, z_c, b_statistics, weights, p_grad, size, b_mask, o_h, m_h, m_m, m_pair,
     CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients ``[BM, BH]`` of projections and gate logits, which it recomputes."""
     b_projection, b_gate = projections_and_gates(
-        b_z, p_z, z_c, b_statistics, weights, o_h, m_h, m_pair, CZ, BZ, BM, BH, BK, SPLIT, PRECISION
+        b_z, p_z, z_c, b_statistics, weights, o_h, m_h, m_pair, CZ, BZ, BM, BH, BK, False, PRECISION
     )
     # [BM, BH]
     p_block = p_grad[:, None] + o_h.to(tl.int64)[None, :] * size
@@ -58,7 +57,7 @@ def triangle_project_backward_kernel(
     grad_projections, z, mask, grad, grad_z, grad_norm, weights, rows, n, width, size,
     z_strides, mask_strides, grad_strides, grad_z_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
-    ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    ADD_GRAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Turns ``grad_z``, which holds the output gate's share for the normalised ``z``, into the gradient of ``z``.
 
@@ -80,16 +79,16 @@ def triangle_project_backward_kernel(
             m_h = o_h < 2 * C
             b_projection, b_logits = gated_projection_gradients(
                 b_z, p_z, z_strides[2], b_statistics, weights, grad_projections + o_m, size, b_mask,
-                o_h, m_h, m_m, m_pair, CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
+                o_h, m_h, m_m, m_pair, CZ, BZ, BM, BH, BK, PRECISION,
             )  # fmt: skip
             o_w = o_h[:, None] * CZ + o_z[None, :]
             m_w = m_h[:, None] & m_z[None, :]
             # [BH, BZ]
             b_w = tl.load(weights.proj_weight + o_w, mask=m_w, other=0.0)
-            b_total += split_dot(b_projection, b_w, SPLIT, PRECISION)
+            b_total += dot(cast(b_projection, b_w.dtype), b_w, PRECISION)
             # [BH, BZ]
             b_w = tl.load(weights.gate_weight + o_w, mask=m_w, other=0.0)
-            b_total += split_dot(b_logits, b_w, SPLIT, PRECISION)
+            b_total += dot(cast(b_logits, b_w.dtype), b_w, PRECISION)
         p_out = pair_tile(grad_z, grad_z_strides, o_i, o_j, o_z)
         # [BM, BZ]
         b_total += tl.load(p_out, mask=m_zz, other=0.0).to(tl.float32)
@@ -141,8 +140,7 @@ def projection_backward(
         CZ=c_z,
         BZ=padded(c_z),
         ADD_GRAD=add is not None,
-        SPLIT=z.dtype != torch.float32,
-        PRECISION=precision(z),
+        PRECISION=precision(z, config),
         **config.launch,
     )
     return list(partial.sum(0))
@@ -153,7 +151,7 @@ def triangle_project_weights_kernel(
     grad_projections, z, mask, grad_proj, grad_gate, grad_biases, weights, rows, n, width, size,
     z_strides, mask_strides, EPS,
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
-    SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program owns BH rows of projection and gate, and a share of the positions.
 
@@ -173,7 +171,7 @@ def triangle_project_weights_kernel(
         b_mask = load_mask(mask, mask_strides, o_i, o_j, m_pair)
         b_projection, b_logits = gated_projection_gradients(
             b_z, p_z, z_strides[2], b_statistics, weights, grad_projections + o_m, size, b_mask,
-            o_h, m_h, m_m, m_pair, CZ, BZ, BM, BH, BK, SPLIT, PRECISION,
+            o_h, m_h, m_m, m_pair, CZ, BZ, BM, BH, BK, PRECISION,
         )  # fmt: skip
         b_grad_bias += tl.sum(b_projection, 0)
         b_grad_gate_bias += tl.sum(b_logits, 0)
@@ -209,8 +207,7 @@ def projection_weights_backward(
         C=c,
         CZ=c_z,
         BZ=padded(c_z),
-        SPLIT=z.dtype != torch.float32,
-        PRECISION=precision(z),
+        PRECISION=precision(z, config),
         **config.launch,
     )
     bias, gate_bias = partial_bias.sum(0)

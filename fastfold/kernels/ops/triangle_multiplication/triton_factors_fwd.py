@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
-from fastfold.kernels.common.triton_math import cast, precision
+from fastfold.kernels.common.triton_math import cast, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParams
 
 SIZES = ["rows", "n", "width"]
@@ -68,7 +68,7 @@ def projections_and_gates(
         b_z, p_z, z_c, b_statistics, norm, weights.gate_weight, weights.gate_bias, o_w, m_m, m_h,
         CZ, BM, BZ, BH, BK, SPLIT, PRECISION,
     )  # fmt: skip
-    return b_projection, tl.sigmoid(b_gate)
+    return b_projection, sigmoid(b_gate)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -119,7 +119,7 @@ def project(
         CZ=c_z,
         BZ=padded(c_z),
         SPLIT=split,
-        PRECISION=precision(z),
+        PRECISION=precision(z, config),
         **config.launch,
     )
 
@@ -135,6 +135,6 @@ def variants() -> list[KernelVariant]:
 
     def launch(new: NewTensor, c: int) -> None:
         projections, z, mask = new(2 * c, 16, 16), new(16, 16, c), new(16, 16)
-        project(projections, z, mask, example_parameters(new, c), 0, c, split=z.dtype != torch.float32)
+        project(projections, z, mask, example_parameters(new, c), 0, c, split=z.dtype == torch.bfloat16)
 
     return recorded_variants(launch, "C", WIDTHS)

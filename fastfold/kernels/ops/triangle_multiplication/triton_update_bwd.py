@@ -23,7 +23,7 @@ from fastfold.kernels.common.normalised_rows import (
     split_dot,
     splits,
 )
-from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
+from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import SIZES, load_pair, pair_positions
 from fastfold.kernels.ops.triangle_multiplication.triton_update_fwd import (
@@ -50,7 +50,7 @@ def gated_output_gradients(
         b_z, p_z, z_c, b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_o, m_pair, m_o,
         CZ, BM, BZ, BO, BK, SPLIT, PRECISION,
     )  # fmt: skip
-    b_gate = tl.sigmoid(b_gate)
+    b_gate = sigmoid(b_gate)
     m_grad = m_pair[:, None] & m_o[None, :]
     # [BM, BO]
     b_grad = tl.load(p_grad[:, None] + o_o[None, :] * grad_c, mask=m_grad, other=0.0).to(tl.float32)
@@ -126,8 +126,6 @@ def switches(c: int, z: Tensor, dropout: Tensor | None) -> dict[str, Any]:
         "CZ": z.shape[-1],
         "BZ": padded(z.shape[-1]),
         "HAS_DROPOUT": dropout is not None,
-        "SPLIT": z.dtype != torch.float32,
-        "PRECISION": precision(z),
     }
 
 
@@ -163,6 +161,8 @@ def output_backward(
     triangle_output_backward_kernel[(programs,)](
         *(product, z, b_dropout, grad, grad_x, partial, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), grad_x.stride(), EPS, share),
+        SPLIT=z.dtype == torch.bfloat16,
+        PRECISION=precision(z, config),
         **switches(c, z, dropout),
         **config.launch,
     )
@@ -174,7 +174,7 @@ def triangle_output_weights_kernel(
     product, z, dropout, grad, grad_weight, grad_gate, grad_biases, weights, rows, n, width, size,
     z_strides, dropout_strides, grad_strides, EPS, share,
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
-    BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
+    BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A program owns BO rows of output projection and gate, and a share of the positions.
 
@@ -199,7 +199,7 @@ def triangle_output_weights_kernel(
             grad + o_i * grad_strides[0] + o_j * grad_strides[1], grad_strides[2],
             dropout + o_i * dropout_strides[0] + o_j * dropout_strides[1], dropout_strides[2],
             o_o, m_o, m_m, m_pair,
-            C, BC, CZ, BZ, BM, BO, BK, HAS_DROPOUT, SPLIT, PRECISION,
+            C, BC, CZ, BZ, BM, BO, BK, HAS_DROPOUT, False, PRECISION,
         )  # fmt: skip
         b_grad_bias += tl.sum(b_out, 0)
         b_grad_gate_bias += tl.sum(b_logits, 0)
@@ -239,6 +239,7 @@ def output_weights_backward(
     triangle_output_weights_kernel[(programs, parts)](
         *(product, z, b_dropout, grad, partial, partial_gate, partial_bias, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), EPS, share),
+        PRECISION=precision(z, config),
         **switches(c, z, dropout),
         **config.launch,
     )

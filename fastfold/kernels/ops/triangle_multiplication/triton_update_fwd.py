@@ -13,7 +13,7 @@ from torch import Tensor
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
-from fastfold.kernels.common.triton_math import cast, pair_tile, precision
+from fastfold.kernels.common.triton_math import cast, pair_tile, precision, sigmoid
 from fastfold.kernels.ops.triangle_multiplication.params import EPS, UpdateParams
 from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import SIZES, load_pair, pair_positions
 
@@ -57,7 +57,7 @@ def triangle_output_kernel(
         b_z, p_z, z_strides[2], b_statistics, norm, weights.out_gate_weight, weights.out_gate_bias, o_z, m_pair, m_z,
         CZ, BM, BZ, BZ, BK, False, PRECISION,
     )  # fmt: skip
-    b_out *= tl.sigmoid(b_gate)
+    b_out *= sigmoid(b_gate)
     if HAS_DROPOUT:
         p_dropout = pair_tile(dropout, dropout_strides, o_i, o_j, o_z)
         b_out *= tl.load(p_dropout, mask=m_out, other=0.0).to(tl.float32)
@@ -94,7 +94,7 @@ def write_update(
         BZ=padded(c_z),
         HAS_DROPOUT=dropout is not None,
         HAS_RESIDUAL=residual is not None,
-        PRECISION=precision(z),
+        PRECISION=precision(z, config),
         **config.launch,
     )
 
