@@ -210,7 +210,8 @@ def times() -> str:
             found.append([1e3 * (b - a) for a, b in itertools.pairwise(marks)])
         backward, step = (statistics.median(x) for x in zip(*found[SETTLED:], strict=True))
         lines.append(
-            f"overlap_optimizer={overlap_optimizer}: backward {backward:.0f} ms, step() {step:.0f} ms"
+            f"waiting {1e3 * wait:.0f} ms a block, overlap_optimizer={overlap_optimizer}: "
+            f"backward {backward:.0f} ms, step() {step:.0f} ms"
         )
     return "\n".join(lines)
 
