@@ -62,13 +62,11 @@ def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> N
     for r in range(0, rows, step):
         row = slice(r, r + step)
         # A row's heads lie between each other, in gaps of a power of two that caches are bad at.
-        b_k, b_v = (
-            scratch.copy(name, x[row].transpose(1, 2)) for name, x in (("k", k), ("v", v))
-        )  # [r, H, Nk, D]
+        b_k, b_v = (scratch.copy(name, x[row].transpose(1, 2)) for name, x in (("k", k), ("v", v)))
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
             query = slice(n, n + query_step)
-            b_q = scratch.copy("q", q[row, query].transpose(1, 2))
+            b_q = scratch.copy("q or gate", q[row, query].transpose(1, 2))
             b_bias = None if bias is None else bias[:, query].expand(len(b_q), -1, -1, -1)
             if b_masked is not None:
                 shape = (len(b_q), 1, 1, k.shape[1]) if b_bias is None else b_bias.shape
@@ -83,7 +81,8 @@ def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> N
             if gate is None:
                 out[row, query] = b_out
             else:
-                torch.mul(b_out, scratch.copy("gate", gate[row, query]).sigmoid_(), out=out[row, query])
+                opened = scratch.copy("q or gate", gate[row, query]).sigmoid_()  # queries are needed no more
+                torch.mul(b_out, opened, out=out[row, query])
 
 
 def row_step(q: Tensor, k: Tensor) -> int:
