@@ -11,12 +11,12 @@ import contextlib
 import logging
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from fastfold.memory.devices.region import Region
 from fastfold.memory.devices.tiers import NvmeTier
 
 Allocate = Callable[[int, torch.dtype], Tensor]
@@ -51,40 +51,6 @@ def pin(buffer: Tensor, device: torch.device) -> bool:
     return False
 
 
-class _Region:
-    """Memory of the host, parts of which are in use.
-
-    Args:
-        memory: Bytes.
-    """
-
-    def __init__(self, memory: Tensor) -> None:
-        self.memory = memory
-        # First and last byte of each part, with what was handed out of it.
-        self._parts: list[tuple[int, int, weakref.ref[Tensor]]] = []
-
-    def used(self) -> list[tuple[int, int]]:
-        """Parts that somebody holds, in order."""
-        self._parts = [part for part in self._parts if part[2]() is not None]
-        return sorted((start, stop) for start, stop, _ in self._parts)
-
-    def gap(self, nbytes: int, alignment: int) -> tuple[int, int] | None:
-        """Size and beginning of the smallest free part that has room; None if there is none."""
-        found, free = [], 0
-        for start, stop in [*self.used(), (self.memory.nbytes, self.memory.nbytes)]:
-            if start - free >= nbytes:
-                found.append((start - free, free))
-            free = -(-stop // alignment) * alignment
-        return min(found, default=None)
-
-    def hand_out(self, start: int, elements: int, dtype: torch.dtype) -> Tensor:
-        """Flat memory from byte ``start`` on; in use as long as somebody holds what is returned."""
-        stop = start + elements * dtype.itemsize
-        part = self.memory[start:stop].view(dtype)
-        self._parts.append((start, stop, weakref.ref(part)))
-        return part
-
-
 class HostBuffers:
     """Buffers in the host's memory for what leaves the device for a while; kept from one use to the next.
 
@@ -109,7 +75,7 @@ class HostBuffers:
         overflow: HostBuffers | None = None,
     ) -> None:
         self._allocate, self._limit, self.overflow = allocate, limit, overflow
-        self._regions: list[_Region] = []
+        self._regions: list[Region] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._pinned: set[int] = set()  # addresses
         self._pins = True
@@ -132,7 +98,7 @@ class HostBuffers:
             (_, start), region = min(gaps, key=lambda found: found[0])
             return region.hand_out(start, elements, like.dtype)
         self._release([region for region in self._regions if not region.used()])
-        region = _Region(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))
+        region = Region(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))
         if self._pins and like.is_cuda and pin(region.memory, like.device):
             self._pinned.add(region.memory.data_ptr())
         self._regions.append(region)
@@ -178,7 +144,7 @@ class HostBuffers:
         """Give the memory back."""
         self._release(self._regions)
 
-    def _release(self, regions: Sequence[_Region]) -> None:
+    def _release(self, regions: Sequence[Region]) -> None:
         if self._pinned and regions:
             torch.cuda.synchronize()
             for address in self._pinned & {region.memory.data_ptr() for region in regions}:

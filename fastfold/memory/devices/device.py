@@ -99,7 +99,7 @@ class Device(Tier):
     def send(self, tensor: Tensor, host: Tier) -> Tensor:
         """A copy of a dense tensor's memory, flat, on another tier."""
         with self.host_work(), torch.no_grad():
-            copy = host.allocate(tensor.numel(), tensor.dtype, "activations")
+            copy = host.allocate_waiting(tensor.numel(), tensor.dtype, "activations")
             copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
         return copy
 
@@ -279,7 +279,7 @@ class CudaDevice(Device):
 
     def send(self, tensor: Tensor, host: Tier) -> Tensor:
         """Copies on the side stream; the tensor's memory is not reused before that is done."""
-        copy = host.allocate(tensor.numel(), tensor.dtype, "activations")
+        copy = host.allocate_waiting(tensor.numel(), tensor.dtype, "activations")
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream), torch.no_grad():
             copy.as_strided(tensor.shape, tensor.stride()).copy_(tensor, non_blocking=True)

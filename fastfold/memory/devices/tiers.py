@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from fastfold.memory.devices.disk_file import DiskFile, map_file
+from fastfold.memory.devices.region import Region
 
 # Tensors begin on multiples of this: kernels may round differently on unaligned data.
 ALIGNMENT = 64
+
+# Bytes of a file for what waits on a disk, unless one tensor takes more.
+_WAITING_FILE = 1 << 26
 
 
 class Tier:
@@ -49,6 +53,13 @@ class Tier:
 
     def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
         """As :meth:`allocate`, for what is here as long as the tier: it has the room that :meth:`preallocate` made."""
+        return self.allocate(numel, dtype, what)
+
+    def allocate_waiting(self, numel: int, dtype: torch.dtype, what: str = "a tensor") -> Tensor:
+        """As :meth:`allocate`, but of any content, for what waits here and is asked for again in every step.
+
+        Its room is free again when the tensor that is returned goes, views of it not counted.
+        """
         return self.allocate(numel, dtype, what)
 
     def preallocate(self, nbytes: int) -> None:
@@ -90,6 +101,7 @@ class NvmeTier(Tier):
         self.folder = os.fspath(folder) if folder is not None else tempfile.gettempdir()
         self._file: DiskFile | None = None
         self._places: dict[int, int] = {}
+        self._waiting: list[Region] = []
 
     def preallocate(self, nbytes: int) -> None:
         """Reserve one file for all that :meth:`allocate_kept` will be asked for.
@@ -116,6 +128,22 @@ class NvmeTier(Tier):
         weakref.finalize(storage, self._places.pop, storage._cdata)
         weakref.finalize(storage, self._discharge, size)
         return buffer
+
+    def allocate_waiting(self, numel: int, dtype: torch.dtype, what: str = "a tensor") -> Tensor:
+        """A part of a file that is kept for the next step, which needs no new room on the disk then."""
+        size = numel * dtype.itemsize
+        gaps = [(gap, region) for region in self._waiting if (gap := region.gap(size, ALIGNMENT)) is not None]
+        if gaps:
+            (_, start), region = min(gaps, key=lambda found: found[0])
+        else:
+            self._waiting = [region for region in self._waiting if region.used()]
+            file = map_file(self.folder, max(size, _WAITING_FILE))[0]
+            region, start = Region(torch.frombuffer(file, dtype=torch.uint8)), 0
+            self._waiting.append(region)
+        self._charge(size, what)
+        part = region.hand_out(start, numel, dtype)
+        weakref.finalize(part, self._discharge, size)
+        return part
 
     def announce(self, buffer: Tensor) -> None:
         """Threads have it read from the disk while the process goes on, if it lies in the reserved file."""

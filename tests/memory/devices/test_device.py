@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import threading
 import time
+import weakref
 
 import pytest
 import torch
 
 from fastfold.errors import OutputError
 from fastfold.memory import DeviceFull, NvmeTier, SimulatedDevice, Tier
+from fastfold.memory.devices import tiers
+from fastfold.memory.devices.disk_file import map_file
+from fastfold.memory.devices.tiers import ALIGNMENT
 
 
 def test_operators_are_counted_until_their_memory_goes():
@@ -99,10 +104,48 @@ def test_tiers_hold_what_is_written(kind, dtype, tmp_path):
     assert tier.used == 0
 
 
+def test_what_waits_on_a_disk_uses_its_files_again(tmp_path, monkeypatch):
+    """Whatever comes in a second step finds room in the files of the first; parts that are held are left alone."""
+    made = []
+    monkeypatch.setattr(tiers, "map_file", lambda folder, size: made.append(size) or map_file(folder, size))
+    tier, sizes = NvmeTier(tmp_path), (1000, 3, 1 << 22, 17, 5 << 22)
+    for step in range(3):
+        waiting = [
+            tier.allocate_waiting(size, dtype).fill_(step + index)
+            for index, (size, dtype) in enumerate(itertools.product(sizes, (torch.float32, torch.bfloat16)))
+        ]
+        assert all((x == step + index).all() for index, x in enumerate(waiting))
+        assert all(x.data_ptr() % ALIGNMENT == 0 for x in waiting)
+        assert tier.used == sum(x.nbytes for x in waiting) == 6 * sum(sizes)
+        if step == 0:
+            first = list(made)
+        del waiting
+        assert tier.used == 0
+    assert made == first
+    assert min(made) == 1 << 26
+    assert max(made) == 4 * (5 << 22)
+    assert len(made) < len(sizes)
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_of_what_waits_no_more_are_given_back(tmp_path):
+    """When the parts become longer than the files, the old ones go."""
+    tier = NvmeTier(tmp_path)
+    before = weakref.ref(tier.allocate_waiting(10, torch.float32))
+    assert before() is None
+    held = tier.allocate_waiting(1 << 25, torch.float32)
+    assert len(tier._waiting) == 1
+    more = tier.allocate_waiting(1 << 25, torch.float32)
+    assert len(tier._waiting) == 2
+    del held, more
+
+
 def test_a_full_disk_is_a_clear_error(tmp_path):
     """The room is reserved at once: no write to the map can fail later."""
     with pytest.raises(OutputError, match=r"no .* bytes for the memory tier on this disk.*Free some space"):
         NvmeTier(tmp_path).allocate(1 << 50, torch.float32)
+    with pytest.raises(OutputError, match=r"no .* bytes for the memory tier on this disk.*Free some space"):
+        NvmeTier(tmp_path).allocate_waiting(1 << 50, torch.float32)
     with pytest.raises(OutputError, match="missing"):
         NvmeTier(tmp_path / "missing").allocate(10, torch.float32)
 
