@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fastfold.memory.devices.region import Region
+from fastfold.memory.devices.region import Region, smallest_gap
 from fastfold.memory.devices.tiers import NvmeTier
 
 Allocate = Callable[[int, torch.dtype], Tensor]
@@ -92,10 +92,9 @@ class HostBuffers:
         It is the caller's for as long as the caller keeps what is returned, views of it not counted.
         """
         nbytes = elements * like.dtype.itemsize
-        found = ((region.gap(nbytes, like.dtype.itemsize), region) for region in self._regions)
-        gaps = [(gap, region) for gap, region in found if gap is not None]
-        if gaps:
-            (_, start), region = min(gaps, key=lambda found: found[0])
+        place = smallest_gap(self._regions, nbytes, like.dtype.itemsize)
+        if place is not None:
+            region, start = place
             return region.hand_out(start, elements, like.dtype)
         self._release([region for region in self._regions if not region.used()])
         region = Region(self._allocate(max(nbytes, self.expected - self.nbytes), torch.uint8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -40,3 +41,12 @@ class Region:
         part = self.memory[start:stop].view(dtype)
         self._parts.append((start, stop, weakref.ref(part)))
         return part
+
+
+def smallest_gap(regions: Iterable[Region], nbytes: int, alignment: int) -> tuple[Region, int] | None:
+    """The region and the beginning of the smallest free part that has room; None if there is none."""
+    gaps = [(gap, region) for region in regions if (gap := region.gap(nbytes, alignment)) is not None]
+    if not gaps:
+        return None
+    (_, start), region = min(gaps, key=lambda found: found[0])
+    return region, start

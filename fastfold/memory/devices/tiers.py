@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold.memory.devices.disk_file import DiskFile, map_file
-from fastfold.memory.devices.region import Region
+from fastfold.memory.devices.region import Region, smallest_gap
 
 # Tensors begin on multiples of this: kernels may round differently on unaligned data.
 ALIGNMENT = 64
@@ -132,14 +132,13 @@ class NvmeTier(Tier):
     def allocate_waiting(self, numel: int, dtype: torch.dtype, what: str = "a tensor") -> Tensor:
         """A part of a file that is kept for the next step, which needs no new room on the disk then."""
         size = numel * dtype.itemsize
-        gaps = [(gap, region) for region in self._waiting if (gap := region.gap(size, ALIGNMENT)) is not None]
-        if gaps:
-            (_, start), region = min(gaps, key=lambda found: found[0])
-        else:
+        place = smallest_gap(self._waiting, size, ALIGNMENT)
+        if place is None:
             self._waiting = [region for region in self._waiting if region.used()]
             file = map_file(self.folder, max(size, _WAITING_FILE))[0]
-            region, start = Region(torch.frombuffer(file, dtype=torch.uint8)), 0
-            self._waiting.append(region)
+            place = Region(torch.frombuffer(file, dtype=torch.uint8)), 0
+            self._waiting.append(place[0])
+        region, start = place
         self._charge(size, what)
         part = region.hand_out(start, numel, dtype)
         weakref.finalize(part, self._discharge, size)
