@@ -6,13 +6,14 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastfold.errors import ConfigError, OutputError
-from fastfold.memory import BudgetError, Gemini
+from fastfold.memory import BudgetError, Gemini, NvmeTier
 from fastfold.training.compose import compose_config
 from tests.training.test_train import command, environment, here, losses, wait_for, weights
 
@@ -108,31 +109,48 @@ def test_killed_runs_continue(policy: str, unmanaged: tuple[Path, Path], tmp_pat
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_full_disk_ends_the_run_and_another_policy_continues_from_its_checkpoint(
-    unmanaged: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """A clear error in the second step; the checkpoint of the first is whole, and the run goes on from it elsewhere."""
-    data, plain = unmanaged
-    out = tmp_path / "run"
-    options = [*COMMON, *POLICIES["nvme"], f"memory.folder={tmp_path}", "trainer.checkpoint_every=1"]
+@pytest.fixture
+def disk_full_after_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """From the first checkpoint on the disk has no room for anything new."""
     reserve = os.posix_fallocate
 
     def full(*args: int) -> None:
-        if (out / "checkpoints" / "step_00000001").exists():
+        if (tmp_path / "run" / "checkpoints" / "step_00000001").exists():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         reserve(*args)
 
     with monkeypatch.context() as patched:
         patched.setattr("os.posix_fallocate", full)
-        with pytest.raises(
-            OutputError, match=r"No space left on device.*checkpoints written so far are intact"
-        ):
-            here(data, out, *options)
+        yield patched
+
+
+def test_a_full_disk_ends_the_run_and_another_policy_continues_from_its_checkpoint(
+    unmanaged: tuple[Path, Path], tmp_path: Path, disk_full_after_a_step: pytest.MonkeyPatch
+):
+    """A clear error in the second step; the checkpoint of the first is whole, and the run goes on from it elsewhere."""
+    data, plain = unmanaged
+    out = tmp_path / "run"
+    options = [*COMMON, *POLICIES["nvme"], f"memory.folder={tmp_path}", "trainer.checkpoint_every=1"]
+    # Of every step, as where its tensors are larger than those of the step before.
+    disk_full_after_a_step.setattr(NvmeTier, "allocate_waiting", NvmeTier.allocate)
+    with pytest.raises(OutputError, match=r"No space left on device.*checkpoints written so far are intact"):
+        here(data, out, *options)
+    disk_full_after_a_step.undo()
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["step_00000001"]
     assert here(data, out, *COMMON, *POLICIES["auto"])
     assert losses(out) == losses(plain)
     ours, theirs = weights(out), weights(plain)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.slow
+def test_a_second_step_needs_no_new_room_on_the_disk(
+    unmanaged: tuple[Path, Path], tmp_path: Path, disk_full_after_a_step: pytest.MonkeyPatch
+):
+    data, plain = unmanaged
+    options = [*COMMON, *POLICIES["nvme"], f"memory.folder={tmp_path}", "trainer.checkpoint_every=1"]
+    assert here(data, tmp_path / "run", *options)
+    assert losses(tmp_path / "run") == losses(plain)
 
 
 def test_what_does_not_go_together_is_refused(unmanaged: tuple[Path, Path], tmp_path: Path):
