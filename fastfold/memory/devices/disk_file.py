@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fastfold.errors import OutputError
 
-# What is kept begins on multiples of this, so that a write of one thing reads nothing of another's pages first.
 PAGE = 4096
+"""What is kept begins on multiples of this, so that a write of one thing reads nothing of another's pages first."""
 
 _THREADS = 4
 # The kernel reads no more ahead than its device takes at a time, however much it is asked for: 128 KiB at least.
