@@ -40,7 +40,7 @@ TABLE = Path(__file__).parents[1] / "results" / "length_classes.csv"
 COVERED = tuple(itertools.product(DTYPES, ARCHITECTURES))
 """Dtypes and compute capabilities that the committed table has all kernels in."""
 
-RIVAL = (("bf16", 80), ("bf16", 90), ("fp16", 80), ("fp16", 90))
+RIVAL = (("bf16", 80), ("bf16", 90), ("bf16", 100), ("fp16", 80), ("fp16", 90))
 """Dtypes and compute capabilities that it has the rival in."""
 
 SHARED = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
