@@ -7,6 +7,7 @@ a replay costs the host one call.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -91,7 +92,7 @@ class PassGraph:
     The first pass runs as ever, which compiles and loads its kernels. The second is captured on copies of its inputs
     and replayed, and so are all others, those of later predictions included, once their inputs are copied to where the
     graph reads them. When something changes that the graph does not read anew (shapes, templates that are shown, where
-    the parameters are, how the network is carried out), it is dropped, and all of this begins again.
+    parameters and buffers are, how the network is carried out), it is dropped, and all of this begins again.
 
     Args:
         model: The network, in evaluation mode and on its device, which works without the host's memory.
@@ -162,9 +163,10 @@ class PassGraph:
         inputs = tuple(
             (name, x.shape, x.dtype) for features in (*members, previous) for name, x in features.items()
         )
-        parameters = tuple((x.data_ptr(), x.dtype) for x in self._model.parameters())
+        read = itertools.chain(self._model.parameters(), self._model.buffers())
+        places = tuple((x.data_ptr(), x.dtype) for x in read)
         policies = tuple(m.policy for m in self._model.modules() if isinstance(m, PolicyModule))
-        return inputs, shown, parameters, policies
+        return inputs, shown, places, policies
 
     @contextmanager
     def _templates(self, shown: tuple[int, ...] | None) -> Iterator[None]:

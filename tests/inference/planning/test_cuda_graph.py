@@ -159,6 +159,19 @@ def test_parameters_elsewhere_are_captured_anew() -> None:
     assert (graph.captures, graph.replays) == (2, 4)
 
 
+def test_buffers_elsewhere_are_captured_anew() -> None:
+    """A network that leaves the device and comes back may find its parameters' old places, and others for the rest."""
+    model, features = _network("synthetic_monomer")
+    set_policy(model.eval(), FOLDING_POLICY)
+    model.register_buffer("constant", torch.zeros(3))
+    graph = PassGraph(model, record)
+    for made in ((1, 2), (2, 4)):
+        with torch.inference_mode():
+            model(features, 2, run_pass=graph)
+        assert (graph.captures, graph.replays) == made
+        model.constant = model.constant.clone()
+
+
 def test_another_way_to_carry_out_the_network_is_captured_anew() -> None:
     """As where memory ended, and the fold goes on in smaller pieces."""
     model, features = _network("synthetic_monomer")
