@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from fastfold.evoformer.config import ensemble_size, is_multimer
 from fastfold.inference.planning.offload_room import OffloadRoom
 from fastfold.inference.planning.shard_memory import (
@@ -21,8 +23,10 @@ from fastfold.inference.planning.shard_memory import (
     reshard_bytes,
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes
+from fastfold.kernels.common.block_threads import MAX_LANES
 from fastfold.kernels.common.cpu_products import multiplied_by_onednn
 from fastfold.kernels.common.layout import padded_width
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
@@ -31,6 +35,8 @@ from fastfold.memory.offload import kept_rows
 # leave in the heap, in blocks (fewer where blocks are in float32 anyway). Not the program itself, whose code and
 # threads take some 400 MiB after its first fold.
 _FIXED_CPU, _GAPS_CPU, _GAPS_EXACT = 40 << 20, 5, 3
+# Bytes per channel and position of a block of attention: projections, copies of them, and what becomes of them.
+_LANE = 4 * 12
 # Code that oneDNN makes for each shape of a product, and operands that it lays out anew.
 _ONEDNN = 40 << 20
 # Bytes per row and residue: of the raw alignment (on the host), of a cluster's and of an extra row's features.
@@ -187,6 +193,8 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     fixed = _FIXED_CPU + fold.rows * n * (_RAW_MULTIMER if is_multimer(config) else _RAW)
     if multiplied_by_onednn():
         fixed += _ONEDNN
+    if fold.device == "cpu":
+        fixed += _lanes_bytes(n, max(c.msa_channel, c.pair_channel))
     if fold.device == "cuda":
         fixed = FIXED_CUDA + CUDA_BLOCK * e + nccl_bytes(ranks)
     msa_rows = fold.clusters + fold.templates
@@ -286,6 +294,12 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
     # The rows of a block are one rank's, who sends a copy of them to each.
     found.append(cut("heads", trunk_done, _LOGITS + (4 * (ranks + 2) if ranks > 1 else 0), exact_logits))
     return found
+
+
+def _lanes_bytes(residues: int, channels: int) -> int:
+    """Of the threads that make blocks at the same time but for one: at most what one of attention has."""
+    block = _LANE * channels * max(1024, min(residues, 4096)) + 4 * BLOCK_ELEMENTS
+    return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
 
 def channel_groups(channels: int, ranks: int = 1) -> list[int]:

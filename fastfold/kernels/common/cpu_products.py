@@ -53,14 +53,22 @@ def small_products() -> Iterator[None]:
     For operators that make many small ones: oneDNN takes longer to find out how to multiply the tiles of attention
     than MKL takes for the products.
     """
+    global _onednn_multiplies
     if not _onednn_multiplies:
         yield
         return
     torch.set_float32_matmul_precision("highest")
+    _onednn_multiplies = False
     try:
         yield
     finally:
+        _onednn_multiplies = True
         torch.set_float32_matmul_precision("medium")
+
+
+def onednn_multiplies() -> bool:
+    """Whether products are oneDNN's here, by :func:`exact_products`."""
+    return _onednn_multiplies
 
 
 def multiplied_by_onednn() -> bool:
@@ -98,7 +106,9 @@ def _is_exact() -> bool:
         b = torch.randn(inner, columns, generator=generator)
         with _by_onednn():
             found = a @ b
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(b.t().contiguous(), rows)
+        linear = torch.ops.mkldnn._linear_pointwise(a, laid_out, None, "none", [], "")
         exact = a.double() @ b.double()
-        if (found - exact).abs().max() > _ROUNDING * exact.abs().max():
+        if any((x - exact).abs().max() > _ROUNDING * exact.abs().max() for x in (found, linear)):
             return False
     return True

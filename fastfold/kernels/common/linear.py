@@ -15,12 +15,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.cpu_products import onednn_multiplies
 from fastfold.kernels.common.scratch import Scratch
 
 Products = Literal["bf16", "int8"]
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
+_ROWS = 1024  # that oneDNN lays out weights for
 _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # a step of the first word of a weight, in steps of the second
 
@@ -59,26 +61,48 @@ class Linear:
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, positive: bool = False, exact: bool = False
     ) -> None:
-        self._weight, self._bias = weight, bias
+        self._weight, self._bias, self._outputs = weight, bias, len(weight)
         reducible = weight.dtype == torch.float32 and not weight.is_cuda and not exact
         self.products = _PRODUCTS.get() if reducible else None
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
-        if self.products == "bf16":
+        self._laid_out = None
+        if self.products is None:
+            if onednn_multiplies() and weight.dtype == torch.float32 and not weight.is_cuda:
+                self._laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        elif self.products == "bf16":
             self._weight = weight.to(torch.bfloat16)
-        elif self.products == "int8":
+        else:
             self._weight, self._scale = _two_words(weight)
             self._offsets = _offsets(self._weight) if positive else None
 
-    def __call__(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+    def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
+        """``[n, N]`` of ``x [n, K]``, in the buffer ``name`` or in new memory."""
+        if self._laid_out is not None:
+            return self._by_onednn(x)
+        return self.fill(scratch(name, len(x), self._outputs), x, scratch)
+
+    def fill(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``."""
         if self.products == "bf16":
             return self._in_bfloat16(x, out, scratch)
         if self.products == "int8":
             return self._in_int8(x, out, scratch)
+        if self._laid_out is not None:
+            return self._filled_by_onednn(out, x)
         if self._bias is None:
             return torch.mm(x, self._weight.t(), out=out)
         return torch.addmm(self._bias, x, self._weight.t(), out=out)
+
+    def _by_onednn(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._laid_out, self._bias, "none", [], "")
+        return found
+
+    def _filled_by_onednn(self, out: Tensor, x: Tensor) -> Tensor:
+        if not _by_columns(out):
+            return out.copy_(self._by_onednn(x))
+        product = torch.ops.mkldnn._linear_pointwise(self._weight, x, None, "none", [], "")
+        return out.copy_(product.t()) if self._bias is None else torch.add(product.t(), self._bias, out=out)
 
     def _in_bfloat16(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
         small = scratch.of(x, torch.bfloat16)
@@ -87,14 +111,24 @@ class Linear:
 
     def _in_int8(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
         rounded, step = _rounded(x, scratch, positive=self._offsets is not None)
-        sums = scratch.of(x, torch.int32)("linear sums", len(x), len(self._weight))
-        torch._int_mm(rounded, self._weight.t(), out=sums)
-        large, small = sums.chunk(2, -1)
+        integers, floats = scratch.of(x, torch.int32), scratch.of(x)
+        if _by_columns(out):
+            sums = integers("linear sums", len(self._weight), len(x))
+            small, large = reversed(torch._int_mm(self._weight, rounded.t(), out=sums).chunk(2))
+            torch.add(small, large, alpha=_WORDS, out=large)
+            if self._offsets is not None:
+                large.add_(self._offsets[:, None])
+            product = floats.copy("linear out", large).mul_(step.t())
+            # In two operators: addcmul is slow where it reads one number for a whole row.
+            torch.mul(product, self._scale[:, None], out=out.t())
+            return out if self._bias is None else out.add_(self._bias)
+        sums = integers("linear sums", len(x), len(self._weight))
+        small, large = reversed(torch._int_mm(rounded, self._weight.t(), out=sums).chunk(2, -1))
         torch.add(small, large, alpha=_WORDS, out=large)
         if self._offsets is not None:
             large.add_(self._offsets)
         # Scaled after a copy, because arithmetic of two dtypes is slow.
-        product = scratch.copy("linear out", large).mul_(step)
+        product = floats.copy("linear out", large).mul_(step)
         if self._bias is None:
             return torch.mul(product, self._scale, out=out)
         return torch.addcmul(self._bias, product, self._scale, out=out)
@@ -104,6 +138,11 @@ def max_inputs(positive: bool = False) -> int:
     """How many inputs a sum of int8 products in int32 can have; of data without a sign, if they are ``positive``."""
     largest = _LARGEST + _OFFSET if positive else _LARGEST
     return (2**31 - 1) // (largest * _LARGEST * (_WORDS + 1))
+
+
+def _by_columns(x: Tensor) -> bool:
+    """Whether a matrix lies in memory column by column."""
+    return x.stride(0) == 1 != x.stride(1)
 
 
 def _two_words(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,12 +36,21 @@ class Scratch:
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         self.device, self.dtype = torch.device(device), dtype
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._lanes: dict[int, Scratch] = {}
 
     def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
         """The same buffers for the device of ``x``, and its dtype or another."""
         scratch = Scratch(x.device, x.dtype if dtype is None else dtype)
-        scratch._buffers = self._buffers
+        scratch._buffers, scratch._lanes = self._buffers, self._lanes
         return scratch
+
+    def lane(self, index: int) -> Scratch:
+        """Buffers of their own for the thread ``index`` of those that share an operator's work; of the first these."""
+        if index == 0:
+            return self
+        return self._lanes.setdefault(index, Scratch()).of(
+            torch.empty((), device=self.device, dtype=self.dtype)
+        )
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         """Contiguous tensor of any content in the buffer ``name``."""

@@ -26,7 +26,15 @@ def _product(
 ) -> Tensor:
     with reduced_products(products):
         layer = Linear(weight, bias, positive=positive)
-    return layer(x, x.new_empty(len(x), len(weight)), Scratch())
+    found = layer(x, "out", Scratch())
+    rows, columns = x.new_empty(len(x), len(weight)), x.new_empty(len(weight), len(x)).T
+    assert layer.fill(rows, x, Scratch()) is rows
+    assert torch.equal(rows, found) or not found.isfinite().all()
+    assert layer.fill(columns, x, Scratch()) is columns
+    torch.testing.assert_close(
+        columns, found, rtol=1e-6, atol=1e-6 * float(found[found.isfinite()].abs().max()), equal_nan=True
+    )
+    return found
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
@@ -78,7 +86,7 @@ def test_an_exact_product_is_that_of_float32(products: Products) -> None:
     with reduced_products(products):
         layer = Linear(weight, bias, exact=True)
     assert layer.products is None
-    assert torch.equal(layer(x, x.new_empty(37, 8), Scratch()), torch.addmm(bias, x, weight.T))
+    assert torch.equal(layer(x, "out", Scratch()), torch.addmm(bias, x, weight.T))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -246,7 +246,7 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
     bias, mask = passes.prepare(small["bias"], small["mask"], torch.float32)
     out = residual.float().to(DEVICE)
     rows = eager.RowBlock(small["x"], bias, mask, out, dropout.float().to(DEVICE))
-    passes.Forward(weights, 2, Scratch(DEVICE))(out, rows)
+    passes.Forward(weights, 2)(out, rows, Scratch(DEVICE))
     assert relative_error(out, residual + dropout * update) < 2e-6
     ones = eager.arrange(
         eager.GatedAttentionParams(*(torch.ones_like(small[n]) for n in NAMES)), torch.float32
@@ -274,9 +274,16 @@ def test_what_is_begun_goes_on_to_the_same_result_and_gradients(
     leave_out: tuple[str, ...],
     batch: tuple[int, ...],
     dtype: torch.dtype,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the first of several blocks of rows; bit for bit, because the same is computed in the same order."""
+    """Of the first of several blocks of rows; bit for bit, because the same is computed in the same order.
+
+    With one thread: of several, each makes blocks of its own, and all make together what is begun.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    request.addfinalizer(lambda: torch.set_num_threads(threads))
     monkeypatch.setattr(eager, "row_step", lambda x: 2)
     monkeypatch.setattr(triton_launch, "row_step", lambda x: 2)
     made = on_device(operands(3, 5, batch, leave_out), dtype)

@@ -99,8 +99,7 @@ def projections(weights: Weights) -> Linear:
 def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
     """Queries, keys, values and gate logits of a block: ``normed [r, N, c]`` to ``[r, N, 3 or 4, H, D]``."""
     rows, length, _ = normed.shape
-    out = scratch("projected", rows * length, len(weights.merged))
-    linear(normed.flatten(0, 1), out, scratch)
+    out = linear(normed.flatten(0, 1), "projected", scratch)
     return out.view(rows, length, -1, heads, weights.output.shape[1] // heads)
 
 
@@ -128,24 +127,25 @@ class Forward:
     Args:
         weights: As :func:`arrange` makes them.
         heads: Number of heads.
-        scratch: Buffers, in the dtype of the products.
     """
 
-    def __init__(self, weights: Weights, heads: int, scratch: Scratch) -> None:
-        self._weights, self._heads, self._scratch = weights, heads, scratch
+    def __init__(self, weights: Weights, heads: int) -> None:
+        self._weights, self._heads = weights, heads
         self._projections, self._output = projections(weights), Linear(weights.output, weights.output_bias)
 
-    def begin(self, x: Tensor) -> Tensor:
-        """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``."""
-        weights, scratch = self._weights, self._scratch
+    def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
+        """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``.
+
+        ``scratch`` has the buffers, in the dtype of the products.
+        """
+        weights = self._weights
         normed = normalise(x.to(weights.norm[0].dtype), *weights.norm, EPS)[0].to(scratch.dtype)
         return project(normed, self._projections, weights, self._heads, scratch)
 
-    def __call__(self, out: Tensor, rows: RowBlock, begun: Tensor | None = None) -> None:
+    def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
         """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual; ``begun`` is of :meth:`begin`."""
-        weights, scratch = self._weights, self._scratch
         x, bias, masked, residual, dropout = rows
-        q, k, v, *gate = (self.begin(x) if begun is None else begun).unbind(2)
+        q, k, v, *gate = (self.begin(x, scratch) if begun is None else begun).unbind(2)
         attended = scratch("attended", *q.shape)
         attend(
             attended,
@@ -153,9 +153,8 @@ class Forward:
             q.shape[-1] ** -0.5,
             scratch,
         )
-        update = scratch("update", *x.shape[:2], len(weights.output))
-        self._output(attended.view(-1, weights.output.shape[1]), update.flatten(0, 1), scratch)
-        finish(out, update, residual, dropout)
+        update = self._output(attended.view(x.shape[0] * x.shape[1], -1), "update", scratch)
+        finish(out, update.view(x.shape), residual, dropout)
 
 
 def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.errors import InputError
+from fastfold.kernels.common.block_threads import MAX_LANES, for_blocks
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.parameters import grads_or_none, like_first
@@ -64,6 +66,7 @@ def _blocks(backend: str) -> Any:
 
 
 _Index = tuple[int | slice, ...]
+_LONG = 4096
 
 
 def _row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[_Index, _Index]]:
@@ -97,11 +100,17 @@ def _fill(
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
     weights = arrange(parameters, x.dtype)
-    forward = blocks.Forward(weights, heads, scratch.of(x))
-    for i, rows in _row_blocks(x, blocks.row_step):
+    forward = blocks.Forward(weights, heads)
+
+    def block(scratch: Scratch, i: _Index, rows: _Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
-        forward(part(out, rows), own, *begun)
-        begun = ()
+        forward(part(out, rows), own, scratch, *begun)
+
+    # The buffers of a block grow with a row that is longer than its positions; all cores then share one.
+    lanes = MAX_LANES if backend == "torch" and x.shape[-2] <= _LONG else 1
+    first = itertools.chain([begun], itertools.repeat(()))
+    indices = ((*index, given) for index, given in zip(_row_blocks(x, blocks.row_step), first, strict=False))
+    for_blocks(block, indices, scratch.of(x), lanes=lanes)
     return out
 
 
@@ -204,7 +213,7 @@ def _gated_attention_begin(
         if backward:
             dtype = blocks.backward_dtype(x)
             return blocks.begin_backward(part(x, rows), arrange(given, dtype), heads, Scratch().of(x, dtype))
-        return [blocks.Forward(arrange(given, x.dtype), heads, Scratch().of(x)).begin(part(x, rows))]
+        return [blocks.Forward(arrange(given, x.dtype), heads).begin(part(x, rows), Scratch().of(x))]
     return []  # there are no rows
 
 

@@ -44,20 +44,20 @@ class Forward:
     Behind the last product bias, dropout and residual are one pass: the update is read and the result written once.
     """
 
-    def __init__(self, weights: Weights, heads: int, scratch: Scratch) -> None:
-        self._weights, self._heads, self._scratch = weights, heads, scratch
+    def __init__(self, weights: Weights, heads: int) -> None:
+        self._weights, self._heads = weights, heads
         self._projections = projections(weights)
 
-    def begin(self, x: Tensor) -> Tensor:
+    def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``."""
         normed = layer_norm(x, *self._weights.norm, EPS, backend="triton")
-        return project(normed, self._projections, self._weights, self._heads, self._scratch)
+        return project(normed, self._projections, self._weights, self._heads, scratch)
 
-    def __call__(self, out: Tensor, rows: RowBlock, begun: Tensor | None = None) -> None:
+    def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
         """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual; ``begun`` is of :meth:`begin`."""
-        weights, scratch = self._weights, self._scratch
+        weights = self._weights
         x, bias, hidden, residual, dropout = rows
-        attended, *_ = _attend(self.begin(x) if begun is None else begun, bias, hidden, scratch)
+        attended, *_ = _attend(self.begin(x, scratch) if begun is None else begun, bias, hidden, scratch)
         flat = attended.view(-1, weights.output.shape[1])
         update = scratch("update", len(flat), len(weights.output))
         torch.mm(flat, weights.output.t(), out=update)

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
+from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.cost import declares_cost, no_products
 from fastfold.kernels.common.scratch import (
+    Scratch,
     accumulation_dtype,
     block_positions,
     normalise,
@@ -43,8 +45,11 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
     weight = None if weight is None else weight.to(exact)
     bias = None if bias is None else bias.to(exact)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for b_x, b_out in position_blocks(block_positions(x.shape[-1]), x, out):
+
+    def block(scratch: Scratch, b_x: Tensor, b_out: Tensor) -> None:
         b_out.copy_(normalise(b_x.to(exact), weight, bias, eps)[0])
+
+    for_blocks(block, position_blocks(block_positions(x.shape[-1]), x, out), Scratch().of(x))
     return out
 
 

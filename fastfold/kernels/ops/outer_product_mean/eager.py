@@ -95,8 +95,7 @@ class Rows:
             )
             for tile in _tiles(factor.shape, c, left.shape[-3]):
                 b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch, self._share)
-                b_update = scratch("update", len(b_products), out.shape[-1])
-                b_update = self._output(b_products, b_update, scratch)
+                b_update = self._output(b_products, "update", scratch)
                 b_update = b_update.view(*factor[tile].shape[:2], -1)
                 finish(out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile])
 

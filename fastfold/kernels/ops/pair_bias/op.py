@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
+from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
 from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
@@ -57,10 +58,13 @@ def _pair_bias(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     exact = accumulation_dtype(z)
     norm = norm_weight.to(exact), norm_bias.to(exact)
     out = _fake(z, parameters, backend)
+
+    def block(scratch: Scratch, b_out: Tensor, b_z: Tensor) -> None:
+        b_normed = normalise(b_z.to(exact), *norm, EPS)[0].to(z.dtype)
+        b_out.copy_(weight @ b_normed.t())
+
     for i in itertools.product(*map(range, z.shape[:-3])):
-        for b_out, b_z in _blocks(out[i], z[i]):
-            b_normed = normalise(b_z.to(exact), *norm, EPS)[0].to(z.dtype)
-            b_out.copy_(weight @ b_normed.t())
+        for_blocks(block, _blocks(out[i], z[i]), Scratch().of(z))
     return out
 
 

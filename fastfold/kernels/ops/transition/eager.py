@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.linear import Linear
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -43,14 +44,15 @@ def forward(
     norm_weight, norm_bias, *layers = parameters
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
-    scratch = scratch.of(x)
     first, second = Linear(w1, b1), Linear(w2, b2, positive=True)
     residuals = () if residual is None else (residual,)
-    for b_x, b_out, *b_residual in position_blocks(block_positions(len(w1)), x, out, *residuals):
+
+    def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
         b_norm = normalise(b_x.to(exact), *norm, EPS)[0].to(x.dtype)
-        b_hidden = first(b_norm, scratch("hidden", len(b_x), len(w1)), scratch).relu_()
-        b_update = second(b_hidden, scratch("update", *b_out.shape), scratch)
-        finish(b_out, b_update, b_residual[0] if b_residual else None, None)
+        b_hidden = first(b_norm, "hidden", scratch).relu_()
+        finish(b_out, second(b_hidden, "update", scratch), b_residual, None)
+
+    for_blocks(block, position_blocks(block_positions(len(w1)), x, out, *residuals), scratch.of(x))
 
 
 @without_autocast

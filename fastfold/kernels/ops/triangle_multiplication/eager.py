@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
+from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.layout import batch_elements
 from fastfold.kernels.common.linear import Linear
 from fastfold.kernels.common.parameters import zeros_of
@@ -49,7 +50,9 @@ def write_factors(
 ) -> None:
     """Fill ``projections [2 c, R N]`` with both factors of the contraction, gated and masked."""
     linear = Linear(weights.projections, weights.projections_bias.flatten())
-    for columns, (b_z, *b_mask) in _blocks(len(weights.projections), z, *masks):
+
+    def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
+        b_z, *b_mask = parts
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
         for factor, b_projections in zip(
             projections.chunk(2), _projections(b_x, linear, weights, scratch), strict=True
@@ -57,6 +60,8 @@ def write_factors(
             torch.ops.aten.glu(b_projections, 0, out=factor[:, columns])
             for b_keep in b_mask:
                 factor[:, columns].mul_(b_keep.t())
+
+    for_blocks(block, _blocks(len(weights.projections), z, *masks), scratch)
 
 
 def factors_backward(
@@ -113,7 +118,9 @@ def write_update(
     residuals = () if residual is None else (residual,)
     # The rounding of this small projection alone made the error of pair representations 1.5 times as large in 8 bits.
     linears = Linear(weights.out, weights.out_bias, exact=True), Linear(weights.gate, weights.gate_bias)
-    for columns, (b_z, b_out, *b_residual) in _blocks(_widest(weights), z, out, *residuals):
+
+    def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
+        b_z, b_out, *b_residual = parts
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
         b_product = product[:, columns].t()
         b_product, _ = _normalise(b_product, weights.norm_out, scratch.dtype, EPS * share**2)
@@ -121,6 +128,8 @@ def write_update(
         torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
         b_dropout = None if dropout is None else at_positions(dropout, columns)
         finish(b_out, b_update, b_residual[0] if b_residual else None, b_dropout)
+
+    for_blocks(block, _blocks(_widest(weights), z, out, *residuals), scratch)
 
 
 def update_backward(
@@ -200,7 +209,7 @@ def _normalise(
 def _projections(b_x: Tensor, linear: Linear, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
     """Projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
     out = scratch("projections", len(weights.projections), len(b_x))
-    linear(b_x, out.t(), scratch)
+    linear.fill(out.t(), b_x, scratch)
     return out.chunk(2)
 
 
@@ -208,7 +217,7 @@ def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scra
     """Output projection and output gate logits ``[n, 2 c_z]``."""
     out = scratch("output", len(b_x), 2 * b_x.shape[1])
     for linear, b_in, b_out in zip(linears, (b_product, b_x), out.chunk(2, -1), strict=True):
-        linear(b_in, b_out, scratch)
+        linear.fill(b_out, b_in, scratch)
     return out
 
 

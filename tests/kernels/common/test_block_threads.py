@@ -1,0 +1,236 @@
+"""Blocks in threads give what they give one after the other, and nothing is lost if one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastfold.kernels.common import block_threads, cpu_products
+from fastfold.kernels.common.block_threads import for_blocks
+from fastfold.kernels.common.cpu_products import exact_products, onednn_multiplies
+from fastfold.kernels.common.linear import reduced_products
+from fastfold.kernels.common.scratch import Scratch
+from tests.kernels.test_operators import case_of
+
+
+@pytest.fixture(params=[2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def _makers(count: int, **options: Any) -> list[str]:
+    """Names of the threads that made each block, of blocks that wait for as many threads as there are."""
+    names = [""] * count
+    together = threading.Barrier(torch.get_num_threads())
+
+    def work(scratch: Scratch, index: int) -> None:
+        if options.get("wait", True) and index < together.parties:
+            together.wait(10)
+        names[index] = threading.current_thread().name
+
+    for_blocks(
+        work, ((i,) for i in range(count)), Scratch(), **{k: v for k, v in options.items() if k != "wait"}
+    )
+    return names
+
+
+def test_every_block_is_made_once_and_by_as_many_threads_as_there_are(threads: int) -> None:
+    names = _makers(7 * threads)
+    assert all(name.startswith("fastfold-block") for name in names)
+    assert len(set(names)) == threads
+
+
+def test_too_few_blocks_one_lane_and_other_devices_stay_in_the_caller_s_thread(threads: int) -> None:
+    own = {threading.current_thread().name}
+    assert set(_makers(threads - 1, wait=False)) == own
+    assert set(_makers(2 * threads, wait=False, lanes=1)) == own
+    found: list[str] = []
+    for_blocks(lambda *_: found.append(threading.current_thread().name), [()] * 9, Scratch("meta"))
+    assert set(found) == own
+    assert _makers(0, wait=False) == []
+
+
+def test_a_block_s_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fewer lanes than cores, several cores work on each block; the caller's number stays as it was."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(block_threads, "MAX_LANES", 2)
+    torch.set_num_threads(5)
+    try:
+        found: list[int] = []
+        for_blocks(lambda *_: found.append(torch.get_num_threads()), [()] * 9, Scratch(), lanes=2)
+        assert found == [2] * 9
+        assert torch.get_num_threads() == 5
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_lanes_have_buffers_of_their_own_and_keep_them(threads: int) -> None:
+    scratch, found = Scratch(dtype=torch.float64), []
+    together = threading.Barrier(threads)
+
+    def work(own: Scratch) -> None:
+        together.wait(10)
+        buffer = own("x", 3)
+        assert buffer.dtype == torch.float64
+        found.append(buffer.data_ptr())
+
+    for _ in range(2):
+        for_blocks(work, [()] * threads, scratch.of(torch.empty(0, dtype=torch.float64)))
+    assert len(set(found)) == threads
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_a_lane_records_no_gradients_and_writes_what_inference_made(threads: int, inference: bool) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with torch.inference_mode(inference):
+        out = torch.zeros(8, 3)
+        for_blocks(lambda _, row: row.copy_(weight * 2), ((row,) for row in out), Scratch())
+        assert torch.equal(out, torch.full((8, 3), 2.0))
+        assert not out.requires_grad
+        assert out.is_inference() is inference
+
+
+@pytest.mark.parametrize("from_blocks", [True, False])
+def test_an_error_comes_out_and_no_block_is_begun_after_it(threads: int, from_blocks: bool) -> None:
+    begun: list[int] = []
+
+    def blocks() -> Iterator[tuple[int]]:
+        for i in range(1000):
+            if from_blocks and i == 20:
+                raise KeyError("block 20")
+            yield (i,)
+
+    def work(scratch: Scratch, index: int) -> None:
+        begun.append(index)
+        if not from_blocks and index == 20:
+            raise KeyError("block 20")
+        time.sleep(1e-3)
+
+    with pytest.raises(KeyError, match="block 20"):
+        for_blocks(work, blocks(), Scratch())
+    assert len(begun) < 40
+    count = len(begun)
+    time.sleep(0.05)
+    assert len(begun) == count
+    assert len(set(_makers(7 * threads))) == threads  # and threads go on
+
+
+class _Counting(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.adds += func is torch.ops.aten.add_.Tensor
+        return func(*args, **(kwargs or {}))
+
+
+def test_who_counts_operators_counts_those_of_all_blocks(threads: int) -> None:
+    x = torch.zeros(100)
+    with _Counting() as mode:
+        for_blocks(lambda _, part: part.add_(1), ((part,) for part in x.split(10)), Scratch())
+    assert mode.adds == 10
+    assert x.eq(1).all()
+
+
+def test_blocks_within_a_block_are_made_one_after_the_other(threads: int) -> None:
+    inner: list[bool] = []
+
+    def work(scratch: Scratch) -> None:
+        name = threading.current_thread().name
+        for_blocks(lambda *_: inner.append(threading.current_thread().name == name), [()] * 5, scratch)
+
+    for_blocks(work, [()] * 4, Scratch())
+    assert inner == [True] * 20
+
+
+def test_a_forked_process_starts_threads_of_its_own(threads: int) -> None:
+    assert len(set(_makers(7 * threads))) == threads
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(set(_makers(7 * threads))) == threads else 1)
+    for _ in range(300):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the forked process waits for threads that it does not have")
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_library_does_not_change_while_blocks_are_made(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention wants another than the products around it, and would change it under other threads' products."""
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    found: list[tuple[str, bool]] = []
+    with exact_products(torch.device("cpu")):
+        assert onednn_multiplies()
+        for_blocks(
+            lambda *_: found.append((torch.get_float32_matmul_precision(), onednn_multiplies())),
+            [()] * 9,
+            Scratch(),
+        )
+        assert onednn_multiplies()
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert found == [("highest", False)] * 9
+
+
+LARGE = {
+    "gated_attention": 600,
+    "layer_norm": 2500,
+    "pair_bias": 50,
+    "transition": 2500,
+    "triangle_factors": 50,
+    "triangle_multiplication": 50,
+    "triangle_update": 50,
+}
+"""Lengths with which the cases of operators have several blocks."""
+
+
+@pytest.mark.parametrize("products", [None, "bf16", "int8"])
+@pytest.mark.parametrize("name", LARGE)
+def test_an_operator_gives_the_same_bits_in_threads(
+    name: str, products: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = case_of(name, LARGE[name])
+    inputs = {
+        k: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in case.inputs.items()
+    }
+    lanes: list[Scratch] = []
+    lane = Scratch.lane
+
+    def watched(self: Scratch, index: int) -> Scratch:
+        lanes.append(self)
+        return lane(self, index)
+
+    monkeypatch.setattr(Scratch, "lane", watched)
+
+    def run(threads: int) -> Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            with torch.no_grad(), reduced_products(products) if products else contextlib.nullcontext():
+                return case.operator(**inputs, backend="torch")
+        finally:
+            torch.set_num_threads(before)
+
+    expected = run(1)
+    assert not lanes
+    assert torch.equal(run(2), expected)
+    assert lanes
