@@ -246,6 +246,10 @@ def outer_product_mean(
 
     Memory in addition to inputs and result: both projections once more, times their masks.
 
+    The PyTorch path multiplies ``left`` by the weight first where there are few sequences, which is less work
+    (:mod:`~fastfold.kernels.ops.outer_product_mean.eager_folded`); the backward pass computes the products again, tile
+    by tile, for any number of them.
+
     Returns:
         The update ``[*, I, J, c_z]``, plus the residual, in the dtype of ``left``.
 
