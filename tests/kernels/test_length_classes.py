@@ -140,24 +140,13 @@ def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
     assert (DEPTHS["16"] % 16, DEPTHS["8"] % 16, DEPTHS["odd"] % 2) == (0, 8, 1)
 
 
-MISSED = {
-    ("attention_forward", "16", "bf16", "sm_100"): 0.86,
-    ("attention_grad_bias", "16", "bf16", "sm_100"): 1.12,
-}
-"""Where the aim is missed, and the ratio that there is instead."""
-
-
 def test_attention_has_fewer_instructions_per_score_than_the_rival() -> None:
-    """Forward four fifths of them at most, backward no more, in every class but those where that is missed."""
+    """Forward four fifths of them at most, backward no more, in every class."""
     found = beside_rival(read(TABLE))
     assert len(found) == 4 * len(LENGTHS) * len(RIVAL)
     for key, (ours, theirs) in found.items():
         aim = 0.8 if key[0] == "attention_forward" else 1.0
-        ratio = float(ours.per_score) / float(theirs.per_score)
-        if key in MISSED:
-            assert aim < ratio == pytest.approx(MISSED[key], abs=0.005), key
-        else:
-            assert ratio <= aim, key
+        assert float(ours.per_score) <= aim * float(theirs.per_score), key
 
 
 LISTING = """

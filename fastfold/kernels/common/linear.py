@@ -43,6 +43,11 @@ def reduced_products(products: Products) -> Iterator[None]:
         _PRODUCTS.reset(token)
 
 
+def reduced(x: Tensor) -> Products | None:
+    """What products with weights are made in for data or weights like ``x``; None for their own dtype."""
+    return _PRODUCTS.get() if x.dtype == torch.float32 and not x.is_cuda else None
+
+
 class Linear:
     """``x Wᵀ + b`` for one block of positions after the other, made once per call of an operator.
 
@@ -62,8 +67,7 @@ class Linear:
         self, weight: Tensor, bias: Tensor | None = None, *, positive: bool = False, exact: bool = False
     ) -> None:
         self._weight, self._bias, self._outputs = weight, bias, len(weight)
-        reducible = weight.dtype == torch.float32 and not weight.is_cuda and not exact
-        self.products = _PRODUCTS.get() if reducible else None
+        self.products = None if exact else reduced(weight)
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
         self._laid_out = None

@@ -9,10 +9,11 @@ class, with Triton 3.6 and with 3.9, in a class of its own only if a processor h
 them, or as many as with the entry of ``any``. Kernels that need next to no shared memory (layer norm, softmax, pair
 bias, residual update), products of float32, which fill registers first, and RTX cards, whose shared memory is what
 ``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
-with Triton 3.9 alone, in float32 by the instructions for a score and by the programs that a processor holds, with tf32
-and without, and apart from these for tf32x3; so were those of the outer product mean, in 16 bits by the instructions
-for a multiply-add, and those of all other products for tf32x3. With 3.6 some of those of the outer product mean spill
-up to 32 bytes per thread, and triangle_output_backward 8 on an A100. ``python benchmarks/kernels/run.py --tune`` writes
+with Triton 3.9 alone, on B200 with 4 warps where 8 would wait for the same product of tensor cores, in float32 by the
+instructions for a score and by the programs that a processor holds, with tf32 and without, and apart from these for
+tf32x3; so were those of the outer product mean, in 16 bits by the instructions for a multiply-add, and those of all
+other products for tf32x3. With 3.6 some of those of the outer product mean spill up to 32 bytes per thread, and
+triangle_output_backward 8 on an A100. ``python benchmarks/kernels/run.py --tune`` writes
 entries of the GPU that it runs on.
 """
 

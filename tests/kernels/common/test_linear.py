@@ -125,6 +125,9 @@ def test_operators_use_it_for_every_weight_but_one(
     The projection of the triangle product is exact.
     """
     case = case_of(name, 33)
+    if name == "outer_product_mean":  # of more sequences, so that the weight is not folded into one side
+        sides = ("left", "right", "left_mask", "right_mask")
+        case.inputs.update({side: torch.cat([case.inputs[side]] * 4) for side in sides})
     small = {k: v.float() if isinstance(v, Tensor) else v for k, v in case.inputs.items()}
     made: list[Linear] = []
     create = Linear.__init__

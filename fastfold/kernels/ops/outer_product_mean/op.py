@@ -18,6 +18,7 @@ from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or
 from fastfold.kernels.common.scratch import accumulation_dtype, refuse_gradients, without_autocast
 from fastfold.kernels.ops.outer_product_mean import eager
 from fastfold.kernels.ops.outer_product_mean.eager import OuterProductParams
+from fastfold.kernels.ops.outer_product_mean.eager_folded import FoldedRows, folding_pays
 
 EPS = 1e-3
 """Added to the number of sequences."""
@@ -90,7 +91,8 @@ class OuterProductRows:
             like, parts = first.new_empty(0), itertools.chain([first], parts)
             del first  # so that it is freed when it has been taken
             right_mask = right_mask.to(accumulation_dtype(like))
-            self._write = eager.Rows(like, parts, right_mask, weight, bias, eps)
+            kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
+            self._write = kind(like, parts, right_mask, weight, bias, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
         """Fill some rows of the result, and give them back.
@@ -243,6 +245,10 @@ def outer_product_mean(
         backend: ``auto``, ``triton`` (up to 256 pair channels, more take the PyTorch path) or ``torch``.
 
     Memory in addition to inputs and result: both projections once more, times their masks.
+
+    The PyTorch path multiplies ``left`` by the weight first where there are few sequences, which is less work
+    (:mod:`~fastfold.kernels.ops.outer_product_mean.eager_folded`); the backward pass computes the products again, tile
+    by tile, for any number of them.
 
     Returns:
         The update ``[*, I, J, c_z]``, plus the residual, in the dtype of ``left``.
