@@ -11,9 +11,9 @@ bias, residual update), products of float32, which fill registers first, and RTX
 ``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
 with Triton 3.9 alone, in float32 by the instructions for a score and by the programs that a processor holds, with tf32
 and without, and apart from these for tf32x3; so were those of the outer product mean, in 16 bits by the instructions
-for a multiply-add, and those of all other products for tf32x3. With 3.6 some of those of the outer product mean spill
-up to 32 bytes per thread, and triangle_output_backward 8 on an A100. ``python benchmarks/kernels/run.py --tune`` writes
-entries of the GPU that it runs on.
+for a multiply-add, and those of all other products for tf32x3. With 3.6 some of these spill, of those for an H100 only
+the outer product mean's weights in float32 (up to 40 bytes per thread); see ``benchmarks/README.md``.
+``python benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
 """
 
 from __future__ import annotations
