@@ -142,16 +142,24 @@ def test_the_table_has_every_class_of_what_it_has_one_of() -> None:
 
 MISSED = {
     ("attention_forward", "16", "bf16", "sm_100"): 0.86,
+    ("attention_forward", "16", "fp16", "sm_100"): 0.84,
     ("attention_grad_bias", "16", "bf16", "sm_100"): 1.12,
+    ("attention_grad_bias", "16", "fp16", "sm_100"): 1.14,
 }
 """Where the aim is missed, and the ratio that there is instead."""
 
 
 def test_attention_has_fewer_instructions_per_score_than_the_rival() -> None:
-    """Forward four fifths of them at most, backward no more, in every class but those where that is missed."""
+    """Forward four fifths of them at most, backward no more, in every class but those where that is missed.
+
+    Not in float32: there the rival makes fused multiply-adds, and we three products of TF32, which is other work.
+    """
     found = beside_rival(read(TABLE))
     assert len(found) == 4 * len(LENGTHS) * len(RIVAL)
     for key, (ours, theirs) in found.items():
+        if key[2] == "fp32":
+            assert (ours.unit, theirs.unit) == ("mma", "fma")
+            continue
         aim = 0.8 if key[0] == "attention_forward" else 1.0
         ratio = float(ours.per_score) / float(theirs.per_score)
         if key in MISSED:
