@@ -8,6 +8,10 @@ times a stride that is not negative, so its extremes are those of the first and 
 program has the block that is cut, the last but one whole ones. Where attention moves pointers on from one round to
 the next, three rounds run: their addresses must move by equal steps, from offsets of 64 bits alone, which gives those
 of the last round.
+
+An index of 32 bits that wraps around could come back into bounds at the ends and be outside between, so it is no
+address that tells: every sum, difference and product of 32 bits is made in 64 too, and must be the same. As what they
+are made of only grows with the program and the round, one that wraps around anywhere does so at the last.
 """
 
 from __future__ import annotations
@@ -16,8 +20,7 @@ import contextlib
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -25,10 +28,9 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
-from torch.library import CustomOpDef
 from triton.runtime import interpreter
 
-from fastfold.kernels.common.backend import launches_replaced
+from tests.helpers.grid_launches import GridLaunch
 
 GAP = 2**44
 """Bytes from one tensor to the next: no offset reaches another by mistake."""
@@ -55,60 +57,6 @@ class _Access(NamedTuple):
         """Those of a call of the interpreter."""
         size = np.dtype(interpreter._get_np_dtype(ptrs.get_element_ty())).itemsize
         return cls(what, ptrs.data.astype(np.int64), np.broadcast_to(mask.data, ptrs.data.shape), size)
-
-
-@dataclass(frozen=True)
-class GridLaunch:
-    """A launch of a kernel with the number of its programs, and the arguments by name."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Name of the kernel."""
-        return str(self.kernel.__name__)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What decides which addresses its programs make, relative to the tensors' storages."""
-        return self.name, self.grid, str([_summary(x) for x in self.arguments.values()])
-
-
-def _summary(x: Any) -> Any:
-    if isinstance(x, tuple):
-        return tuple(map(_summary, x))
-    if isinstance(x, Tensor):
-        return tuple(x.shape), x.stride(), x.storage_offset(), x.dtype
-    return x
-
-
-def launches_of(run: Callable[[], object]) -> list[GridLaunch]:
-    """What operators on tensors of the device ``meta`` launch, forward and backward; each once."""
-    found: dict[tuple[Any, ...], GridLaunch] = {}
-    call = CustomOpDef.__call__
-
-    def keep(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*arguments: Any, **options: Any) -> None:
-            named = inspect.getfullargspec(kernel.fn).args
-            known = dict(zip(named, arguments, strict=False)) | {
-                k: x for k, x in options.items() if k in named
-            }
-            one = GridLaunch(kernel, grid, known)
-            found.setdefault(one.key, one)
-
-        return launch
-
-    def made(operator: CustomOpDef, *arguments: Any, **options: Any) -> Any:
-        """The operator itself in place of what PyTorch knows of its shapes, which autograd gets forward."""
-        with torch.no_grad():
-            result = operator._init_fn(*arguments, **options)
-        return result if "backward" in operator._qualname else call(operator, *arguments, **options)
-
-    with launches_replaced(keep), mock.patch.object(CustomOpDef, "__call__", made), torch.device("meta"):
-        run()
-    return list(found.values())
 
 
 def outside(
@@ -228,9 +176,10 @@ class Memory:
     @contextlib.contextmanager
     def watched(self, builder: Any) -> Iterator[None]:
         """Inside, loads and stores of the interpreter are compared with the ranges, and products are zero."""
-        add = builder.create_addptr
+        add, combine = builder.create_addptr, builder.binary_op
 
-        def load(ptrs: Any, mask: Any, other: Any, cache_policy: Any, is_volatile: Any) -> Any:
+        # Versions of Triton differ in what they say of caches.
+        def load(ptrs: Any, mask: Any, other: Any, *caching: Any) -> Any:
             name = self._check(_Access.of("reads", ptrs, mask))
             kind = ptrs.get_element_ty()
             data = np.zeros(ptrs.data.shape, interpreter._get_np_dtype(kind))
@@ -240,8 +189,16 @@ class Memory:
                 ).view(data.dtype)
             return interpreter.TensorHandle(data, kind)
 
-        def store(ptrs: Any, value: Any, mask: Any, cache_policy: Any) -> None:
+        def store(ptrs: Any, value: Any, mask: Any, *caching: Any) -> None:
             self._check(_Access.of("writes", ptrs, mask))
+
+        def binary_op(left: Any, right: Any, operation: Any) -> Any:
+            result = combine(left, right, operation)
+            if left.dtype.scalar == tl.int32 and operation in (np.add, np.subtract, np.multiply):
+                exact = operation(left.data.astype(np.int64), right.data.astype(np.int64))
+                if (exact != result.data).any():
+                    self.found.append("an index of 32 bits wraps around")
+            return result
 
         def addptr(ptr: Any, offset: Any) -> Any:
             if self._round is not None:
@@ -254,6 +211,7 @@ class Memory:
         with (
             mock.patch.object(builder, "create_masked_load", load),
             mock.patch.object(builder, "create_masked_store", store),
+            mock.patch.object(builder, "binary_op", binary_op),
             mock.patch.object(builder, "create_addptr", addptr),
             mock.patch.object(builder, "create_dot", dot),
         ):

@@ -11,7 +11,10 @@ from benchmarks.kernels.launches import cpu_passes_for_gpu, steps_of
 from fastfold import kernels
 from fastfold.kernels.aot import all_variants
 from fastfold.kernels.common.backend import VARIABLE, interpreted
-from tests.helpers.address_checks import GridLaunch, launches_of, outside, visited
+from fastfold.kernels.ops.residual_update.op import fill_update
+from fastfold.kernels.ops.residual_update.operands import UpdateOperands
+from tests.helpers.address_checks import outside, visited
+from tests.helpers.grid_launches import GridLaunch, launches_of
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs a process with Triton's interpreter")
 
@@ -60,8 +63,34 @@ def test_an_offset_that_wraps_around_is_noticed() -> None:
     assert outside(GridLaunch(_wraps_kernel, (32,), named | {"stride": 2**20})) == []
     found = outside(GridLaunch(_wraps_kernel, (32,), named | {"stride": 2**23}))
     assert any("in front" in x for x in found)
+    assert "_wraps_kernel: an index of 32 bits wraps around" in found
     found = outside(GridLaunch(_wraps_kernel, (33,), named | {"size": 2**10 + 1, "stride": 1}))
     assert found == ["_wraps_kernel: writes 4 bytes behind the end of out"]
+
+
+def test_an_offset_that_wraps_around_to_the_beginning_is_noticed() -> None:
+    """At the programs that run it is a multiple of 2^32, so that no address is outside."""
+    x, out = (torch.empty(n, dtype=torch.float32, device="meta") for n in (2**33 + 1, 65))
+    launch = GridLaunch(_wraps_kernel, (65,), {"x": x, "out": out, "size": 65, "stride": 2**27, "BM": 1})
+    memory = visited(launch, programs=1)
+    assert memory.found == ["_wraps_kernel: an index of 32 bits wraps around"]
+    assert memory.extremes["x"] == (0, 4)
+
+
+def test_of_launches_in_a_row_those_at_the_ends_of_each_tensor_are_kept() -> None:
+    """Of blocks that move through one tensor forward and through another backward, and a last one that is shorter."""
+    x, out = (torch.empty(50, 8, dtype=torch.bfloat16, device="meta") for _ in range(2))
+
+    def run() -> None:
+        for first in range(0, 50, 8):
+            rows = min(8, 50 - first)
+            start = 50 - first - rows
+            block = UpdateOperands(x[first : first + rows], *[None] * 4)
+            fill_update(out[start : start + rows], block, "triton")
+
+    with cpu_passes_for_gpu():
+        launches = launches_of(run)
+    assert [launch.offsets[0] for launch in launches] == [0, 5 * 64, 6 * 64]
 
 
 @triton.jit
@@ -139,8 +168,15 @@ def test_a_row_without_keys_reads_no_further(residues: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("residues", DEPTHS)
 def test_every_kernel_at_this_length(residues: int) -> None:
-    """Programs at the ends of the grid and between; of a kernel that takes blocks of rows in turn, its last launch."""
+    """Programs at the ends of the grid and between; what steps have in common once.
+
+    See :mod:`tests.helpers.address_checks` and :mod:`tests.helpers.grid_launches` for why no other program, round or
+    launch reaches further.
+    """
+    checked = set()
     for step, launches in _steps(residues, DEPTHS[residues]).items():
         assert bool(launches) == (step not in TO_PYTORCH), step
-        for launch in {one.name: one for one in launches}.values():
-            assert outside(launch, programs=2 if "attention" in launch.name else 1) == [], step
+        for launch in launches:
+            if (launch.key, launch.offsets) not in checked:
+                checked.add((launch.key, launch.offsets))
+                assert outside(launch, programs=2 if "attention" in launch.name else 1) == [], step

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.evoformer import EvoformerBlock
 from fastfold.kernels.common.backend import VARIABLE, interpreted
-from tests.helpers.address_checks import launches_of
+from tests.helpers.grid_launches import launches_of
 from tests.helpers.kernel_checks import DEVICE
 
 
