@@ -22,7 +22,6 @@ Products = Literal["bf16", "int8"]
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
-_ROWS = 1024  # that oneDNN lays out weights for
 _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # a step of the first word of a weight, in steps of the second
 
@@ -70,20 +69,20 @@ class Linear:
         self.products = None if exact else reduced(weight)
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
-        self._laid_out = None
-        if self.products is None:
-            if onednn_multiplies() and weight.dtype == torch.float32 and not weight.is_cuda:
-                self._laid_out = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        on_cpu = weight.dtype == torch.float32 and not weight.is_cuda
+        self._by_onednn = on_cpu and self.products is None and onednn_multiplies()
+        if self._by_onednn:
+            self._weight = weight.contiguous()
         elif self.products == "bf16":
             self._weight = weight.to(torch.bfloat16)
-        else:
+        elif self.products == "int8":
             self._weight, self._scale = _two_words(weight)
             self._offsets = _offsets(self._weight) if positive else None
 
     def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """``[n, N]`` of ``x [n, K]``, in the buffer ``name`` or in new memory."""
-        if self._laid_out is not None:
-            return self._by_onednn(x)
+        if self._by_onednn:
+            return _onednn(x, self._weight, self._bias)
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
     def fill(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
@@ -92,21 +91,17 @@ class Linear:
             return self._in_bfloat16(x, out, scratch)
         if self.products == "int8":
             return self._in_int8(x, out, scratch)
-        if self._laid_out is not None:
+        if self._by_onednn:
             return self._filled_by_onednn(out, x)
         if self._bias is None:
             return torch.mm(x, self._weight.t(), out=out)
         return torch.addmm(self._bias, x, self._weight.t(), out=out)
 
-    def _by_onednn(self, x: Tensor) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._laid_out, self._bias, "none", [], "")
-        return found
-
     def _filled_by_onednn(self, out: Tensor, x: Tensor) -> Tensor:
         if not _by_columns(out):
-            return out.copy_(self._by_onednn(x))
-        product = torch.ops.mkldnn._linear_pointwise(self._weight, x, None, "none", [], "")
-        return out.copy_(product.t()) if self._bias is None else torch.add(product.t(), self._bias, out=out)
+            return out.copy_(_onednn(x, self._weight, self._bias))
+        product = _onednn(self._weight, x, None).t()
+        return out.copy_(product) if self._bias is None else torch.add(product, self._bias, out=out)
 
     def _in_bfloat16(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
         small = scratch.of(x, torch.bfloat16)
@@ -142,6 +137,12 @@ def max_inputs(positive: bool = False) -> int:
     """How many inputs a sum of int8 products in int32 can have; of data without a sign, if they are ``positive``."""
     largest = _LARGEST + _OFFSET if positive else _LARGEST
     return (2**31 - 1) // (largest * _LARGEST * (_WORDS + 1))
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``x Wᵀ + b`` by oneDNN whatever the process's setting is, which may change in other threads."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
 
 
 def _by_columns(x: Tensor) -> bool:

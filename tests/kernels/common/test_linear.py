@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.common import linear
+from fastfold.kernels.common import cpu_products, linear
+from fastfold.kernels.common.cpu_products import exact_products
 from fastfold.kernels.common.linear import Linear, Products, reduced_products
 from fastfold.kernels.common.scratch import Scratch
 from tests.kernels.test_operators import case_of
@@ -162,3 +163,24 @@ def test_gradients_are_those_of_float32() -> None:
     with reduced_products("int8"):
         (found,) = torch.autograd.grad(out, x)
     assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_in_a_fold_products_are_onednn_s_whatever_the_setting_is_later(
+    with_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As exact as float32, in rows and in columns; other threads may have changed the setting by then."""
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: True)
+    x, weight, bias = _made(300, 129, 65)
+    with exact_products(torch.device("cpu")):
+        layer = Linear(weight, bias if with_bias else None)
+        expected = torch.addmm(bias if with_bias else torch.zeros(65), x, weight.T)
+    with torch.autograd.profiler.profile() as profile:
+        found = layer(x, "out", Scratch())
+    assert "mkldnn::_linear_pointwise" in {event.name for event in profile.function_events}
+    exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
+    assert _error(found, exact) < 3e-7
+    assert _error(expected, exact) < 3e-7
+    columns = torch.empty(65, 300).T
+    assert _error(layer.fill(columns, x, Scratch()), exact) < 3e-7
+    assert _error(layer.fill(torch.empty(300, 130)[:, :65], x, Scratch()), exact) < 3e-7
