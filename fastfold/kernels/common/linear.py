@@ -7,7 +7,7 @@ that operators compute is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
@@ -55,7 +55,7 @@ class Linear:
         bias: ``[N]``, or None.
         positive: Whether no element of ``x`` is below zero, as behind a ReLU: 8 bits then have no sign, and their
             steps are half as wide.
-        exact: Make the product in the dtype of the data whatever is asked for around it; for small products whose
+        exact: Which of :data:`Products` are made in the dtype of the data all the same; for small products whose
             rounding shows more than that of others.
 
     Attributes:
@@ -63,10 +63,17 @@ class Linear:
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, positive: bool = False, exact: bool = False
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        positive: bool = False,
+        exact: Collection[Products] = (),
     ) -> None:
         self._weight, self._bias, self._outputs = weight, bias, len(weight)
-        self.products = None if exact else reduced(weight)
+        self.products = reduced(weight)
+        if self.products in exact:
+            self.products = None
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
         on_cpu = weight.dtype == torch.float32 and not weight.is_cuda

@@ -116,8 +116,12 @@ def write_update(
 ) -> None:
     """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]`` times ``share``."""
     residuals = () if residual is None else (residual,)
-    # The rounding of this small projection alone made the error of pair representations 1.5 times as large in 8 bits.
-    linears = Linear(weights.out, weights.out_bias, exact=True), Linear(weights.gate, weights.gate_bias)
+    # The rounding of the small output projection alone made the error of pair representations 1.5 times as large in 8
+    # bits, and its gate's some of those of all that later passes make of distances.
+    linears = (
+        Linear(weights.out, weights.out_bias, exact=("bf16", "int8")),
+        Linear(weights.gate, weights.gate_bias, exact=("int8",)),
+    )
 
     def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
         b_z, b_out, *b_residual = parts
