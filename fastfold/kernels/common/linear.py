@@ -68,7 +68,7 @@ class Linear:
         bias: Tensor | None = None,
         *,
         positive: bool = False,
-        exact: Collection[Products] = (),
+        exact: Collection[str] = (),
     ) -> None:
         self._weight, self._bias, self._outputs = weight, bias, len(weight)
         self.products = reduced(weight)
