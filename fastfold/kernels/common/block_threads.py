@@ -20,8 +20,8 @@ from fastfold.kernels.common.cpu_products import small_products
 from fastfold.kernels.common.scratch import Scratch
 
 MAX_LANES = 8
-"""Blocks under way at once. Python starts the operators of all, one at a time, and that is an eighth of a block's time
-or less; of more cores, several work on each block."""
+"""Blocks under way at once. Python starts the operators of all of them, one at a time, so that more would wait for it;
+of more cores, several work on each block. Chosen without a measurement on more than two cores."""
 
 
 def for_blocks(

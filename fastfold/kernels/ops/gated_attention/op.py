@@ -66,7 +66,7 @@ def _blocks(backend: str) -> Any:
 
 
 _Index = tuple[int | slice, ...]
-_LONG = 4096
+_LONG = 4096  # residues; plans count the buffers of rows up to this length for each thread
 
 
 def _row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[_Index, _Index]]:
