@@ -27,6 +27,7 @@ from fastfold.kernels.common.block_threads import MAX_LANES
 from fastfold.kernels.common.cpu_products import multiplied_by_onednn
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS
+from fastfold.kernels.ops.gated_attention.op import LONG_ROW
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator
 from fastfold.memory.offload import kept_rows
@@ -298,7 +299,7 @@ def operators(config: Any, fold: Fold, costs: Costs, *, room: OffloadRoom) -> li
 
 def _lanes_bytes(residues: int, channels: int) -> int:
     """Of the threads that make blocks at the same time but for one: at most what one of attention has."""
-    block = _LANE * channels * max(1024, min(residues, 4096)) + 4 * BLOCK_ELEMENTS
+    block = _LANE * channels * max(1024, min(residues, LONG_ROW)) + 4 * BLOCK_ELEMENTS
     return (min(MAX_LANES, torch.get_num_threads()) - 1) * block
 
 

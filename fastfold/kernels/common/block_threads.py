@@ -46,18 +46,16 @@ def for_blocks(
         Exception: What ``work`` or ``blocks`` raise; no block is begun after that.
     """
     threads = torch.get_num_threads()
-    lanes = min(lanes, threads)
-    if scratch.device.type != "cpu" or lanes == 1 or _watched() or getattr(_thread, "is_lane", False):
+    alone = scratch.device.type != "cpu" or _watched() or getattr(_thread, "is_lane", False)
+    lanes = 1 if alone else min(lanes, threads)
+    blocks = iter(blocks)
+    first = list(itertools.islice(blocks, lanes))
+    blocks = itertools.chain(first, blocks)
+    if lanes == 1 or len(first) < lanes:
         for block in blocks:
             work(scratch, *block)
         return
-    blocks = iter(blocks)
-    first = list(itertools.islice(blocks, lanes))
-    queue = _Queue(itertools.chain(first, blocks))
-    if len(first) < lanes:
-        for block in queue:
-            work(scratch, *block)
-        return
+    queue = _Queue(blocks)
     inference = torch.is_inference_mode_enabled()
 
     def lane(own: Scratch) -> None:

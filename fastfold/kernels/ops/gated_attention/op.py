@@ -66,7 +66,9 @@ def _blocks(backend: str) -> Any:
 
 
 _Index = tuple[int | slice, ...]
-_LONG = 4096  # residues; plans count the buffers of rows up to this length for each thread
+
+LONG_ROW = 4096
+"""Positions of the longest row of which each thread makes blocks of its own."""
 
 
 def _row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[_Index, _Index]]:
@@ -107,7 +109,7 @@ def _fill(
         forward(part(out, rows), own, scratch, *begun)
 
     # The buffers of a block grow with a row that is longer than its positions; all cores then share one.
-    lanes = MAX_LANES if backend == "torch" and x.shape[-2] <= _LONG else 1
+    lanes = MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
     first = itertools.chain([begun], itertools.repeat(()))
     indices = ((*index, given) for index, given in zip(_row_blocks(x, blocks.row_step), first, strict=False))
     for_blocks(block, indices, scratch.of(x), lanes=lanes)

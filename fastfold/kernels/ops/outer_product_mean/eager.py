@@ -75,12 +75,8 @@ class Rows:
         self._output = Linear(ordered, (bias * self._share).to(like.dtype))
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
-        start = 0
-        for part in right:
-            block = slice(start, start + part.shape[-3])
-            for i in batch_indices(part):
-                _columns(part[i], right_mask[i][block], self._columns[i][..., block])
-            start = block.stop
+        for i, block, x in sequence_blocks(right):
+            _columns(x, right_mask[i][block], self._columns[i][..., block])
 
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
@@ -145,6 +141,16 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
 def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
     """The indices of ``[S, I, c]`` in ``x [*, S, I, c]``."""
     return itertools.product(*map(range, x.shape[:-3]))
+
+
+def sequence_blocks(side: Iterable[Tensor]) -> Iterator[tuple[tuple[int, ...], slice, Tensor]]:
+    """Batch index, sequences and content ``[s, J, c]`` of every part of a side in blocks ``[*, s, J, c]``."""
+    start = 0
+    for part in side:
+        block = slice(start, start + part.shape[-3])
+        for i in batch_indices(part):
+            yield i, block, part[i]
+        start = block.stop
 
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:

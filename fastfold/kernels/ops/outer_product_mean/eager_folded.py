@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.linear import reduced
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish
-from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of
+from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
 
 BLOCK = BLOCK_ELEMENTS // 4
 """Elements of folded weights, and of an update, of a block: both stay in a core's cache."""
@@ -75,12 +75,8 @@ class FoldedRows:
         self._bias = bias.to(like.dtype)
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
-        start = 0
-        for part in right:
-            block = slice(start, start + part.shape[-3])
-            for i in batch_indices(part):
-                _columns(part[i], right_mask[i][block], self._right[i][:, block])
-            start = block.stop
+        for i, block, x in sequence_blocks(right):
+            _columns(x, right_mask[i][block], self._right[i][:, block])
 
     def __call__(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None) -> None:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
