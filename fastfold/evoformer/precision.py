@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
+from fastfold.kernels.common.cpu_products import BFLOAT16_UNITS
 from fastfold.kernels.common.linear import Products, reduced_products
 
 Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
@@ -19,8 +20,10 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 
 * ``fp32``: float32;
 * ``bf16``: parameters and activations in bfloat16; softmax, statistics and parameters of normalisations in float32;
-* ``bf16-products``: float32, but products with weights in bfloat16;
-* ``int8``: float32, but products with weights in 8 bits.
+* ``bf16-products``: float32, but matrix products in bfloat16, except those of attention and the projection of what
+  a triangle multiplication sums up;
+* ``int8``: as ``bf16-products``, but most products with weights in 8 bits, and the others in float32 where the
+  processor has no units for bfloat16.
 
 The last two are for inference on CPUs (:mod:`fastfold.kernels.common.linear`).
 """
@@ -124,8 +127,7 @@ def _int8_is_exact() -> bool:
 
 
 _UNITS: tuple[tuple[str, Precision, str], ...] = (
-    ("_is_amx_tile_supported", "bf16-products", "AMX"),
-    ("_is_avx512_bf16_supported", "bf16-products", "AVX512_BF16"),
+    *((supported, "bf16-products", unit) for supported, unit in BFLOAT16_UNITS),
     ("_is_vnni_supported", "int8", "VNNI"),
 )
 """How to ask PyTorch for a unit of the processor, what it is good for, and its name; the best first."""

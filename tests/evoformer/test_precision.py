@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,9 +79,11 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
     reduced: list[bool] = []
     create = linear.Linear.__init__
 
-    def counted(self: linear.Linear, *arguments: Tensor, exact: Collection[str] = (), **options: Any) -> None:
-        create(self, *arguments, exact=exact, **options)
-        if precision_module._PRODUCTS[precision] not in exact:
+    def counted(
+        self: linear.Linear, *arguments: Tensor, least: linear.Least = "int8", **options: Any
+    ) -> None:
+        create(self, *arguments, least=least, **options)
+        if least == "int8":
             reduced.append(self.products is not None)
 
     monkeypatch.setattr(linear.Linear, "__init__", counted)
@@ -101,17 +104,44 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
         assert torch.equal(network(features, 0)["representations"]["pair"], expected)
 
 
-def _outputs(directory: Path, precision: str, passes: int | None) -> dict[str, Tensor]:
-    """What the network of a recorded run makes of its features."""
+class _Passes:
+    """Keeps what each pass leaves to the next."""
+
+    def __init__(self) -> None:
+        self.left: dict[int, dict[str, Tensor]] = {}
+
+    def load(self, device: torch.device) -> None:
+        """Nothing to go on with."""
+
+    def save(self, cycle: int, limit: int, previous: dict[str, Tensor]) -> None:
+        self.left[cycle] = {name: x.clone() for name, x in previous.items()}
+
+
+class _Last(_Passes):
+    """Makes one pass the only one."""
+
+    def __init__(self, cycle: int, previous: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._cycle, self._previous = cycle, previous
+
+    def load(self, device: torch.device) -> Any:
+        return self._cycle, self._cycle, {name: x.clone() for name, x in self._previous.items()}
+
+
+def _recorded_run(directory: Path) -> tuple[AlphaFold, dict[str, Tensor]]:
+    """The network of a recorded run, and its features."""
     config = ConfigDict(json.loads((directory / "config.json").read_text()))
     with np.load(directory / "features.npz") as archive:
         features = {name: archive[name] for name in archive.files}
     if is_multimer(config):
         cycles = config.model.num_recycle + 1
         features = sampler_from_merged(features, config, deterministic=True).stack(cycles)
-    network = set_precision(load_model(directory / "params.npz", config=config), precision)
-    with torch.no_grad():
-        tree = network({name: torch.as_tensor(x) for name, x in features.items()}, passes)
+    network = load_model(directory / "params.npz", config=config)
+    return network, {name: torch.as_tensor(x) for name, x in features.items()}
+
+
+def _outputs(tree: dict[str, Any]) -> dict[str, Tensor]:
+    """Numbers of a result tree by their paths."""
     found = {}
     for path, leaf in tree_leaves_with_path(tree):
         name = "/".join(str(key.key) for key in path if isinstance(key, MappingKey))
@@ -119,6 +149,12 @@ def _outputs(directory: Path, precision: str, passes: int | None) -> dict[str, T
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and "violations" not in name:
             found[name] = leaf.double()
     return found
+
+
+def _errors(network: AlphaFold, precision: str, fold: Callable[[], dict[str, Any]]) -> dict[str, float]:
+    """How far each output is from that of float32, as a share of its size."""
+    exact, found = (_outputs((set_precision(network, which), fold())[1]) for which in ("fp32", precision))
+    return {x: float((found[x] - exact[x]).norm() / exact[x].norm().clamp(min=1e-9)) for x in exact}
 
 
 RUNS = (
@@ -133,24 +169,27 @@ RUNS = (
 @pytest.mark.parametrize("precision", ["bf16-products", "int8"])
 @pytest.mark.parametrize("name", RUNS)
 def test_reduced_products_change_recorded_runs_by_less_than_three_percent(name: str, precision: str) -> None:
-    """Every output of the first pass, which a network whose parameters are random tells with all its noise.
+    """Every output of every pass, made from what the pass before left in float32.
 
-    Later passes get the distances of the last one in bins, and a distance that comes into another bin changes the pair
-    by a step, however little it moved. In bfloat16 what is compared there is what the MSA and the structure become, and
-    in 8 bits all outputs but side chains and aligned errors.
+    Of all passes together only what the MSA and the structure become is compared. A pass gets the distances of the
+    last one in bins, and a distance that comes into another bin changes the pair by a step, however little it moved.
     """
-    directory = folder(name) if name.startswith("synthetic") else require_shared("oracles", name)
-    stable = ("representations/msa", "representations/single", "structure_module/final_atom_positions")
-    unstable = ("structure_module/sidechains", "predicted_aligned_error")
-    for passes in (0, None):
-        exact, found = (_outputs(directory, which, passes) for which in ("fp32", precision))
-        compared = [
-            x
-            for x in exact
-            if passes == 0 or x.startswith(stable) or (precision == "int8" and not x.startswith(unstable))
+    network, features = _recorded_run(
+        folder(name) if name.startswith("synthetic") else require_shared("oracles", name)
+    )
+    passes = _Passes()
+    with torch.no_grad():
+        network(features, state=passes)
+        first = _errors(network, precision, partial(network, features, 0))
+        later = [
+            _errors(network, precision, partial(network, features, state=_Last(*kept)))
+            for kept in passes.left.items()
         ]
-        assert len(compared) >= 3
-        errors = {x: float((found[x] - exact[x]).norm() / exact[x].norm().clamp(min=1e-9)) for x in compared}
+        whole = _errors(network, precision, partial(network, features))
+    assert len(later) == network.config.model.num_recycle > 0
+    stable = ("representations/msa", "representations/single", "structure_module/final_atom_positions")
+    for errors in (first, *later, {x: error for x, error in whole.items() if x.startswith(stable)}):
+        assert len(errors) >= 3
         assert max(errors.values()) > 1e-4
         assert {x: error for x, error in errors.items() if not error < 3e-2} == {}
 

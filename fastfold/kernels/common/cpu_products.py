@@ -66,9 +66,37 @@ def small_products() -> Iterator[None]:
         torch.set_float32_matmul_precision("medium")
 
 
+BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
+"""Units of processors that multiply bfloat16: how to ask PyTorch for them, and their names; the best first."""
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether the processor has units for products of bfloat16, and oneDNN is there to use them."""
+    return torch.backends.mkldnn.is_available() and any(
+        getattr(torch.cpu, supported)() for supported, _ in BFLOAT16_UNITS
+    )
+
+
 def onednn_multiplies() -> bool:
     """Whether products are oneDNN's here, by :func:`exact_products`."""
     return _onednn_multiplies
+
+
+def onednn_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, relu: bool = False
+) -> torch.Tensor:
+    """``x Wᵀ + b`` by oneDNN whatever the process's setting is, which may change in other threads.
+
+    Args:
+        x: ``[n, K]``, in float32, or in bfloat16 where :func:`multiplies_bfloat16`.
+        weight: ``[N, K]``, of the same dtype.
+        bias: ``[N]``, in float32, or None.
+        relu: Whether to put a ReLU behind it.
+    """
+    activation = "relu" if relu else "none"
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    return found
 
 
 def multiplied_by_onednn() -> bool:
@@ -106,7 +134,7 @@ def _is_exact() -> bool:
         b = torch.randn(inner, columns, generator=generator)
         with _by_onednn():
             found = a @ b
-        linear = torch.ops.mkldnn._linear_pointwise(a, b.t().contiguous(), None, "none", [], "")
+        linear = onednn_linear(a, b.t().contiguous())
         exact = a.double() @ b.double()
         if any((x - exact).abs().max() > _ROUNDING * exact.abs().max() for x in (found, linear)):
             return False

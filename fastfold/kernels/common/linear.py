@@ -1,24 +1,28 @@
-"""Products with weights in the operators' PyTorch paths: in the dtype of the data, or in less on a CPU.
+"""Products in the operators' PyTorch paths: in the dtype of the data, or in less on a CPU.
 
-Within :func:`reduced_products` operators on a CPU multiply float32 data by their weights in bfloat16 or in 8 bits, for
-which processors have units several times as fast as those of float32. Sums are float32 and int32, and everything else
-that operators compute is as it was.
+Within :func:`reduced_products` operators on a CPU multiply float32 data in bfloat16 or in 8 bits, for which processors
+have units several times as fast as those of float32: by their weights (:class:`Linear`), and in bfloat16 by each other
+(:func:`product_dtype`), but for those of attention. Sums are float32 and int32, and everything else that operators
+compute is as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from fastfold.kernels.common.cpu_products import onednn_multiplies
-from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.common.cpu_products import multiplies_bfloat16, onednn_linear, onednn_multiplies
+from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, position_blocks
 
 Products = Literal["bf16", "int8"]
+Least = Literal["int8", "bf16", "fp32"]
+"""How exact a product has to be, at least."""
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
@@ -28,12 +32,13 @@ _WORDS = 32  # a step of the first word of a weight, in steps of the second
 
 @contextmanager
 def reduced_products(products: Products) -> Iterator[None]:
-    """Inside, operators on a CPU multiply float32 data by their weights in less. For inference: backward passes that
-    compute projections again would round these as well, and their other products not.
+    """Inside, operators on a CPU multiply float32 data in less. For inference: backward passes that compute
+    projections again would round these as well, and their other products not.
 
     Args:
         products: ``bf16``, or ``int8``: rows of the data in 8 bits each, weights in two words of 8 bits, with a scale
-            for each position and output channel.
+            for each position and output channel; what 8 bits are too coarse for in bfloat16, if the processor
+            multiplies that.
     """
     token = _PRODUCTS.set(products)
     try:
@@ -42,9 +47,14 @@ def reduced_products(products: Products) -> Iterator[None]:
         _PRODUCTS.reset(token)
 
 
-def reduced(x: Tensor) -> Products | None:
+def reduced(x: Tensor | Scratch) -> Products | None:
     """What products with weights are made in for data or weights like ``x``; None for their own dtype."""
-    return _PRODUCTS.get() if x.dtype == torch.float32 and not x.is_cuda else None
+    return _PRODUCTS.get() if x.dtype == torch.float32 and x.device.type != "cuda" else None
+
+
+def product_dtype(x: Tensor | Scratch) -> torch.dtype:
+    """What data like ``x`` are multiplied by each other in, and the dtype of the result; sums are float32."""
+    return torch.bfloat16 if _at_least_bfloat16(reduced(x)) == "bf16" else x.dtype
 
 
 class Linear:
@@ -53,10 +63,11 @@ class Linear:
     Args:
         weight: ``[N, K]``.
         bias: ``[N]``, or None.
+        relu: Whether to put a ReLU behind it.
         positive: Whether no element of ``x`` is below zero, as behind a ReLU: 8 bits then have no sign, and their
             steps are half as wide.
-        exact: Which of :data:`Products` are made in the dtype of the data all the same; for small products whose
-            rounding shows more than that of others.
+        least: For small products whose rounding shows more than that of others: ``bf16`` if 8 bits are too coarse,
+            ``fp32`` if bfloat16 is, too.
 
     Attributes:
         products: What the product is made in; None for the dtype of the data.
@@ -67,13 +78,14 @@ class Linear:
         weight: Tensor,
         bias: Tensor | None = None,
         *,
+        relu: bool = False,
         positive: bool = False,
-        exact: Collection[str] = (),
+        least: Least = "int8",
     ) -> None:
-        self._weight, self._bias, self._outputs = weight, bias, len(weight)
-        self.products = reduced(weight)
-        if self.products in exact:
-            self.products = None
+        self._weight, self._bias, self._outputs, self._relu = weight, bias, len(weight), relu
+        self.products = None if least == "fp32" else reduced(weight)
+        if least == "bf16":
+            self.products = _at_least_bfloat16(self.products)
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
         on_cpu = weight.dtype == torch.float32 and not weight.is_cuda
@@ -87,35 +99,47 @@ class Linear:
             self._offsets = _offsets(self._weight) if positive else None
 
     def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """``[n, N]`` of ``x [n, K]``, in the buffer ``name`` or in new memory."""
+        """``[n, N]`` of ``x [n, K]`` in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
-            return _onednn(x, self._weight, self._bias)
+            return onednn_linear(x, self._weight, self._bias, relu=self._relu)
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
+    def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
+        """The same in bfloat16 if the product is, for what makes a copy of it anyway, or multiplies it."""
+        if self.products != "bf16":
+            return self(x, name, scratch)
+        return _in_bfloat16(_rounded_to_bfloat16(x, scratch), self._weight, self._bias, relu=self._relu)
+
     def fill(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
-        """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``."""
-        if self.products == "bf16":
-            return self._in_bfloat16(x, out, scratch)
+        """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``.
+
+        ``x`` may be in bfloat16 if the product is.
+        """
+        if self._by_onednn or self.products == "bf16":
+            return self._filled_by_onednn(out, x, scratch)
         if self.products == "int8":
-            return self._in_int8(x, out, scratch)
+            for b_out, b_x in position_blocks(BLOCK_ELEMENTS // len(self._weight), out, x):
+                self._fill_in_int8(b_out, b_x, scratch)
+        elif self._bias is None:
+            torch.mm(x, self._weight.t(), out=out)
+        else:
+            torch.addmm(self._bias, x, self._weight.t(), out=out)
+        return out.relu_() if self._relu else out
+
+    def _filled_by_onednn(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         if self._by_onednn:
-            return self._filled_by_onednn(out, x)
-        if self._bias is None:
-            return torch.mm(x, self._weight.t(), out=out)
-        return torch.addmm(self._bias, x, self._weight.t(), out=out)
-
-    def _filled_by_onednn(self, out: Tensor, x: Tensor) -> Tensor:
+            multiply = onednn_linear
+        else:
+            multiply, x = _in_bfloat16, _rounded_to_bfloat16(x, scratch)
         if not _by_columns(out):
-            return out.copy_(_onednn(x, self._weight, self._bias))
-        product = _onednn(self._weight, x, None).t()
-        return out.copy_(product) if self._bias is None else torch.add(product, self._bias, out=out)
+            return out.copy_(multiply(x, self._weight, self._bias, relu=self._relu))
+        # Added after a copy, because arithmetic of two dtypes is slow.
+        out.copy_(multiply(self._weight, x).t())
+        if self._bias is not None:
+            out.add_(self._bias)
+        return out.relu_() if self._relu else out
 
-    def _in_bfloat16(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
-        small = scratch.of(x, torch.bfloat16)
-        product = torch.mm(small.copy("linear x", x), self._weight.t(), out=small("linear out", *out.shape))
-        return out.copy_(product) if self._bias is None else torch.add(product, self._bias, out=out)
-
-    def _in_int8(self, x: Tensor, out: Tensor, scratch: Scratch) -> Tensor:
+    def _fill_in_int8(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         rounded, step = _rounded(x, scratch, positive=self._offsets is not None)
         integers, floats = scratch.of(x, torch.int32), scratch.of(x)
         if _by_columns(out):
@@ -146,10 +170,23 @@ def max_inputs(positive: bool = False) -> int:
     return (2**31 - 1) // (largest * _LARGEST * (_WORDS + 1))
 
 
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``x Wᵀ + b`` by oneDNN whatever the process's setting is, which may change in other threads."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
+def _at_least_bfloat16(products: Products | None) -> Products | None:
+    """bfloat16 in the place of 8 bits, or None if the processor has no units for it."""
+    if products != "int8":
+        return products
+    return "bf16" if multiplies_bfloat16() else None
+
+
+def _in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+    """``x Wᵀ + b`` of bfloat16 data and a float32 bias, rounded once where the processor has units for it."""
+    if multiplies_bfloat16():
+        return onednn_linear(x, weight, bias, relu=relu)
+    found = linear(x, weight, None if bias is None else bias.to(x.dtype))
+    return found.relu_() if relu else found
+
+
+def _rounded_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:
+    return x if x.dtype == torch.bfloat16 else scratch.of(x, torch.bfloat16).copy("linear x", x)
 
 
 def _by_columns(x: Tensor) -> bool:

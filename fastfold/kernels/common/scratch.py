@@ -66,6 +66,14 @@ class Scratch:
         """Contiguous copy of ``x`` in the buffer ``name``."""
         return self(name, *x.shape).copy_(x)
 
+    def transpose(self, name: str, x: Tensor) -> Tensor:
+        """Contiguous ``x.t()`` of a matrix ``x`` whose rows may lie far apart, in the buffer ``name``.
+
+        In two steps: to read a column at once would take a line of the cache from every row, most often all for the
+        same place in it. PyTorch transposes matrices without gaps tile by tile.
+        """
+        return self.copy(name, self.copy(f"{name} before", x).t())
+
     def drop(self, name: str) -> None:
         """Free the buffer ``name``."""
         self._buffers.pop((name, self.dtype, self.device), None)

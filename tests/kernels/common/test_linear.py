@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +12,7 @@ from torch import Tensor
 from fastfold import kernels
 from fastfold.kernels.common import cpu_products, linear
 from fastfold.kernels.common.cpu_products import exact_products
-from fastfold.kernels.common.linear import Linear, Products, reduced_products
+from fastfold.kernels.common.linear import Linear, Products, product_dtype, reduced_products
 from fastfold.kernels.common.scratch import Scratch
 from tests.kernels.test_operators import case_of
 
@@ -22,19 +25,34 @@ def _made(n: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
 
 
+@pytest.fixture(params=[True, False], ids=["with units", "without"])
+def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the processor is taken for one that multiplies bfloat16."""
+    if request.param and not cpu_products.multiplies_bfloat16():
+        pytest.skip("this processor has no units for bfloat16")
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: request.param)
+    return bool(request.param)
+
+
 def _product(
     products: Products, x: Tensor, weight: Tensor, bias: Tensor | None, *, positive: bool = False
 ) -> Tensor:
+    """A product, after it was found to be the same however it is asked for."""
     with reduced_products(products):
         layer = Linear(weight, bias, positive=positive)
     found = layer(x, "out", Scratch())
+    assert found.dtype == x.dtype
+    narrow = layer.narrow(x, "narrow", Scratch())
+    assert narrow.dtype == (torch.bfloat16 if layer.products == "bf16" else x.dtype)
+    torch.testing.assert_close(narrow.to(x.dtype), found, rtol=0, atol=0, equal_nan=True)
     rows, columns = x.new_empty(len(x), len(weight)), x.new_empty(len(weight), len(x)).T
     assert layer.fill(rows, x, Scratch()) is rows
-    assert torch.equal(rows, found) or not found.isfinite().all()
+    torch.testing.assert_close(rows, found, rtol=0, atol=0, equal_nan=True)
     assert layer.fill(columns, x, Scratch()) is columns
-    torch.testing.assert_close(
-        columns, found, rtol=1e-6, atol=1e-6 * float(found[found.isfinite()].abs().max()), equal_nan=True
-    )
+    # In bfloat16 the bias of columns is added behind the rounding.
+    rounding = 2**-8 if layer.products == "bf16" else 1e-6
+    largest = float(found[found.isfinite()].abs().max())
+    torch.testing.assert_close(columns, found, rtol=rounding, atol=rounding * largest, equal_nan=True)
     return found
 
 
@@ -46,7 +64,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(("n", "inputs", "outputs"), [(37, 8, 33), (37, 129, 65), (256, 1024, 128)])
 def test_a_product_is_as_exact_as_its_precision(
-    products: Products, with_bias: bool, n: int, inputs: int, outputs: int
+    products: Products, with_bias: bool, n: int, inputs: int, outputs: int, units: bool
 ) -> None:
     x, weight, bias = _made(n, inputs, outputs)
     exact = x.double() @ weight.double().T + (bias.double() if with_bias else 0.0)
@@ -85,9 +103,55 @@ def test_data_without_a_sign_have_steps_of_half_the_width() -> None:
 def test_an_exact_product_is_that_of_float32(products: Products) -> None:
     x, weight, bias = _made(37, 16, 8)
     with reduced_products(products):
-        layer = Linear(weight, bias, exact=(products,))
+        layer = Linear(weight, bias, least="fp32")
     assert layer.products is None
     assert torch.equal(layer(x, "out", Scratch()), torch.addmm(bias, x, weight.T))
+
+
+def test_what_8_bits_are_too_coarse_for_is_in_bfloat16_if_the_processor_multiplies_that(units: bool) -> None:
+    """And so are data that are multiplied by each other; a product in bfloat16 that was asked for stays one."""
+    x, weight, bias = _made(37, 16, 8)
+    with reduced_products("int8"):
+        assert Linear(weight, bias, least="bf16").products == ("bf16" if units else None)
+        assert product_dtype(x) == (torch.bfloat16 if units else torch.float32)
+        assert product_dtype(x.double()) == torch.float64
+    with reduced_products("bf16"):
+        assert Linear(weight, bias, least="bf16").products == "bf16"
+        assert product_dtype(Scratch()) == torch.bfloat16
+    assert product_dtype(x) == torch.float32
+
+
+@pytest.mark.parametrize("products", [None, "bf16", "int8"])
+@pytest.mark.parametrize("onednn", [True, False])
+def test_a_relu_is_put_behind_a_product(
+    products: Products | None, onednn: bool, units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: onednn)
+    x, weight, bias = _made(37, 16, 8)
+    with reduced_products(products) if products else nullcontext(), exact_products(torch.device("cpu")):
+        plain, layer = Linear(weight, bias), Linear(weight, bias, relu=True)
+    expected = plain(x, "out", Scratch()).relu()
+    assert 0 < int((expected == 0).sum()) < expected.numel()
+    assert torch.equal(layer(x, "out", Scratch()), expected)
+    assert torch.equal(layer.narrow(x, "out", Scratch()).float(), expected)
+    columns = x.new_empty(8, 37).T
+    expected_columns = plain.fill(torch.empty_like(columns), x, Scratch()).relu()
+    assert torch.equal(layer.fill(columns, x, Scratch()), expected_columns)
+
+
+def test_more_sums_than_a_buffer_has_are_made_in_blocks_to_the_same_bits() -> None:
+    x, weight, bias = _made(1100, 8, 1024)
+    found = _product("int8", x, weight, bias)
+    parts = [_product("int8", part, weight, bias) for part in x.split(300)]
+    assert torch.equal(found, torch.cat(parts))
+
+
+def test_data_in_bfloat16_are_multiplied_as_they_are(units: bool) -> None:
+    x, weight, bias = _made(37, 16, 8)
+    with reduced_products("bf16"):
+        layer = Linear(weight, bias)
+    rounded = x.bfloat16()
+    assert torch.equal(layer(rounded, "out", Scratch()), layer(rounded.float(), "out", Scratch()))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -104,6 +168,7 @@ def test_what_is_not_finite_stays_visible_in_its_row_alone(
 @pytest.mark.parametrize(("products", "positive"), [("bf16", False), ("int8", False), ("int8", True)])
 def test_an_empty_row_gives_the_bias(products: Products, positive: bool) -> None:
     _, weight, bias = _made(1, 16, 4)
+    bias = bias.bfloat16().float()
     assert torch.equal(_product(products, torch.zeros(1, 16), weight, bias, positive=positive)[0], bias)
 
 
@@ -119,11 +184,12 @@ def test_an_empty_row_gives_the_bias(products: Products, positive: bool) -> None
     ],
 )
 def test_operators_use_it_for_every_weight_but_a_few(
-    name: str, products: Products, monkeypatch: pytest.MonkeyPatch
+    name: str, products: Products, units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each differs from float32 by the rounding of its products, and float64 data are left alone.
 
-    The projection of the triangle product is exact; its gate and the projection of what attention gives, in 8 bits.
+    The projection of the triangle product is exact; where 8 bits are all that the processor has, so are the gate of
+    that, and the projection of what attention gives.
     """
     case = case_of(name, 33)
     if name == "outer_product_mean":  # of more sequences, so that the weight is not folded into one side
@@ -133,7 +199,7 @@ def test_operators_use_it_for_every_weight_but_a_few(
     made: list[Linear] = []
     create = Linear.__init__
 
-    def counted(self: Linear, *arguments: Tensor, **options: bool) -> None:
+    def counted(self: Linear, *arguments: Tensor, **options: Any) -> None:
         create(self, *arguments, **options)
         made.append(self)
 
@@ -147,9 +213,12 @@ def test_operators_use_it_for_every_weight_but_a_few(
     assert all(one.products is None for one in made[: len(made) // 3])
     used = [one for one in made[len(made) // 3 :] if one.products is not None]
     # Both factors of so small a triangle product are made of all channels at once.
-    in_bfloat16 = {"transition": 2, "gated_attention": 2, "outer_product_mean": 1}
-    in_8_bits = {"transition": 2, "gated_attention": 1, "outer_product_mean": 1}
-    assert len(used) == (in_bfloat16.get(name, 2) if products == "bf16" else in_8_bits.get(name, 1))
+    bfloat16 = {"transition": 2, "gated_attention": 2, "outer_product_mean": 1}
+    without = {"transition": 2, "gated_attention": 1, "outer_product_mean": 1}
+    assert len(used) == (bfloat16.get(name, 2) if products == "bf16" or units else without.get(name, 1))
+    if products == "int8":
+        in_8_bits = {"transition": 2, "gated_attention": 1}
+        assert sum(one.products == "int8" for one in used) == (in_8_bits.get(name, 0) if units else len(used))
     assert _error(plain, exact) < 2e-6
     assert 10 * _error(plain, exact) < _error(found, exact) < 3e-2
     assert _error(double, exact) < 1e-12

@@ -1,4 +1,4 @@
-"""Positions of tensors in blocks, whatever their strides, and without copies."""
+"""Positions of tensors in blocks, whatever their strides, and without copies; buffers that are used again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.scratch import position_blocks, share_of
+from fastfold.kernels.common.scratch import Scratch, position_blocks, share_of
 
 X = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5)
 
@@ -51,3 +51,15 @@ def test_a_share_of_a_sum_is_no_larger_than_the_mean_and_loses_nothing(summands:
     assert 0.5 < share * max(1, summands) <= 1.0
     assert torch.frexp(torch.tensor(share)).mantissa == 0.5
     assert share_of(summands, torch.bfloat16) == share_of(summands, torch.float32) == 1.0
+
+
+def test_a_transposed_copy_is_the_transposed_matrix() -> None:
+    """Of rows that lie far apart too, in buffers that other names don't share."""
+    scratch = Scratch()
+    wide = torch.arange(5 * 40.0).view(5, 40)
+    for matrix in (wide, wide[:, 3:20], wide[:, ::2], wide.t()):
+        kept = scratch.copy("kept", wide)
+        found = scratch.transpose("transposed", matrix)
+        assert torch.equal(found, matrix.t())
+        assert found.is_contiguous()
+        assert torch.equal(kept, wide)

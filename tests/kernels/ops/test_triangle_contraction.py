@@ -19,6 +19,7 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
     block_rows,
     contraction_bytes,
     multiply,
+    narrow_group,
 )
 from fastfold.memory import DeviceFull, SimulatedDevice
 from fastfold.memory.offload import HostBuffers, OffloadedRows, disk_buffers
@@ -141,6 +142,7 @@ class _Shapes:
     """A backend that only looks at what it is given; its factors are padded as on a GPU."""
 
     share = 1.0
+    dtype = torch.bfloat16
 
     def width(self, n: int) -> int:
         return padded_width(n)
@@ -200,6 +202,18 @@ def test_the_exact_peak_beside_the_pair_on_a_device_with_a_hard_budget(
                     multiply(**arguments)
     if n > 9_000:
         assert exact < ((50 if kept else 40) if streamed else 60) * 10**9
+
+
+@pytest.mark.parametrize("c", [2, 24, 128])
+def test_groups_of_half_the_bytes_take_no_more_memory(c: int) -> None:
+    for channels in range(1, c + 1):
+        narrow = narrow_group(channels, c)
+        of_both = [
+            contraction_bytes(100, c, size, channels=count, streamed=False)
+            for count, size in ((channels, 4), (narrow, 2))
+        ]
+        assert of_both[1] <= of_both[0]
+        assert narrow == c or narrow > max(channels, c // 2)
 
 
 def test_blocks_that_come_back_fit_where_the_factors_were() -> None:

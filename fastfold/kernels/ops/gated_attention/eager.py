@@ -99,7 +99,7 @@ def projections(weights: Weights) -> Linear:
 def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
     """Queries, keys, values and gate logits of a block: ``normed [r, N, c]`` to ``[r, N, 3 or 4, H, D]``."""
     rows, length, _ = normed.shape
-    out = linear(normed.flatten(0, 1), "projected", scratch)
+    out = linear.narrow(normed.flatten(0, 1), "projected", scratch)
     return out.view(rows, length, -1, heads, weights.output.shape[1] // heads)
 
 
@@ -133,7 +133,7 @@ class Forward:
         self._weights, self._heads = weights, heads
         self._projections = projections(weights)
         # In 8 bits this small projection alone makes a fourth of the error of the MSA, and a third of the positions'.
-        self._output = Linear(weights.output, weights.output_bias, exact=("int8",))
+        self._output = Linear(weights.output, weights.output_bias, least="bf16")
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
         """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``.

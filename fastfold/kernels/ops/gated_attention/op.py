@@ -215,7 +215,8 @@ def _gated_attention_begin(
         if backward:
             dtype = blocks.backward_dtype(x)
             return blocks.begin_backward(part(x, rows), arrange(given, dtype), heads, Scratch().of(x, dtype))
-        return [blocks.Forward(arrange(given, x.dtype), heads).begin(part(x, rows), Scratch().of(x))]
+        begun = blocks.Forward(arrange(given, x.dtype), heads).begin(part(x, rows), Scratch().of(x))
+        return [begun.to(x.dtype)]
     return []  # there are no rows
 
 

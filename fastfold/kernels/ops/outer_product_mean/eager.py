@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.linear import Linear
+from fastfold.kernels.common.block_threads import for_blocks
+from fastfold.kernels.common.cpu_products import onednn_linear, onednn_multiplies
+from fastfold.kernels.common.linear import Least, Linear, product_dtype
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
@@ -69,10 +71,15 @@ class Rows:
         eps: float,
     ) -> None:
         (*batch, sequences, columns), c = right_mask.shape, math.isqrt(weight.shape[-1])
-        self._columns = like.new_empty(*batch, columns, c, sequences)
+        dtype = product_dtype(like)
+        self._columns = like.new_empty(*batch, columns, c, sequences, dtype=dtype)
         ordered = weight.to(like.dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
         self._share = share_of(sequences, like.dtype)
-        self._output = Linear(ordered, (bias * self._share).to(like.dtype))
+        # Products in bfloat16 are multiplied as they are.
+        least: Least = "bf16" if dtype == torch.bfloat16 else "int8"
+        self._output = Linear(ordered, (bias * self._share).to(like.dtype), least=least)
+        # Which library multiplies, for all threads that will make blocks.
+        self._by_onednn = dtype == torch.float32 and not like.is_cuda and onednn_multiplies()
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
         for i, block, x in sequence_blocks(right):
@@ -82,18 +89,33 @@ class Rows:
         """Fill ``out [*, I, J, c_z]``, which may be ``residual``."""
         scratch, c = self._scratch, left.shape[-1]
         for i in batch_indices(left):
-            columns_l, columns_r = _columns(left[i], left_mask[i]), self._columns[i]
+            columns_r = self._columns[i]
+            columns_l = columns_r.new_empty(*left.shape[-2:], left.shape[-3])
+            columns_l = _columns(left[i], left_mask[i], columns_l)
             factor = (
                 counts_of(left_mask[i], self._mask[i])
                 .add_(self._eps)
                 .mul_(self._share)
                 .reciprocal_()[..., None]
             )
-            for tile in _tiles(factor.shape, c, left.shape[-3]):
-                b_products = _products(columns_l[tile[0]], columns_r[tile[1]], scratch, self._share)
-                b_update = self._output(b_products, "update", scratch)
-                b_update = b_update.view(*factor[tile].shape[:2], -1)
-                finish(out[i][tile], b_update, None if residual is None else residual[i][tile], factor[tile])
+
+            def block(
+                scratch: Scratch,
+                b_left: Tensor,
+                b_right: Tensor,
+                b_out: Tensor,
+                b_factor: Tensor,
+                *b_residual: Tensor,
+            ) -> None:
+                own = scratch.of(b_left)
+                b_products = _products(b_left, b_right, own, share=self._share, by_onednn=self._by_onednn)
+                b_update = self._output(b_products, "update", scratch).view(b_out.shape)
+                finish(b_out, b_update, b_residual[0] if b_residual else None, b_factor)
+
+            pairs = (out[i], factor, *(() if residual is None else (residual[i],)))
+            tiles = _tiles(factor.shape, c, left.shape[-3])
+            blocks = ((columns_l[tile[0]], columns_r[tile[1]], *(x[tile] for x in pairs)) for tile in tiles)
+            for_blocks(block, blocks, scratch)
 
 
 @without_autocast
@@ -178,20 +200,26 @@ def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, s
         yield slice(i, i + row_step), slice(j, j + col_step)
 
 
-def _products(left: Tensor, right: Tensor, scratch: Scratch, share: float = 1.0) -> Tensor:
+def _products(
+    left: Tensor, right: Tensor, scratch: Scratch, *, share: float = 1.0, by_onednn: bool = False
+) -> Tensor:
     """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``, times ``share``.
 
     Of a shallow alignment one product for each left column, which needs no other order afterwards. (In a batch of them
     PyTorch would copy the right side for every one, on a CPU in bfloat16.) Of a deep one all at once: the sides are
-    then larger than the caches, and are read once for all.
+    then larger than the caches, and are read once for all. So it is where oneDNN multiplies, which takes memory of its
+    own for the result.
     """
     (i, c, sequences), (j, _, _) = left.shape, right.shape
-    out, right = scratch("products", i, j * c, c), right.flatten(0, 1)
-    if sequences < DEEP:
-        for b_left, b_out in zip(left, out, strict=True):
+    out, left, right = scratch("products", i, j * c, c), left.flatten(0, 1), right.flatten(0, 1)
+    if by_onednn:
+        joined = onednn_linear(right, left)
+    elif sequences < DEEP:
+        for b_left, b_out in zip(left.split(c), out, strict=True):
             torch.addmm(b_out, right, b_left.t(), beta=0, alpha=share, out=b_out)
+        return out.view(i * j, c * c)
     else:
         joined = scratch("joined", j * c, i * c)
-        torch.addmm(joined, right, left.flatten(0, 1).t(), beta=0, alpha=share, out=joined)
-        out.copy_(joined.view(j * c, i, c).transpose(0, 1))
+        torch.addmm(joined, right, left.t(), beta=0, alpha=share, out=joined)
+    out.copy_(joined.view(j * c, i, c).transpose(0, 1))
     return out.view(i * j, c * c)

@@ -44,12 +44,12 @@ def forward(
     norm_weight, norm_bias, *layers = parameters
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
-    first, second = Linear(w1, b1), Linear(w2, b2, positive=True)
+    first, second = Linear(w1, b1, relu=True), Linear(w2, b2, positive=True)
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
         b_norm = normalise(b_x.to(exact), *norm, EPS)[0].to(x.dtype)
-        b_hidden = first(b_norm, "hidden", scratch).relu_()
+        b_hidden = first.narrow(b_norm, "hidden", scratch)
         finish(b_out, second(b_hidden, "update", scratch), b_residual, None)
 
     for_blocks(block, position_blocks(block_positions(len(w1)), x, out, *residuals), scratch.of(x))

@@ -72,8 +72,22 @@ def block_rows(n: int, c: int, channels: int) -> int:
     return max(1, channels * n // c)
 
 
+def narrow_group(channels: int, c: int) -> int:
+    """Channels whose factors may exist at a time if they and the product have half the bytes, in as much memory.
+
+    Args:
+        channels: Channels if they are as wide as the pair.
+        c: Hidden channels.
+    """
+    return min(c, 2 * channels + c // 2)
+
+
 class TriangleBackend(Protocol):
     """What a backend does before and after the contraction, for one batch element."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What factors and product are kept in."""
 
     @property
     def share(self) -> float:
@@ -168,11 +182,11 @@ def multiply(
         outgoing: Which of the two contractions.
         c: Hidden channels.
         channels: Channels whose factors exist at a time.
-        scratch: Buffers, of the dtype and device of ``z``.
+        scratch: Buffers, of the device of ``z``.
         host: Where the product waits; None for the device.
         kept: With ``host``: share of the product's rows that stay on the device.
     """
-    n = z.shape[-2]
+    n, scratch = z.shape[-2], scratch.of(z, backend.dtype)
     how: dict[str, Any] = {
         "outgoing": outgoing,
         "c": c,
@@ -215,7 +229,7 @@ def _product(
     if blocks:
         assert host is not None
         staging = scratch("staging", 2, min(c, channels) * min(size, n - first_away) * w)
-        streamed = StreamedRows(host, c, blocks, w, (staging[0], staging[1]), z)
+        streamed = StreamedRows(host, c, blocks, w, (staging[0], staging[1]), staging)
     for first in range(0, c, channels):
         count = min(channels, c - first)
         factors = scratch("factors", 2 * count, w, w)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.layout import batch_elements
-from fastfold.kernels.common.linear import Linear
+from fastfold.kernels.common.linear import Least, Linear, product_dtype
 from fastfold.kernels.common.parameters import zeros_of
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
@@ -48,8 +48,10 @@ def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
 def write_factors(
     projections: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: FactorWeights, scratch: Scratch
 ) -> None:
-    """Fill ``projections [2 c, R N]`` with both factors of the contraction, gated and masked."""
-    linear = Linear(weights.projections, weights.projections_bias.flatten())
+    """Fill ``projections [2 c, R N]``, of any dtype, with both factors of the contraction, gated and masked."""
+    # What is rounded to bfloat16 behind it gains nothing from 8 bits, which take longer.
+    least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8"
+    linear = Linear(weights.projections, weights.projections_bias.flatten(), least=least)
 
     def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
         b_z, *b_mask = parts
@@ -57,9 +59,14 @@ def write_factors(
         for factor, b_projections in zip(
             projections.chunk(2), _projections(b_x, linear, weights, scratch), strict=True
         ):
-            torch.ops.aten.glu(b_projections, 0, out=factor[:, columns])
+            b_factor = out = factor[:, columns]
+            if out.dtype != scratch.dtype:
+                b_factor = scratch("factor", *out.shape)
+            torch.ops.aten.glu(b_projections, 0, out=b_factor)
             for b_keep in b_mask:
-                factor[:, columns].mul_(b_keep.t())
+                b_factor.mul_(b_keep.t())
+            if b_factor is not out:
+                out.copy_(b_factor)
 
     for_blocks(block, _blocks(len(weights.projections), z, *masks), scratch)
 
@@ -119,14 +126,14 @@ def write_update(
     # The rounding of the small output projection alone made the error of pair representations 1.5 times as large in 8
     # bits, and its gate's some of those of all that later passes make of distances.
     linears = (
-        Linear(weights.out, weights.out_bias, exact=("bf16", "int8")),
-        Linear(weights.gate, weights.gate_bias, exact=("int8",)),
+        Linear(weights.out, weights.out_bias, least="fp32"),
+        Linear(weights.gate, weights.gate_bias, least="bf16"),
     )
 
     def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
         b_z, b_out, *b_residual = parts
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
-        b_product = product[:, columns].t()
+        b_product = scratch.of(b_z, product.dtype).transpose("product by rows", product[:, columns])
         b_product, _ = _normalise(b_product, weights.norm_out, scratch.dtype, EPS * share**2)
         b_update = scratch("update", *b_out.shape)
         torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
@@ -161,7 +168,7 @@ def update_backward(
         if dropout is not None:
             b_grad.mul_(at_positions(dropout, columns))
         b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
-        b_product = scratch.copy("columns", product[:, columns].t())
+        b_product = scratch.transpose("product by rows", product[:, columns])
         b_normed, statistics = _normalise(b_product, weights.norm_out, scratch.dtype)
         b_output = _output(b_x, b_normed, linears, scratch)
         b_grad_output = scratch("grad_output", *b_output.shape)
@@ -246,7 +253,7 @@ class Forward:
     def __init__(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
     ) -> None:
-        self.dtype, self._scratch = scratch.dtype, scratch
+        self.dtype, self._scratch = product_dtype(scratch), scratch
         self.share = share_of(summands, scratch.dtype)
         self._factors = None if factors is None else arrange_factors(factors, scratch.dtype)
         self._update = None if update is None else arrange_update(update, scratch.dtype)
@@ -285,6 +292,7 @@ class Backward(Forward):
         summands: int = 1,
     ) -> None:
         super().__init__(factors, update, Scratch().of(z, accumulation_dtype(z)), summands)
+        self.dtype = accumulation_dtype(z)
         if factors is not None:
             self._factor_totals = arrange_factors(zeros_of(factors, self.dtype), self.dtype)
             self.channels = factors.proj_weight.shape[0] // 2

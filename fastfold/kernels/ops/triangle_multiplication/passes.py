@@ -22,6 +22,7 @@ from fastfold.kernels.ops.triangle_multiplication.contraction import (
     contract,
     contract_backward,
     multiply,
+    narrow_group,
 )
 from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, TriangleParams, UpdateParams
 
@@ -57,13 +58,16 @@ def forward(
     module, plan, scratch = _module(backend), plan or ContractionPlan(), (scratch or Scratch()).of(z)
     c = parameters.channels
     steps = module.Forward(parameters.factors, parameters.update, scratch, summands=z.shape[-2])
+    channels = min(c, plan.channels or module.channel_group(c, z.shape[-2] ** 2))
+    if steps.dtype.itemsize < z.dtype.itemsize and plan.host is None:
+        channels = narrow_group(channels, c)
     multiply(
         *(out, z, mask, steps),
         residual=residual,
         dropout=_like(dropout, z),
         outgoing=outgoing,
         c=c,
-        channels=min(c, plan.channels or module.channel_group(c, z.shape[-2] ** 2)),
+        channels=channels,
         scratch=scratch,
         host=plan.host,
         kept=plan.kept,

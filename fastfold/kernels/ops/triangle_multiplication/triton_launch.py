@@ -59,7 +59,7 @@ class Forward:
     def __init__(
         self, factors: FactorParams | None, update: UpdateParams | None, scratch: Scratch, summands: int = 1
     ) -> None:
-        self.share = share_of(summands, scratch.dtype)
+        self.dtype, self.share = scratch.dtype, share_of(summands, scratch.dtype)
         self._factors = None if factors is None else in_dtype(factors, scratch.dtype)
         self._update = None if update is None else in_dtype(update, scratch.dtype)
 
