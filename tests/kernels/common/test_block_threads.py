@@ -6,7 +6,8 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastfold import kernels
 from fastfold.kernels.common import block_threads, cpu_products
 from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.cpu_products import exact_products, onednn_multiplies
 from fastfold.kernels.common.linear import reduced_products
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.ops.outer_product_mean.eager import DEEP
 from tests.kernels.test_operators import case_of
 
 
@@ -203,15 +206,9 @@ LARGE = {
 """Lengths with which the cases of operators have several blocks."""
 
 
-@pytest.mark.parametrize("products", [None, "bf16", "int8"])
-@pytest.mark.parametrize("name", LARGE)
-def test_an_operator_gives_the_same_bits_in_threads(
-    name: str, products: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = case_of(name, LARGE[name])
-    inputs = {
-        k: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in case.inputs.items()
-    }
+@pytest.fixture
+def on_threads(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Tensor]], Tensor]:
+    """Call something with a number of threads, after which lanes were used if there are two."""
     lanes: list[Scratch] = []
     lane = Scratch.lane
 
@@ -221,16 +218,58 @@ def test_an_operator_gives_the_same_bits_in_threads(
 
     monkeypatch.setattr(Scratch, "lane", watched)
 
-    def run(threads: int) -> Tensor:
+    def run(threads: int, operator: Callable[[], Tensor]) -> Tensor:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
+        lanes.clear()
         try:
-            with torch.no_grad(), reduced_products(products) if products else contextlib.nullcontext():
-                return case.operator(**inputs, backend="torch")
+            with torch.no_grad():
+                found = operator()
         finally:
             torch.set_num_threads(before)
+        assert bool(lanes) == (threads > 1)
+        return found
 
-    expected = run(1)
-    assert not lanes
-    assert torch.equal(run(2), expected)
-    assert lanes
+    return run
+
+
+@pytest.mark.parametrize("products", [None, "bf16", "int8"])
+@pytest.mark.parametrize("name", LARGE)
+def test_an_operator_gives_the_same_bits_in_threads(
+    name: str, products: Any, on_threads: Callable[[int, Callable[[], Tensor]], Tensor]
+) -> None:
+    case = case_of(name, LARGE[name])
+    inputs = {
+        k: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in case.inputs.items()
+    }
+    with reduced_products(products) if products else contextlib.nullcontext():
+        operator = partial(case.operator, **inputs, backend="torch")
+        assert torch.equal(on_threads(2, operator), on_threads(1, operator))
+
+
+@pytest.mark.parametrize("products", [None, "bf16", "int8"])
+@pytest.mark.parametrize("onednn", [True, False])
+@pytest.mark.parametrize("sequences", [50, DEEP])
+def test_an_outer_product_mean_gives_the_same_bits_in_threads(
+    sequences: int,
+    onednn: bool,
+    products: Any,
+    on_threads: Callable[[int, Callable[[], Tensor]], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whichever library makes its products: threads have their own rule for that."""
+    monkeypatch.setattr(cpu_products, "multiplied_by_onednn", lambda: onednn)
+    torch.manual_seed(0)
+    left, right = torch.randn(2, sequences, 200, 8)
+    left_mask, right_mask = torch.randint(2, (2, sequences, 200)).float()
+    inputs = (left, right, left_mask, right_mask, torch.randn(16, 64), torch.randn(16))
+    operator = partial(kernels.outer_product_mean, *inputs, backend="torch")
+    exact = operator()
+    with (
+        reduced_products(products) if products else contextlib.nullcontext(),
+        exact_products(torch.device("cpu")),
+    ):
+        alone, both = on_threads(1, operator), on_threads(2, operator)
+    assert torch.equal(both, alone)
+    error = float((alone - exact).norm() / exact.norm())
+    assert (1e-3 < error < 3e-2) if products else error < 1e-6

@@ -25,6 +25,12 @@ def _made(n: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(n, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
 
 
+@pytest.fixture(autouse=True)
+def _eight_bits_for_few_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are like shows in small products."""
+    monkeypatch.setattr(linear, "FEW_INPUTS", 0)
+
+
 @pytest.fixture(params=[True, False], ids=["with units", "without"])
 def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the processor is taken for one that multiplies bfloat16."""
@@ -119,6 +125,16 @@ def test_what_8_bits_are_too_coarse_for_is_in_bfloat16_if_the_processor_multipli
         assert Linear(weight, bias, least="bf16").products == "bf16"
         assert product_dtype(Scratch()) == torch.bfloat16
     assert product_dtype(x) == torch.float32
+
+
+def test_few_inputs_are_multiplied_in_bfloat16_where_8_bits_take_longer(
+    units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "FEW_INPUTS", 16)
+    with reduced_products("int8"):
+        found = [Linear(torch.randn(8, inputs)).products for inputs in (16, 17)]
+    assert found == ["bf16" if units else "int8", "int8"]
+    assert Linear(torch.randn(8, 16)).products is None
 
 
 @pytest.mark.parametrize("products", [None, "bf16", "int8"])
