@@ -14,7 +14,7 @@ from Bio.PDB import MMCIFParser, PDBParser
 from Bio.PDB.MMCIF2Dict import MMCIF2Dict
 
 import fastfold
-from fastfold.inference import folding
+from fastfold.inference.folding import predictor
 from fastfold.inference.output.results_folder import STATE
 from fastfold.inference.output.summary import read_summary
 from tests.helpers.command_line import QUICK, CommandLine
@@ -306,8 +306,8 @@ def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
             raise TypeError("unsupported operand\nsecond line")
         return real(model, sampler, target, *rest, **options)
 
-    real = folding.fold
-    monkeypatch.setattr(folding, "fold", fold)
+    real = predictor.fold
+    monkeypatch.setattr(predictor, "fold", fold)
     fasta = cli.fasta({"bad": SEQUENCE, "good": OTHER})
     done = cli.infer(fasta)
     assert done.code == 1
@@ -319,7 +319,7 @@ def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
 
 
 def test_running_out_of_memory_is_told_with_a_remedy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(folding, "fold", lambda *_, **__: torch.empty(1 << 52))
+    monkeypatch.setattr(predictor, "fold", lambda *_, **__: torch.empty(1 << 52))
     done = cli.infer(cli.fasta({"T1": SEQUENCE}))
     assert done.code == 1
     assert "residues would fit: fold shorter pieces, use --precision bf16" in done.err
