@@ -73,7 +73,7 @@ def run_network(
         features: Gives those of a cycle and an ensemble member.
         passes: What the network is told.
         on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
-        plan: How to run it; by default with :data:`~fastfold.inference.planning.planner.FOLDING_POLICY`.
+        plan: How to run it; by default with the policy of a fold that fits whole.
         state: Where the state after each pass is kept; None for nowhere.
     """
     if plan is None:

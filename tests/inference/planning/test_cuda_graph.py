@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_iter
 
 import fastfold
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
+from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
+from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.inference import runner
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding import predictor
