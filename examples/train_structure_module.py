@@ -31,10 +31,14 @@ from fastfold.evoformer.confidence import plddt
 from fastfold.evoformer.losses.heads import predicted_lddt_loss
 from fastfold.evoformer.losses.total import structure_loss
 from fastfold.evoformer.weights.checkpoint import save_weights
+from fastfold.parallel.data_parallel.zero import Replicated
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.plan import ParallelPlan
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import MakeSample, entry_reader, sample_settings
 from fastfold.training.optim.ema import ExponentialMovingAverage
+from fastfold.training.optim.grad_accumulation import SampleGradients
 from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
 from fastfold.training.optim.optimizers import make_optimizer
 from fastfold.training.sets.source import open_source
@@ -121,6 +125,7 @@ def train(model: AlphaFold, config: TrainConfig, files: Sequence[Path], held_out
         parameter.requires_grad_(name.startswith(TRAINED))
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = make_optimizer(optim, named)
+    gradients = SampleGradients(Replicated(named, ParallelMesh(ParallelPlan()), {}), optim.clip)
     rates = [group["lr"] for group in optimizer.param_groups]
     schedule = AlphaFoldSchedule(1.0, warmup_steps=min(50, steps // 2), decay_after=None, total_steps=steps)
     average = ExponentialMovingAverage(model, optim.ema_decay, warm_up=True)
@@ -130,23 +135,18 @@ def train(model: AlphaFold, config: TrainConfig, files: Sequence[Path], held_out
     for step in range(1, steps + 1):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * schedule.lr(step)
-        totals = [torch.zeros_like(p) for p in named.values()]
         losses = []
         for _ in range(optim.batch_size):
             order = order or rng.permutation(len(files)).tolist()
             recorded = load_file(files[order.pop()])
             clamped = float(rng.random() >= config.data.unclamped_probability)
             loss = loss_of(model, recorded | {"use_clamped_fape": torch.tensor(clamped)})
-            gradients = torch.autograd.grad(loss, list(named.values()))
-            # Each sample's gradient is clipped on its own (supplement, section 1.11.3).
-            norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(x) for x in gradients]))
-            torch._foreach_add_(
-                totals, gradients, alpha=min(1.0, optim.clip / float(norm)) / optim.batch_size
-            )
+            loss.backward()
+            gradients.add_sample()
             losses.append(float(loss.detach()))
-        for parameter, total in zip(named.values(), totals, strict=True):
-            parameter.grad = total
+        gradients.finish(optim.batch_size)
         optimizer.step()
+        optimizer.zero_grad()
         average.update()
         if step % config.trainer.validate_every == 0 or step == steps:
             with average.swapped_in():

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.evoformer.confidence import plddt
-from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
+from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES, InputEmbedder, extra_msa_features
+from fastfold.evoformer.embedders.multimer_templates import (
+    MultimerTemplateEmbedder,
+    MultimerTemplateTorsionEmbedder,
+)
+from fastfold.evoformer.embedders.templates import TemplateEmbedder, TemplateTorsionEmbedder
 from fastfold.evoformer.evoformer import BlockStack, EvoformerBlock, EvoformerStack
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.heads import (
@@ -20,10 +25,8 @@ from fastfold.evoformer.heads import (
     PredictedAlignedErrorHead,
     PredictedLDDTHead,
 )
-from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder, MultimerTemplateTorsionEmbedder
 from fastfold.evoformer.primitives import Linear
-from fastfold.evoformer.structure_module import StructureModule
-from fastfold.evoformer.templates import TemplateEmbedder, TemplateTorsionEmbedder
+from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 
 Features = dict[str, Tensor]

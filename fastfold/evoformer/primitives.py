@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fastfold import kernels
 
@@ -63,6 +64,20 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise ``x [*, channels]``; the dtype stays."""
         return kernels.layer_norm(x, self.weight, self.bias)
+
+
+def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
+    """Product of a linear layer's weight with one-hot vectors, as a lookup, without the bias.
+
+    Args:
+        linear: The layer, ``c_in`` inputs.
+        index: ``[*]`` int64 class of each position.
+        offset: Input channel of class 0.
+
+    Returns:
+        ``[*, c_out]``.
+    """
+    return F.embedding(index + offset, linear.weight.t())
 
 
 class SharedDropout(nn.Module):

@@ -21,7 +21,7 @@ from fastfold.evoformer.precision import choose_precision, set_precision
 from fastfold.evoformer.weights.checkpoint import load_model as load_weights
 from fastfold.evoformer.weights.published import one_weights_file, weights_files
 from fastfold.inference.config import InferConfig, check_seeds
-from fastfold.inference.folding import TargetPredictor
+from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import network_name
 from fastfold.inference.output.prediction import Prediction
 from fastfold.inference.output.writer import listed_scores, ranking_scores, stops

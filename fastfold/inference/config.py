@@ -35,7 +35,7 @@ class InferConfig:
             (:func:`~fastfold.evoformer.precision.choose_precision`).
         plots: Whether plots are drawn.
         pae: Whether aligned errors of all pairs are kept and written; None for short targets only
-            (:func:`~fastfold.inference.folding.keeps_pae`).
+            (:func:`~fastfold.inference.folding.prediction.keeps_pae`).
         device: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
         parallel: ``dap=<number>``: as many processes fold each target together
             (:mod:`fastfold.inference.distributed`); None for one process.

@@ -24,7 +24,7 @@ from fastfold.errors import ConfigError, FastFoldError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, precision_of, set_precision
 from fastfold.inference.error_messages import is_out_of_memory
-from fastfold.inference.folding import NetworkPasses, OnCycle, run_network
+from fastfold.inference.folding.network import NetworkPasses, OnCycle, run_network
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan
@@ -97,7 +97,7 @@ class DistributedFolder:
         plan: FoldPlan | None = None,
         state: RecycleState | None = None,
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """On rank 0: :func:`fastfold.inference.folding.run_network` by all processes.
+        """On rank 0: :func:`fastfold.inference.folding.network.run_network` by all processes.
 
         Each process keeps the state of what it holds; those on other machines too if the folder is there.
 

@@ -19,7 +19,7 @@ from fastfold.evoformer.config import ensemble_size
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import Precision, set_precision
-from fastfold.inference.folding import NetworkPasses, run_network
+from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning.memory_model import (
     CONTEXT_CUDA,
     FIXED_CUDA,

@@ -19,7 +19,8 @@ from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder
-from fastfold.inference.folding import TargetPredictor, keeps_pae
+from fastfold.inference.folding.prediction import keeps_pae
+from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import Network, suitable
 from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.inference.output.recycle_state import RecycleState

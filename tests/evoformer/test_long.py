@@ -15,11 +15,11 @@ from fastfold.data.fasta import read_fasta
 from fastfold.data.features.pipeline import FeatureSampler, featurize, sampler_from_merged
 from fastfold.evoformer.confidence import predicted_aligned_error, predicted_tm_score
 from fastfold.evoformer.config import model_config
+from fastfold.evoformer.embedders.multimer_templates import MultimerTemplateEmbedder
+from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.multimer_templates import MultimerTemplateEmbedder
 from fastfold.evoformer.precision import Precision, set_precision
-from fastfold.evoformer.templates import TemplateEmbedder
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.simulate import SimulatedHost
 from fastfold.inference.verify import verify

@@ -80,7 +80,7 @@ def test_the_network_reads_coevolution(network: AlphaFold, name: str) -> None:
 
 def test_convolutions_see_neighbours_and_no_further() -> None:
     config = model_config("mini").model.embeddings_and_evoformer.sequence_convolution
-    from fastfold.evoformer.embedders import SequenceConvolution
+    from fastfold.evoformer.embedders.input import SequenceConvolution
 
     torch.manual_seed(0)
     layer = SequenceConvolution(config, 5).eval()

@@ -14,7 +14,7 @@ import fastfold
 from fastfold.evoformer.confidence import predicted_tm_score
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference import folding
+from fastfold.inference.folding import network
 from tests.helpers.networks import folder
 
 CHAINS = ("MKTAYIAKQR", "GSHMAWLPE", "MKTAYIAKQR")
@@ -33,7 +33,7 @@ def multimer() -> AlphaFold:
 def test_chains_are_in_the_order_of_the_input(multimer: AlphaFold, monkeypatch, tmp_path: Path) -> None:
     """The network's features group copies: there the second chain comes last."""
     seen: dict[str, Any] = {}
-    original = folding.chain_confidence
+    original = network.chain_confidence
 
     def recording(logits, breaks, asym_id, **distances):
         assert isinstance(logits, LazyRows)
@@ -41,7 +41,7 @@ def test_chains_are_in_the_order_of_the_input(multimer: AlphaFold, monkeypatch, 
         seen.update(logits=logits.whole(), breaks=breaks, asym_id=asym_id)
         return original(logits, breaks, asym_id, **distances)
 
-    monkeypatch.setattr(folding, "chain_confidence", recording)
+    monkeypatch.setattr(network, "chain_confidence", recording)
     prediction = fastfold.predict(":".join(CHAINS), multimer, num_recycles=0)
     found, asym_id = prediction.chain_confidence, seen["asym_id"]
     assert [int((asym_id == k).sum()) for k in (1, 2, 3)] == [10, 10, 9]

@@ -11,7 +11,7 @@ import torch
 
 import fastfold
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.embedders import ring_offset
+from fastfold.evoformer.embedders.relative_position import ring_offset
 from fastfold.inference.output.summary import aligned_table, read_summary
 from fastfold.inference.output.writer import ranking_scores
 from fastfold.inference.relax.config import PLATFORMS

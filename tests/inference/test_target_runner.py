@@ -1,4 +1,4 @@
-"""One target of a run: what is said of it, and its comparison with an experiment. The folds are in ``test_runner``."""
+"""One target of a run: what is said of it, and its comparison with an experiment. The folds are in ``runner``."""
 
 from __future__ import annotations
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fastfold import kernels
 from fastfold.kernels.decompositions import decompositions
 
 _N, _C = 5, 4
@@ -87,6 +90,9 @@ _IN_TWO_PARTS = {"gated_attention_begin", "gated_attention_begun"}
 
 
 def test_every_operator_of_the_forward_pass_is_there() -> None:
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        if module.name.endswith("op"):
+            importlib.import_module(module.name)  # which registers its operators
     ours = {
         name.removeprefix("fastfold::")
         for name in torch._C._dispatch_get_all_op_names()

@@ -14,11 +14,11 @@ from torch import nn
 
 from fastfold.errors import WeightsError
 from fastfold.evoformer.attention import Attention, GlobalAttention
+from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.evoformer import BlockStack
-from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
-from fastfold.evoformer.templates import TemplateEmbedder
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.evoformer.weights.mapping import ParamMapping
 

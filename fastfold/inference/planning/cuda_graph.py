@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.evoformer.embedders.templates import TemplateEmbedder, shown_templates
 from fastfold.evoformer.execution import PolicyModule
 from fastfold.evoformer.model import AlphaFold, Features, PassResult
-from fastfold.evoformer.templates import TemplateEmbedder, shown_templates
 from fastfold.inference.error_messages import is_out_of_memory
 
 Iterate = Callable[[list[Features], Features], PassResult]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.ops.gated_attention.op import gated_attention_flops
+from fastfold.kernels.ops.gated_attention.cost import gated_attention_flops
 from fastfold.kernels.ops.outer_product_mean.op import outer_product_flops
 from fastfold.kernels.ops.transition.op import transition_flops
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
+from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
 from fastfold.evoformer.execution import LazyRows
 from fastfold.evoformer.heads import DistogramHead
-from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold, Features, FeatureSource, KeptState, OnCycle, RunPass
 from fastfold.evoformer.primitives import Linear
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.parallel.axial.shards import AxialShards, Rows, check_alike, checksum
 from fastfold.parallel.comm.collectives import broadcast, exchange_sizes, gather
 from fastfold.protein.rigid import Rigid

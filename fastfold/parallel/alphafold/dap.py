@@ -6,10 +6,10 @@ from torch import nn
 
 from fastfold.evoformer.evoformer import EvoformerBlock, EvoformerStack, TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.heads import DistogramHead
-from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.msa_attention import MSARowAttention
 from fastfold.evoformer.outer_product_mean import OuterProductMean
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.parallel.alphafold.axial_blocks import (

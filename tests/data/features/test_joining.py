@@ -17,7 +17,7 @@ from fastfold.data.msa.msa import ChainMsas, Msa, parse_a3m
 from fastfold.data.targets import make_chains
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.config import model_config
-from fastfold.inference.folding import _input_order
+from fastfold.inference.folding.features import input_order
 from fastfold.protein import residue_constants as rc
 from tests.conftest import require_shared
 from tests.helpers.colabfold_records import assert_equal_features, expected, our_features, recorded_features
@@ -108,7 +108,7 @@ def test_residues_come_back_in_the_order_of_the_input() -> None:
     """A network's output for A, B, A has the copies side by side."""
     sequences = ["MKV", "WW", "MKV"]
     sampler = featurize(make_chains(sequences), [([], [])] * 3, model_config("model_3_ptm"), join=True)
-    order = _input_order(sampler)
+    order = input_order(sampler)
     assert order.tolist() == [0, 1, 2, 6, 7, 3, 4, 5]
     assert rc.aatype_to_sequence(sampler.static["aatype"][order]) == "".join(sequences)
 

@@ -15,7 +15,7 @@ from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape
 from fastfold.evoformer.losses.permutation import permute_labels, split_chains
 from fastfold.evoformer.losses.total import structure_loss
 from fastfold.evoformer.losses.violation import find_violations, violation_loss
-from fastfold.evoformer.structure_module import StructureModule
+from fastfold.evoformer.structure.structure_module import StructureModule
 from fastfold.protein import residue_constants as rc
 from tests.helpers.networks import oracle_arrays, oracle_config, oracle_features, random_model
 

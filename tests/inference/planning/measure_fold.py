@@ -26,7 +26,7 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.precision import Precision, set_precision  # noqa: E402
 from fastfold.inference.config import InferConfig  # noqa: E402
-from fastfold.inference.folding import fold  # noqa: E402
+from fastfold.inference.folding.prediction import fold  # noqa: E402
 from fastfold.inference.planning.planner import Planner  # noqa: E402
 
 

@@ -18,12 +18,14 @@ from torch.utils._pytree import tree_iter
 
 import fastfold
 from fastfold.errors import ConfigError, InputError
-from fastfold.evoformer.embedders import EXTRA_MSA_FEATURES
+from fastfold.evoformer.embedders.input import EXTRA_MSA_FEATURES
+from fastfold.evoformer.embedders.templates import TemplateEmbedder
 from fastfold.evoformer.execution import set_policy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.evoformer.templates import TemplateEmbedder
-from fastfold.inference import folding, runner
+from fastfold.inference import runner
 from fastfold.inference.config import InferConfig
+from fastfold.inference.folding import predictor
+from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning import cuda_graph
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import PassGraph, check_cuda_graphs
@@ -74,13 +76,13 @@ def _run(
     def watch(cycle: int, shown: dict[str, Any]) -> None:
         found[f"pass {cycle}"] = shown["atom_positions"]  # not copied: a later pass must leave it as it is
 
-    passes = folding.NetworkPasses(
+    passes = NetworkPasses(
         PASSES - 1,
         num_ensemble=ensemble,
         is_complex=model.multimer,
         cuda_graph=cuda_graph.KeptGraph() if graph else None,
     )
-    result, scores = folding.run_network(model, features, passes, watch)
+    result, scores = run_network(model, features, passes, watch)
     return found | scores | result["representations"]
 
 
@@ -190,7 +192,7 @@ def test_predictions_of_one_length_share_a_graph(
     graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From its second pass on the first records and replays, and the others replay all passes."""
-    monkeypatch.setattr(folding, "check_cuda_graphs", lambda wanted, device: None)
+    monkeypatch.setattr(predictor, "check_cuda_graphs", lambda wanted, device: None)
     model = fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz")
     settings: dict[str, Any] = {"num_recycles": 2, "seeds": (0, 1)}
     expected = fastfold.predict_many(SEQUENCES, model, **settings)
@@ -207,7 +209,7 @@ def test_networks_in_turn_do_not_keep_their_graphs(
     graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two graphs would hold twice the memory that was planned."""
-    monkeypatch.setattr(folding, "check_cuda_graphs", lambda wanted, device: None)
+    monkeypatch.setattr(predictor, "check_cuda_graphs", lambda wanted, device: None)
     models = [fastfold.load_model(ORACLES / "synthetic_monomer" / "params.npz") for _ in range(2)]
     sequences = {name: SEQUENCES[name] for name in ("a", "b")}
     fastfold.predict_many(sequences, models, cuda_graphs=True, num_recycles=2)
@@ -323,7 +325,7 @@ def test_no_gpu_is_refused_before_anything_is_read(cli: CommandLine) -> None:
 def test_the_command_folds_the_same_and_says_so(
     cli: CommandLine, graphs: list[PassGraph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (folding, runner):
+    for module in (predictor, runner):
         monkeypatch.setattr(module, "check_cuda_graphs", lambda wanted, device: None)
     host: list[int | None] = []
 
@@ -331,7 +333,7 @@ def test_the_command_folds_the_same_and_says_so(
         host.append(host_memory)
         return FoldMemory.here(device, host_memory=host_memory, offload_dir=offload_dir)
 
-    monkeypatch.setattr(folding, "FoldMemory", SimpleNamespace(here=here))
+    monkeypatch.setattr(predictor, "FoldMemory", SimpleNamespace(here=here))
     fasta, written = cli.fasta({"T1": "MKTAYIAKQR"}), []
     for options in ((), ("--cuda-graphs",)):
         cli.out = cli.folder / f"out{len(options)}"

@@ -23,7 +23,7 @@ from fastfold.evoformer.outer_product_mean import OuterProductMean
 from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.triangle_attention import TriangleAttention
 from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
-from fastfold.inference import folding
+from fastfold.inference.folding import network, prediction, predictor
 from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.fit import Fit, fit_target, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
@@ -314,16 +314,16 @@ def test_infer_goes_on_when_memory_ends(cli: CommandLine, monkeypatch: pytest.Mo
     records = cli.fasta({"T1": SEQUENCE})
     assert cli.infer(records).code == 0
     before = cli.scores("T1")
-    network, calls = folding.run_network, 0
+    run_network, calls = network.run_network, 0
 
     def fails_once(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return network(*arguments, **options)
+        return run_network(*arguments, **options)
 
-    monkeypatch.setattr(folding, "run_network", fails_once)
+    monkeypatch.setattr(predictor, "run_network", fails_once)
     shutil.rmtree(cli.out)
     done = cli.infer(records)
     assert (done.code, calls) == (0, 2)
@@ -344,8 +344,8 @@ def test_without_aligned_errors_nothing_of_their_size_is_ever_made(
     def never(*_: Any) -> None:
         raise AssertionError("aligned errors of all pairs")
 
-    monkeypatch.setattr(folding, "predicted_aligned_error", never)
-    monkeypatch.setattr(folding, "MAX_PAE_RESIDUES", len(SEQUENCE) - 1)
+    monkeypatch.setattr(network, "predicted_aligned_error", never)
+    monkeypatch.setattr(prediction, "MAX_PAE_RESIDUES", len(SEQUENCE) - 1)
     for options, said in (((), True), (("--pae", "no"), False)):
         cli.out = cli.folder / f"said_{said}"
         done = cli.infer(records, *options)
@@ -353,7 +353,7 @@ def test_without_aligned_errors_nothing_of_their_size_is_ever_made(
         assert ("aligned errors of all pairs are left out" in done.err) == said
         assert not any(name.endswith("_pae.json") for name in cli.names())
         assert cli.scores("T1") == expected | {"max_pae": None}
-    monkeypatch.setattr(folding, "MAX_PAE_RESIDUES", len(SEQUENCE))
+    monkeypatch.setattr(prediction, "MAX_PAE_RESIDUES", len(SEQUENCE))
     assert cli.infer(records).code == 1  # wanted again, and so the prediction is made again
 
 

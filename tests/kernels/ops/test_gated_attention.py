@@ -16,7 +16,6 @@ from fastfold.kernels import attention_bias, gated_attention, reference
 from fastfold.kernels.common.backend import without_launches
 from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.ops.gated_attention import eager, triton_launch
-from fastfold.kernels.ops.gated_attention.op import gated_attention_begin
 from tests.helpers.kernel_checks import (
     BACKENDS,
     DEVICE,
@@ -263,67 +262,6 @@ def test_passes_of_a_block_of_rows_are_those_of_the_definition(passes: Any) -> N
         for name, mine in zip(NAMES, eager.gradients_of(totals), strict=True):
             assert mine is not None
             assert relative_error(mine - had, expected[name]) < 5e-6, name
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("batch", [(), (2,)])
-@pytest.mark.parametrize("leave_out", [(), ("bias", "gate_weight", "gate_bias")])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_begun_goes_on_to_the_same_result_and_gradients(
-    backend: str,
-    leave_out: tuple[str, ...],
-    batch: tuple[int, ...],
-    dtype: torch.dtype,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Of the first of several blocks of rows; bit for bit, because the same is computed in the same order.
-
-    With one thread: of several, each makes blocks of its own, and all make together what is begun.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    request.addfinalizer(lambda: torch.set_num_threads(threads))
-    monkeypatch.setattr(eager, "row_step", lambda x: 2)
-    monkeypatch.setattr(triton_launch, "row_step", lambda x: 2)
-    made = on_device(operands(3, 5, batch, leave_out), dtype)
-    x, bias, mask = (made.pop(name) for name in ("x", "bias", "mask"))
-    parameters = eager.GatedAttentionParams(**made)
-    dropout, grad = torch.rand_like(x), torch.randn_like(x)
-    options: dict[str, Any] = {"heads": 2, "backend": backend}
-    found = []
-    for begins in (False, True):
-        forward, backward = (
-            gated_attention_begin(x, parameters, **options, backward=direction) if begins else []
-            for direction in (False, True)
-        )
-        assert len(forward) == begins
-        meta = [x.to("meta"), *(p if p is None else p.to("meta") for p in parameters)]
-        if begins:
-            said = torch.ops.fastfold.gated_attention_begin(*meta, **options, backward=True)
-            assert [(y.shape, y.dtype) for y in said] == [(y.shape, y.dtype) for y in backward]
-        out = torch.ops.fastfold.gated_attention_begun(
-            x, forward, bias, mask, dropout, *parameters, **options
-        )
-        grads = torch.ops.fastfold.gated_attention_backward(
-            *(grad, x, backward, bias, mask, dropout, *parameters),
-            **options,
-            add_x=True,
-            need_bias=bias is not None,
-        )
-        found.append([out, *grads])
-    whole = gated_attention(x, bias, mask, **made, heads=2, residual=x, dropout=dropout, backend=backend)
-    assert torch.equal(found[0][0], whole)
-    assert len(found[0]) > 6
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_begins_without_rows(backend: str) -> None:
-    made = on_device(operands(3, 5))
-    x, parameters = made["x"][:0], eager.GatedAttentionParams(*(made[name] for name in NAMES))
-    assert gated_attention_begin(x, parameters, heads=2, backend=backend) == []
-    assert gated_attention_begin(x, parameters, heads=2, backend=backend, backward=True) == []
 
 
 @pytest.mark.parametrize(("rows", "length"), [(1, 1), (5, 1000), (40, 400), (3, 0), (4096, 4096)])

@@ -12,7 +12,8 @@ import torch
 from fastfold.errors import ConfigError
 from fastfold.evoformer.execution import ExecutionPolicy
 from fastfold.evoformer.model import AlphaFold
-from fastfold.inference import folding
+from fastfold.inference.folding import network
+from fastfold.inference.folding.network import NetworkPasses, run_network
 from fastfold.inference.planning.planner import Planner
 from fastfold.kernels.ops.triangle_multiplication.contraction import ContractionPlan
 from fastfold.memory import HostBuffers, disk_buffers
@@ -24,7 +25,7 @@ from tests.parallel.alphafold.axial_cases import difference
 from tests.parallel.alphafold.axial_networks import monomer_sample, multimer_sample, small_network
 
 
-def _by_a_plan(model: AlphaFold, features: Any, passes: folding.NetworkPasses, ranks: int) -> tuple[Any, Any]:
+def _by_a_plan(model: AlphaFold, features: Any, passes: NetworkPasses, ranks: int) -> tuple[Any, Any]:
     """In the smallest pieces, with parts of the pair and of products here, on the host, and on a disk."""
     residues, host = features(0, 0)["aatype"].shape[-1], HostBuffers(limit=4000, overflow=disk_buffers())
     planner = Planner(model.config, 8, host_memory=4000, disk=10**9, host=host, ranks=ranks)
@@ -38,7 +39,7 @@ def _by_a_plan(model: AlphaFold, features: Any, passes: folding.NetworkPasses, r
         reshard_blocks=8,
     )
     plan = replace(plan, policy=policy, blocks={}, templates=ContractionPlan(1, host, 0.2))
-    found = folding.run_network(model, features, passes, None, plan=plan)
+    found = run_network(model, features, passes, None, plan=plan)
     assert host.overflow is not None
     assert min(host.sent, host.returned, host.overflow.sent, host.overflow.returned) > 0
     return found
@@ -46,7 +47,7 @@ def _by_a_plan(model: AlphaFold, features: Any, passes: folding.NetworkPasses, r
 
 def _fold(ranks: int) -> dict[str, float]:
     mesh = ParallelMesh(ParallelPlan(dap=ranks))
-    folding.FOLDING_POLICY = ExecutionPolicy(block_elements=700, inplace=True, lazy_logits=True)
+    network.FOLDING_POLICY = ExecutionPolicy(block_elements=700, inplace=True, lazy_logits=True)
     found = {}
     for name, sample in (
         ("synthetic_monomer", monomer_sample(11, 1, 2)),
@@ -61,10 +62,10 @@ def _fold(ranks: int) -> dict[str, float]:
         def features(cycle: int, member: int, sample: object = sample) -> dict:
             return {key: value[cycle] for key, value in sample.features.items()}
 
-        passes = folding.NetworkPasses(1, is_complex=name == "synthetic_multimer")
+        passes = NetworkPasses(1, is_complex=name == "synthetic_multimer")
         arguments = (features, passes, None)
-        expected, scores = folding.run_network(plain, *arguments)
-        ours, our_scores = folding.run_network(parallel, *arguments)
+        expected, scores = run_network(plain, *arguments)
+        ours, our_scores = run_network(parallel, *arguments)
         # Contacts of interfaces come from the distogram, whose columns are on other ranks.
         assert scores.keys() - our_scores.keys() <= {"actifptm", "chain_pair_actifptm"}
         positions = "final_atom_positions"
@@ -87,7 +88,7 @@ def _fold(ranks: int) -> dict[str, float]:
         return changed
 
     with pytest.raises(ConfigError, match=r"their features \(checksum\) differs"):
-        folding.run_network(parallel, others, passes, None)
+        run_network(parallel, others, passes, None)
 
     # Every rank would drop something else of the same tensor.
     parallel.train()

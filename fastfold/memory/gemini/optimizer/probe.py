@@ -85,31 +85,45 @@ def check_steps_alone(optimizer: Optimizer) -> None:
     Raises:
         ConfigError: It does not: the optimizer counts steps for a whole group, say, or looks at all gradients.
     """
-    kind = type(optimizer).__name__
-    try:
-        alike = same(trial_steps(optimizer), trial_steps(optimizer, apart=True), exact=False)
-        why = "comes to something else than a step of all together"
-    except Exception as error:  # of whatever kind, the first step would raise it
-        alike, why = False, f"raises {type(error).__name__}: {error}"
-    if not alike:
+    why = trial_difference(optimizer, apart=True, exact=False)
+    if why is not None:
         raise ConfigError(
-            f"{kind} cannot be managed: a step of one chunk of parameters after the other {why}. Use an optimizer that "
-            "treats each parameter alone, such as AdamW, and clip with clip_grad_norm_() of the manager"
+            f"{type(optimizer).__name__} cannot be managed: a step of one chunk of parameters after the other {why}. "
+            "Use an optimizer that treats each parameter alone, such as AdamW, and clip with clip_grad_norm_() of the "
+            "manager"
         )
 
 
-def trial_steps(
-    optimizer: Optimizer, step: Callable[[Optimizer], None] | None = None, *, apart: bool = False
-) -> list[Any]:
-    """Take two steps of small parameters in place of the first and the last one of each group.
+def trial_difference(
+    optimizer: Optimizer,
+    step: Callable[[Optimizer], None] | None = None,
+    *,
+    apart: bool = False,
+    exact: bool,
+) -> str | None:
+    """Try out whether another way to step small parameters comes to the same as their optimizer's own.
 
     Args:
         optimizer: It is not changed.
         step: Steps an optimizer of its kind; None for its own ``step()``.
         apart: Whether the first ones are stepped before the last ones, instead of together.
+        exact: Whether it has to come to the same bits, and not up to rounding.
 
     Returns:
-        Parameters, their states, and numbers of the groups.
+        What it does instead, as the end of a sentence; None if it comes to the same.
+    """
+    try:
+        own, other = _trial_steps(optimizer, None, apart=False), _trial_steps(optimizer, step, apart=apart)
+        alike = same(own, other, exact=exact)
+    except Exception as error:  # of whatever kind, the first step would raise it
+        return f"raises {type(error).__name__}: {error}"
+    return None if alike else "comes to other numbers"
+
+
+def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None, *, apart: bool) -> list[Any]:
+    """Two steps of small parameters in place of the first and the last one of each group.
+
+    Gives the parameters, their states, and numbers of the groups; arguments as of :func:`trial_difference`.
     """
     generator = torch.Generator().manual_seed(0)
     chosen = [list(dict.fromkeys([*g["params"][:1], *g["params"][-1:]])) for g in optimizer.param_groups]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastfold.errors import ConfigError
-from fastfold.memory.gemini.optimizer.probe import Group, same, trial_steps
+from fastfold.memory.gemini.optimizer.probe import Group, trial_difference
 
 
 def step_stand_ins(
@@ -53,16 +53,11 @@ def check_stand_ins(optimizer: Optimizer) -> None:
     Raises:
         ConfigError: They do not: the optimizer keeps what it remembers elsewhere than in ``optimizer.state``, say.
     """
-    kind = type(optimizer).__name__
-    try:
-        alike = same(trial_steps(optimizer), trial_steps(optimizer, _step_by_stand_ins), exact=True)
-        why = "comes to other numbers"
-    except Exception as error:  # of whatever kind, the first step would raise it
-        alike, why = False, f"raises {type(error).__name__}: {error}"
-    if not alike:
+    why = trial_difference(optimizer, _step_by_stand_ins, exact=True)
+    if why is not None:
         raise ConfigError(
-            f"{kind} cannot be stepped beside the backward pass: a step on other tensors with the same numbers {why}. "
-            "Use an optimizer that keeps what it remembers in its states, such as AdamW, or set "
+            f"{type(optimizer).__name__} cannot be stepped beside the backward pass: a step on other tensors with the "
+            f"same numbers {why}. Use an optimizer that keeps what it remembers in its states, such as AdamW, or set "
             "overlap_optimizer=False"
         )
 

@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastfold.evoformer.embedders import (
-    ChainRelativePosition,
-    InputEmbedder,
-    RelativePosition,
-    distogram_bins,
-    extra_msa_features,
-)
+from fastfold.evoformer.embedders.input import InputEmbedder, distogram_bins, extra_msa_features
+from fastfold.evoformer.embedders.relative_position import ChainRelativePosition, RelativePosition
 from fastfold.protein import residue_constants as rc
 from tests.helpers.definitions import close, linear, norm, random, randomised
 from tests.helpers.networks import oracle_config

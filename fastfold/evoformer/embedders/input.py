@@ -1,4 +1,4 @@
-"""Input and recycling embedders and relative positions (supplement Algorithms 3, 4, 5 and 32)."""
+"""Input and recycling embedders (supplement Algorithms 3 and 32)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.data.features import coevolution
+from fastfold.evoformer.embedders.relative_position import ChainRelativePosition, RelativePosition
 from fastfold.evoformer.execution import PolicyModule
-from fastfold.evoformer.primitives import LayerNorm, Linear
+from fastfold.evoformer.primitives import LayerNorm, Linear, one_hot_linear
 from fastfold.protein.all_atom import pseudo_beta
 
 
@@ -33,108 +34,6 @@ def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) ->
     bins = torch.bucketize(squared, edges)
     outside = (squared >= 1e8) | (squared == edges[bins.clamp(max=config.num_bins - 1)])
     return torch.where(outside, 0, bins)
-
-
-def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
-    """Product of a linear layer's weight with one-hot vectors, as a lookup, without the bias.
-
-    Args:
-        linear: The layer, ``c_in`` inputs.
-        index: ``[*]`` int64 class of each position.
-        offset: Input channel of class 0.
-
-    Returns:
-        ``[*, c_out]``.
-    """
-    return F.embedding(index + offset, linear.weight.t())
-
-
-def ring_offset(offset: Tensor, features: dict[str, Tensor], rows: slice) -> Tensor:
-    """Differences of residue numbers, taken the shorter way around in chains that are rings.
-
-    The cyclic offset of Rettie et al. (2023): residue 1 of a ring of 10 follows residue 10. Halfway around, the sign
-    stays.
-
-    Args:
-        offset: ``[*, rows, N]`` integers.
-        features: ``ring_length [*, N]``, the number of residues of each residue's ring and 0 in open chains, if any
-            chain is a ring. Counts within a chain alone.
-        rows: The residues of ``offset``'s rows.
-    """
-    if "ring_length" not in features:
-        return offset
-    length = features["ring_length"].long()[..., rows, None]
-    return torch.where(2 * offset.abs() > length, offset - length * offset.sign(), offset)
-
-
-class RelativePosition(nn.Module):
-    """Relative position in the chain (supplement Algorithm 4).
-
-    - Line 1: the difference of two residues' numbers.
-    - Line 2: the difference, clipped to ``max_relative_feature`` either way, is one-hot encoded (Algorithm 5) and
-      projected.
-
-    Args:
-        config: Official ``embeddings_and_evoformer`` config node.
-    """
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.max_offset = config.max_relative_feature
-        self.linear = Linear(2 * self.max_offset + 1, config.pair_channel)
-
-    def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
-        """Encoding ``[*, rows, N, c_z]`` from ``residue_index [*, N]``, and ``ring_length [*, N]`` if there are any."""
-        position = features["residue_index"].long()
-        offset = ring_offset(position[..., rows, None] - position[..., None, :], features, rows)
-        index = offset.clamp(-self.max_offset, self.max_offset) + self.max_offset
-        return one_hot_linear(self.linear, index) + self.linear.bias
-
-
-class ChainRelativePosition(nn.Module):
-    """Relative position, entity and copy number between chains (AlphaFold-Multimer, section 7.1).
-
-    - Within a chain the difference of residue numbers is clipped and one-hot encoded; pairs of different chains have
-      a class of their own.
-    - One channel says whether both residues are of the same entity.
-    - Within an entity the difference of copy numbers is clipped and one-hot encoded; pairs of different entities have
-      a class of their own.
-    - All of it is projected.
-
-    Args:
-        config: Official multimer ``embeddings_and_evoformer`` config node.
-    """
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.max_offset, self.max_chain = config.max_relative_idx, config.max_relative_chain
-        self.linear = Linear(2 * self.max_offset + 2 + 1 + 2 * self.max_chain + 2, config.pair_channel)
-
-    def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
-        """Encoding ``[*, rows, N, c_z]`` from residue index, ``asym_id``, ``entity_id``, ``sym_id`` ``[*, N]``.
-
-        And from ``ring_length [*, N]``, if there are rings.
-        """
-
-        def difference(key: str) -> Tensor:
-            value = features[key].long()
-            return value[..., rows, None] - value[..., None, :]
-
-        def clipped(delta: Tensor, limit: int, same: Tensor) -> Tensor:
-            return torch.where(same, delta.clamp(-limit, limit) + limit, 2 * limit + 1)
-
-        same_chain, same_entity = difference("asym_id") == 0, difference("entity_id") == 0
-        offset = ring_offset(difference("residue_index"), features, rows)
-        position = clipped(offset, self.max_offset, same_chain)
-        copy = clipped(difference("sym_id"), self.max_chain, same_entity)
-        entity_channel = 2 * self.max_offset + 2
-        entity = same_entity.unsqueeze(-1) * self.linear.weight[:, entity_channel]
-        return (
-            one_hot_linear(self.linear, position)
-            + entity
-            + one_hot_linear(self.linear, copy, entity_channel + 1)
-            + self.linear.bias
-        )
 
 
 class SequenceConvolution(nn.Module):

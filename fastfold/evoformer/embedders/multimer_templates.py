@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fastfold.evoformer.embedders.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
+from fastfold.evoformer.embedders.xla_rounding import own_frame_direction
 from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear
-from fastfold.evoformer.templates import backbone_mask, backbone_vectors, distance_one_hot, outer
-from fastfold.evoformer.xla_rounding import own_frame_direction
 from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 
 

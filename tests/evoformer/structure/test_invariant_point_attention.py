@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation
 from tests.helpers.definitions import close, linear, random, randomised
 from tests.helpers.networks import oracle_config

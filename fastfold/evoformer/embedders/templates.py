@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fastfold.errors import ConfigError
 from fastfold.evoformer.attention import Attention
-from fastfold.evoformer.embedders import distogram_bins
+from fastfold.evoformer.embedders.input import distogram_bins
 from fastfold.evoformer.evoformer import TemplatePairBlock, TemplatePairStack
 from fastfold.evoformer.execution import Block, PairRows, PolicyModule
 from fastfold.evoformer.primitives import LayerNorm, Linear

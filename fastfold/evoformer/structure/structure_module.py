@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastfold.evoformer.execution import LazyRows, PolicyModule
-from fastfold.evoformer.invariant_point_attention import InvariantPointAttention
 from fastfold.evoformer.primitives import Init, LayerNorm, Linear
+from fastfold.evoformer.structure.invariant_point_attention import InvariantPointAttention
 from fastfold.protein.all_atom import atom14_to_atom37, frames_to_atom14, lookup, torsion_angles_to_frames
 from fastfold.protein.rigid import Rigid, quaternion_to_rotation, update_quaternion
 

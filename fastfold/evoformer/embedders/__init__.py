@@ -1,0 +1,1 @@
+"""From features, the last cycle and templates to the first MSA and pair representations."""

@@ -1,0 +1,1 @@
+"""From representations to atoms (supplement, section 1.8)."""

@@ -1,0 +1,1 @@
+"""Fold one target: its features, a network, its prediction."""

@@ -1,0 +1,66 @@
+"""What a fold adds to the features of a target, and the order of their residues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fastfold.data.features.pipeline import FeatureSampler
+from fastfold.data.targets import Target
+from fastfold.errors import InputError
+from fastfold.protein.io.read import read_structure
+
+
+def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
+    """Add the features that some settings stand for, in the order of the features' own residues.
+
+    ``ring_length [N]`` for rings, ``initial_positions [N, 37, 3]`` (Å) for an initial guess.
+    """
+    order = input_order(sampler)
+    added = {}
+    if cyclic:
+        lengths = [len(chain.sequence) for chain in target.chains]
+        added["ring_length"] = np.repeat(lengths, lengths).astype(np.int32)
+    if guess is not None:
+        added["initial_positions"] = guess
+    for key, value in added.items():
+        sampler.static[key] = np.empty_like(value)
+        sampler.static[key][order] = value
+
+
+def initial_positions(path: Path, target: Target) -> np.ndarray:
+    """Atoms to start from, of the chains of a structure file in the target's order.
+
+    Args:
+        path: PDB or mmCIF file.
+        target: The target, whose sequences the file's chains have.
+
+    Returns:
+        ``[N, 37, 3]`` float32 in Å; zeros where an atom is not resolved, as AlphaFold has it before the first pass.
+
+    Raises:
+        InputError: The file cannot be read, or its chains have other sequences.
+    """
+    chains = read_structure(path).chains
+    given = [chain.sequence for chain in chains]
+    wanted = [chain.sequence for chain in target.chains]
+    if given != wanted:
+        shown = ", ".join(f"{len(sequence)} residues" for sequence in given) or "none"
+        raise InputError(
+            f"the initial guess must have the target's chains, with the same sequences in the same order; its chains: "
+            f"{shown}; the target's: {', '.join(f'{len(sequence)} residues' for sequence in wanted)}",
+            path=path,
+            record=target.name,
+        )
+    positions = [chain.positions * chain.mask[..., None] for chain in chains]
+    return np.concatenate(positions).astype(np.float32)
+
+
+def input_order(sampler: FeatureSampler) -> np.ndarray:
+    """Indices ``[N]`` that put the features' residues into the order of the input's chains."""
+    if len(sampler.chain_order) == 1:
+        return np.arange(sampler.num_residues)
+    asym_id = sampler.static["asym_id"]
+    place = {chain: k + 1 for k, chain in enumerate(sampler.chain_order)}
+    return np.concatenate([np.flatnonzero(asym_id == place[chain]) for chain in sorted(place)])

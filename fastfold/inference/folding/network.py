@@ -1,0 +1,148 @@
+"""Run a network on the features of a target: what it is told, in which pieces, and its confidences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.evoformer.confidence import (
+    chain_confidence,
+    plddt,
+    predicted_aligned_error,
+    predicted_tm_score,
+)
+from fastfold.evoformer.execution import ExecutionPolicy, set_policy
+from fastfold.evoformer.heads import DistogramHead
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.malloc_trim import trim_malloc
+from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.planning.cuda_graph import KeptGraph
+from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
+from fastfold.kernels.common.cpu_products import exact_products
+
+OnCycle = Callable[[int, dict[str, Any]], None]
+RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]
+"""Something with the arguments and results of :func:`run_network`."""
+
+
+@dataclass(frozen=True)
+class NetworkPasses:
+    """What a network is told for one prediction, beside the features.
+
+    Attributes:
+        num_recycles: Extra passes.
+        num_ensemble: Feature samples per pass.
+        recycle_tolerance: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+        is_complex: Whether there are interfaces to score.
+        pae: Whether to keep aligned errors of all pairs.
+        dropout_seed: Seed of dropout, which stays on; None for no dropout.
+        cuda_graph: Where there is the CUDA graph that passes are replayed from; None for no graph.
+    """
+
+    num_recycles: int
+    num_ensemble: int = 1
+    recycle_tolerance: float = 0.0
+    is_complex: bool = False
+    pae: bool = True
+    dropout_seed: int | None = None
+    cuda_graph: KeptGraph | None = None
+
+
+def run_network(
+    model: AlphaFold,
+    features: Callable[[int, int], Mapping[str, Tensor]],
+    passes: NetworkPasses,
+    on_cycle: OnCycle | None,
+    *,
+    plan: FoldPlan | None = None,
+    state: RecycleState | None = None,
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The network's result, and ``plddt [N]``, ``pae [N, N]``, ``max_pae``, ``ptm`` and ``iptm`` as it has them.
+
+    Of a complex there are also the scores of its chains, see
+    :func:`fastfold.evoformer.confidence.chains.chain_confidence`. Confidences of pairs are computed in blocks of rows;
+    of these, ``pae`` alone is kept whole.
+
+    Args:
+        model: The network.
+        features: Gives those of a cycle and an ensemble member.
+        passes: What the network is told.
+        on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+        plan: How to run it; by default with the policy of a fold that fits whole.
+        state: Where the state after each pass is kept; None for nowhere.
+    """
+    if plan is None:
+        set_policy(model, FOLDING_POLICY)
+    else:
+        plan.apply(model)
+    distogram, heads = model.heads["distogram"], model.policy.heads
+    if (
+        passes.is_complex
+        and heads is not None
+        and isinstance(distogram, DistogramHead)
+        and distogram.has_columns
+    ):
+        # For actifpTM, in blocks of rows; where columns are elsewhere the logits would have to be there whole.
+        model.policy = replace(model.policy, heads=(*heads, "distogram"))
+    training = model.training
+    model.eval()
+    try:
+        device = next(model.parameters()).device
+        with (
+            torch.inference_mode(),
+            exact_products(device),
+            trim_malloc(model),
+            _dropout(model, passes.dropout_seed),
+        ):
+            result = model(
+                features,
+                passes.num_recycles,
+                num_ensemble=passes.num_ensemble,
+                recycle_tolerance=passes.recycle_tolerance,
+                on_cycle=on_cycle,
+                state=state,
+                run_pass=None if passes.cuda_graph is None else passes.cuda_graph.of(model),
+            )
+            return result, _confidences(result, passes.is_complex, passes.pae)
+    finally:
+        model.train(training)
+        set_policy(model, ExecutionPolicy())  # lets go of what the plan holds of the host's memory
+
+
+@contextmanager
+def _dropout(model: AlphaFold, seed: int | None) -> Iterator[None]:
+    """Dropout as in training, by a seed, which nothing else follows; None for none."""
+    if seed is None:
+        yield
+        return
+    devices = [p.device for p in model.parameters() if p.device.type == "cuda"][:1]
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        model.train()
+        yield
+
+
+def _confidences(result: dict[str, Any], is_complex: bool, pae: bool) -> dict[str, Tensor]:
+    found = {"plddt": plddt(result["predicted_lddt"]["logits"])}
+    head = result.get("predicted_aligned_error")
+    if head is not None:
+        logits, breaks = head["logits"], head["breaks"]
+        if pae:
+            found["pae"], found["max_pae"] = predicted_aligned_error(logits, breaks)
+        found["ptm"] = predicted_tm_score(logits, breaks)
+        if is_complex:
+            found["iptm"] = predicted_tm_score(logits, breaks, asym_id=head["asym_id"])
+            distances = result.get("distogram", {})
+            found |= chain_confidence(
+                logits,
+                breaks,
+                head["asym_id"],
+                distogram=distances.get("logits"),
+                bin_edges=distances.get("bin_edges"),
+            )
+    return found

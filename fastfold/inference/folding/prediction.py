@@ -1,0 +1,157 @@
+"""From the features of a target to its :class:`~fastfold.inference.output.prediction.Prediction`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastfold.data.features.pipeline import FeatureSampler
+from fastfold.data.targets import Target
+from fastfold.errors import OutputError
+from fastfold.evoformer.config import ensemble_size
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.features import input_order
+from fastfold.inference.folding.network import NetworkPasses, OnCycle, RunNetwork, run_network
+from fastfold.inference.network_settings import apply_settings, recycle_tolerance
+from fastfold.inference.output.prediction import Prediction, Recycle
+from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.planning.cuda_graph import KeptGraph
+from fastfold.inference.planning.planner import FoldPlan
+from fastfold.protein.metrics.interface import ChainConfidence
+
+MAX_PAE_RESIDUES = 5000
+"""Residues of the longest targets whose aligned errors are kept where nobody has decided: 100 MB, and as a file too."""
+
+
+def fold(
+    model: AlphaFold,
+    sampler: FeatureSampler,
+    target: Target,
+    config: InferConfig,
+    plan: FoldPlan | None = None,
+    *,
+    seed: int = 0,
+    on_cycle: OnCycle | None = None,
+    run: RunNetwork | None = None,
+    state: RecycleState | None = None,
+    graph: KeptGraph | None = None,
+) -> Prediction:
+    """Run the network on a target's features: in place and without gradients.
+
+    Args:
+        model: The network, on its device and in its precision.
+        sampler: The target's features.
+        target: The target.
+        config: How to fold; without aligned errors of all pairs, nothing of that size is ever there.
+        plan: How to run the network; see :func:`~fastfold.inference.folding.network.run_network`.
+        seed: Seed of the features, and of dropout.
+        on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+        run: Runs the network; by default :func:`~fastfold.inference.folding.network.run_network` does.
+        state: Where the state after each pass is kept; None for nowhere.
+        graph: See :class:`~fastfold.inference.folding.network.NetworkPasses`.
+
+    Raises:
+        OutputError: The network produced numbers that are not finite.
+    """
+
+    def features(cycle: int, member: int) -> Mapping[str, Tensor]:
+        return {key: torch.from_numpy(np.asarray(v)) for key, v in sampler.sample(cycle, member).items()}
+
+    order = input_order(sampler)
+    recycles: list[Recycle] = []
+    if state is not None:
+        state.recycles = recycles
+
+    def watch(cycle: int, found: dict[str, Any]) -> None:
+        if cycle == 0:
+            recycles.clear()  # of a run that memory ended
+        if config.save_recycles:
+            kept = (found[key].detach().float().cpu().numpy()[order] for key in ("atom_positions", "plddt"))
+            recycles.append(Recycle(*kept))
+        if on_cycle is not None:
+            on_cycle(cycle, found)
+
+    applied = apply_settings(config, model.config)
+    passes = NetworkPasses(
+        num_recycles=applied.model.num_recycle,
+        num_ensemble=ensemble_size(applied),
+        recycle_tolerance=recycle_tolerance(applied),
+        is_complex=target.is_complex,
+        pae=keeps_pae(target.num_residues, config.pae),
+        dropout_seed=seed if config.dropout else None,
+        cuda_graph=graph,
+    )
+    result, arrays = (run or run_network)(
+        model, features, passes, watch, plan=plan, **({} if state is None else {"state": state})
+    )
+    if not passes.pae:
+        for key in ("pae", "max_pae"):
+            arrays.pop(key, None)
+    structure = result["structure_module"]
+    arrays["atom_positions"] = structure["final_atom_positions"]
+    values = {key: value.detach().float().cpu().numpy() for key, value in arrays.items()}
+    if not all(np.isfinite(value).all() for value in values.values()):
+        raise OutputError(
+            f"{target.name}: the network produced numbers that are not finite; try --precision fp32 and check the "
+            "weights"
+        )
+    errors = values.get("pae")
+    sequences = tuple(chain.sequence for chain in target.chains)
+    lengths = [len(sequence) for sequence in sequences]
+    return Prediction(
+        name=target.name,
+        sequences=sequences,
+        model_name=model.name,
+        seed=seed,
+        num_recycles=result["num_recycles"],
+        aatype=sampler.static["aatype"][order],
+        residue_index=np.concatenate([np.arange(length) for length in lengths]),
+        chain_index=np.repeat(np.arange(len(lengths)), lengths),
+        atom_positions=values["atom_positions"][order],
+        atom_mask=structure["final_atom_mask"].cpu().numpy()[order],
+        plddt=values["plddt"][order],
+        pae=None if errors is None else _ordered(errors, order),
+        max_pae=float(values["max_pae"]) if "max_pae" in values else None,
+        ptm=float(values["ptm"]) if "ptm" in values else None,
+        iptm=float(values["iptm"]) if "iptm" in values else None,
+        representations=_representations(result["representations"], order)
+        if config.save_representations
+        else None,
+        recycles=tuple(recycles),
+        chain_confidence=_of_chains(values, sampler),
+    )
+
+
+def _representations(found: Mapping[str, Tensor], order: np.ndarray) -> dict[str, np.ndarray]:
+    """``single [N, c_s]``, ``pair [N, N, c_z]`` and ``structure_module [N, c]`` as float32, in the input's order."""
+    plain = {key: found[key].detach().float().cpu().numpy() for key in ("single", "pair", "structure_module")}
+    return {key: _ordered(value, order) if key == "pair" else value[order] for key, value in plain.items()}
+
+
+def _of_chains(values: Mapping[str, np.ndarray], sampler: FeatureSampler) -> ChainConfidence | None:
+    """Confidences of chains in the order of the input, of those in the order of the features."""
+    if "chain_ptm" not in values:
+        return None
+    order = np.argsort(sampler.chain_order)
+    actifptm = values.get("chain_pair_actifptm")
+    return ChainConfidence(
+        ptm=values["chain_ptm"][order],
+        iptm=values["chain_pair_iptm"][np.ix_(order, order)],
+        pair_actifptm=None if actifptm is None else actifptm[np.ix_(order, order)],
+        actifptm=None if actifptm is None else float(values["actifptm"]),
+    )
+
+
+def _ordered(errors: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Rows and columns in an order; the array itself where they are in it already."""
+    return errors if np.array_equal(order, np.arange(len(order))) else errors[np.ix_(order, order)]
+
+
+def keeps_pae(residues: int, wanted: bool | None) -> bool:
+    """Whether a target's aligned errors are kept; where nobody has decided, up to :data:`MAX_PAE_RESIDUES` residues."""
+    return residues <= MAX_PAE_RESIDUES if wanted is None else wanted

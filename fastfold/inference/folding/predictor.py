@@ -1,0 +1,187 @@
+"""Fold one target by any of several networks: :class:`TargetPredictor`, behind the command line and Python alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from fastfold.data.features.pipeline import featurize
+from fastfold.data.msa.find import ChainMsas
+from fastfold.data.targets import Target
+from fastfold.errors import ConfigError
+from fastfold.evoformer.model import AlphaFold
+from fastfold.inference.config import InferConfig
+from fastfold.inference.folding.features import add_settings, initial_positions
+from fastfold.inference.folding.network import OnCycle, RunNetwork, run_network
+from fastfold.inference.folding.prediction import fold
+from fastfold.inference.network_settings import apply_settings
+from fastfold.inference.output.prediction import Prediction
+from fastfold.inference.output.recycle_state import RecycleState
+from fastfold.inference.planning.available_memory import FoldMemory
+from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
+from fastfold.inference.planning.fit import Fit, fit_target
+from fastfold.inference.target_templates import TargetTemplates, takes_templates
+
+
+class DistributedRun(Protocol):
+    """Several processes that fold one target together."""
+
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+
+    def memory(self, *, host_memory: int | None, offload_dir: Path | None) -> FoldMemory:
+        """The least that one of them has; arguments as of :meth:`FoldMemory.here`."""
+
+    @property
+    def run(self) -> RunNetwork:
+        """Runs a network on all of them."""
+
+
+class TargetPredictor:
+    """Folds one target, behind the command line and Python alike.
+
+    Making one plans the fold by each network, so that the target is refused before any work if one of them cannot hold
+    it; :meth:`predict` then makes the features and runs a network by its plan, in smaller pieces if memory ends anyway.
+
+    Args:
+        target: The target.
+        models: The networks, in the precision to fold in; each is on ``device`` while it folds, and then again where it
+            was, but for a single one with CUDA graphs, which reads it where it is.
+        alignments: Per chain.
+        config: How to fold.
+        device: Where to fold.
+        templates: Those of its chains, for the networks that take them; None for no templates at all.
+        say: Told of every smaller plan.
+        distributed: Runs the networks on several processes; by default
+            :func:`~fastfold.inference.folding.network.run_network` does here.
+        graph: With CUDA graphs: that of the targets before; by default there were none.
+
+    Raises:
+        InputError: The initial guess cannot be used, or the target does not fit into memory.
+        ConfigError: Settings contradict a network or the device, or templates are given and no network takes them.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        models: Sequence[AlphaFold],
+        alignments: Sequence[ChainMsas],
+        config: InferConfig,
+        *,
+        device: torch.device,
+        templates: TargetTemplates | None = None,
+        say: Callable[[str], None],
+        distributed: DistributedRun | None = None,
+        graph: KeptGraph | None = None,
+    ) -> None:
+        check_cuda_graphs(config.cuda_graphs, device)
+        self._graph = (graph or KeptGraph()) if config.cuda_graphs else None
+        self._stays = self._graph is not None and len(models) == 1
+        if self._graph is not None:
+            self._graph.keep_for(target.num_residues)
+        self.target, self.alignments, self.config, self.templates = target, alignments, config, templates
+        self.device, self._say = device, say
+        self._run = run_network if distributed is None else distributed.run
+        rows = sum(len(msa.sequences) for chain in alignments for group in chain for msa in group)
+        shown = 0 if templates is None else templates.number
+        if shown and not any(takes_templates(model.config, target) for model in models):
+            names = ", ".join(model.name for model in models)
+            raise ConfigError(
+                f"{target.name}: templates are given, but {names} takes none{' of a complex' * target.is_complex}; "
+                "leave them out, or fold with model_1, model_2 (single chains) or a multimer network"
+            )
+        self._guess: np.ndarray | None = None
+        if config.initial_guess is not None:
+            self._guess = initial_positions(config.initial_guess, target)
+        if config.cyclic and target.is_complex and not all(model.multimer for model in models):
+            raise ConfigError(
+                f"{target.name}: rings in a complex need a multimer network: a monomer network takes its chains as one"
+            )
+        self._configs = {id(model): apply_settings(config, model.config) for model in models}
+        # What is replayed without the host cannot move anything to its memory.
+        host = 0 if config.cuda_graphs else config.host_bytes
+        where: dict[str, Any] = {"host_memory": host, "offload_dir": config.offload_dir}
+        memory = FoldMemory.here(device, **where) if distributed is None else distributed.memory(**where)
+        fit = partial(
+            fit_target,
+            name=target.name,
+            rows=rows,
+            templates=shown,
+            memory=memory,
+            offload_dir=config.offload_dir,
+            ranks=1 if distributed is None else distributed.ranks,
+            cuda_graph=config.cuda_graphs,
+        )
+        self._fits: dict[int, Fit] = {
+            id(model): fit(model, device, target.num_residues, config.budget, config=self._configs[id(model)])
+            for model in models
+        }
+
+    def num_recycles(self, model: AlphaFold) -> int:
+        """How often one of the networks recycles, at most."""
+        return int(self._configs[id(model)].model.num_recycle)
+
+    def predict(
+        self,
+        model: AlphaFold,
+        seed: int,
+        on_cycle: OnCycle | None = None,
+        *,
+        state: RecycleState | None = None,
+    ) -> Prediction:
+        """Fold by one of the networks with a seed.
+
+        Args:
+            model: The network.
+            seed: Seed of everything random.
+            on_cycle: See :meth:`fastfold.evoformer.model.AlphaFold.forward`.
+            state: Where the state after each pass is kept; None for nowhere.
+
+        Raises:
+            InputError: Alignments or templates cannot be used, or memory ended under the smallest plan.
+            OutputError: The network's numbers are not finite.
+        """
+        target, config, templates = self.target, self.config, self.templates
+        if templates is not None and not takes_templates(model.config, target):
+            templates = None
+        with _moved(model, self.device, stays=self._stays):
+            sampler = featurize(
+                target.chains,
+                self.alignments,
+                self._configs[id(model)],
+                seed=seed,
+                templates=None if templates is None else templates.features,
+                join=target.is_complex and not model.multimer,
+            )
+            add_settings(sampler, target, cyclic=config.cyclic, guess=self._guess)
+            by = partial(fold, model, sampler, target, config, seed=seed, on_cycle=on_cycle, run=self._run)
+            if self._graph is not None:
+                by = partial(by, graph=self._graph)
+            if state is not None:
+                by = partial(by, state=state)
+            prediction = self._fits[id(model)].run(by, self._say)
+        report = None if templates is None or not templates.report else templates.report
+        return replace(prediction, templates=report)
+
+
+@contextmanager
+def _moved(model: AlphaFold, device: torch.device, *, stays: bool) -> Iterator[None]:
+    """Have a network on a device, and afterwards where it was, unless it stays."""
+    home = next(model.parameters()).device
+    if home == device:
+        yield
+        return
+    try:
+        model.to(device)
+        yield
+    finally:
+        if not stays:
+            model.to(home)

@@ -1,0 +1,88 @@
+"""The gradients of gated attention, as an operator of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, size_in_bytes
+from fastfold.kernels.common.scratch import accumulation_dtype
+from fastfold.kernels.ops.gated_attention import passes
+from fastfold.kernels.ops.gated_attention.cost import flops_of, without_beginning
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, Weights, gradients_of
+from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
+
+
+@torch.library.custom_op(
+    "fastfold::gated_attention_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    f"{PARAMS_SCHEMA}, *, int heads, bool add_x, str backend, bool need_bias) -> Tensor[]",
+)
+def gated_attention_backward(
+    grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, **options: Any
+) -> list[Tensor]:
+    """Gradients of ``x``, of the bias if it is given and needed, and of the parameters as in :class:`~.eager.Weights`.
+
+    Arguments are as of :func:`~.passes.backward`, whose names those of the operator are.
+    """
+    bias, mask, dropout, *parameters = others
+    given = GatedAttentionParams._make(parameters)
+    grad_x, grad_bias, totals = passes.backward(
+        grad, x, bias, mask, given, begun=begun, dropout=dropout, **options
+    )
+    found = zip(_flat(totals), _flat(_first_of_each(given)), strict=True)
+    of_parameters = [g.to(p.dtype) for g, p in found if g is not None and p is not None]
+    return [grad_x, *([] if grad_bias is None else [grad_bias]), *of_parameters]
+
+
+@gated_attention_backward.register_fake
+def _fake(
+    grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, need_bias: bool, **options: Any
+) -> list[Tensor]:
+    bias, _, _, *parameters = others
+    p = GatedAttentionParams._make(parameters)
+    biases = []
+    if bias is not None and need_bias:
+        biases.append(bias.new_empty(bias.shape, dtype=accumulation_dtype(x)))
+    merged = (3 + (p.gate_weight is not None)) * len(p.query_weight), x.shape[-1]
+    shapes = [
+        None if first is None else merged if first is p.query_weight else first.shape
+        for first in _flat(_first_of_each(p))
+    ]
+    firsts = zip(_flat(_first_of_each(p)), shapes, strict=True)
+    return [
+        torch.empty_like(x),
+        *biases,
+        *(first.new_empty(shape) for first, shape in firsts if first is not None and shape is not None),
+    ]
+
+
+def gradients_of_parameters(
+    found: Iterable[Tensor], parameters: Sequence[Tensor | None]
+) -> GatedAttentionParams:
+    """What the operator returns behind the gradients of ``x`` and bias, as those of the parameters; views."""
+    p, rest = GatedAttentionParams._make(parameters), iter(found)
+    norm, merged = (next(rest), next(rest)), next(rest)
+    gate_bias = None if p.gate_bias is None else next(rest)
+    return gradients_of(Weights(norm, merged, gate_bias, next(rest), next(rest)))
+
+
+def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
+    return (*weights.norm, weights.merged, weights.gate_bias, weights.output, weights.output_bias)
+
+
+def _first_of_each(parameters: GatedAttentionParams) -> Weights:
+    """Of the parameters that are merged the first, in the places of :class:`Weights`."""
+    p = parameters
+    return Weights((p.norm_weight, p.norm_bias), p.query_weight, p.gate_bias, p.output_weight, p.output_bias)
+
+
+@declares_cost("gated_attention_backward")
+def _cost(call: Arguments) -> OperatorCost:
+    projections, attention, output = flops_of(call)
+    flops = 3 * projections + 3.5 * attention + 2 * output
+    return without_beginning(call, OperatorCost(flops, 25 * size_in_bytes(call["x"]), launches=14))

@@ -1,0 +1,114 @@
+"""Gated attention in two parts: what ``x`` alone decides, of the first block of rows, and all that is left.
+
+For who waits for the bias meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost
+from fastfold.kernels.common.layout import part
+from fastfold.kernels.common.parameters import like_first
+from fastfold.kernels.common.scratch import Scratch, without_autocast
+from fastfold.kernels.ops.gated_attention import passes
+from fastfold.kernels.ops.gated_attention.cost import (
+    BEGIN_LAUNCHES,
+    flops_of,
+    forward_cost,
+    without_beginning,
+)
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, arrange
+from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA, blocks_of, row_blocks
+
+
+@torch.library.custom_op(
+    "fastfold::gated_attention_begin",
+    mutates_args=(),
+    schema=f"(Tensor x, {PARAMS_SCHEMA}, *, int heads, str backend, bool backward) -> Tensor[]",
+)
+@without_autocast
+def _begin(x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool) -> list[Tensor]:
+    blocks, given = blocks_of(backend), GatedAttentionParams._make(parameters)
+    for _, rows in row_blocks(x, blocks.row_step):
+        if backward:
+            dtype = blocks.backward_dtype(x)
+            return blocks.begin_backward(part(x, rows), arrange(given, dtype), heads, Scratch().of(x, dtype))
+        begun = blocks.Forward(arrange(given, x.dtype), heads).begin(part(x, rows), Scratch().of(x))
+        return [begun.to(x.dtype)]
+    return []  # there are no rows
+
+
+@_begin.register_fake
+def _begin_fake(
+    x: Tensor, *parameters: Tensor | None, heads: int, backend: str, backward: bool
+) -> list[Tensor]:
+    blocks, given = blocks_of(backend), GatedAttentionParams._make(parameters)
+    for _, rows in row_blocks(x, blocks.row_step):
+        first = part(x, rows)
+        dtype = blocks.backward_dtype(x) if backward else x.dtype
+        width = len(given.query_weight) // heads
+        projected = (*first.shape[:2], 3 if given.gate_weight is None else 4, heads, width)
+        shapes = [*(blocks.normalised_shapes(first) if backward else []), projected]
+        return [x.new_empty(shape, dtype=dtype) for shape in shapes]
+    return []
+
+
+@declares_cost("gated_attention_begin")
+def _begin_cost(call: Arguments) -> OperatorCost:
+    x = call["x"]
+    for _, rows in row_blocks(x, blocks_of(call["backend"]).row_step):
+        return OperatorCost(flops_of(call)[0] * part(x, rows).numel() / x.numel(), launches=BEGIN_LAUNCHES)
+    return OperatorCost(0.0)
+
+
+def gated_attention_begin(
+    x: Tensor, parameters: GatedAttentionParams, *, heads: int, backend: str, backward: bool = False
+) -> list[Tensor]:
+    """Compute what :func:`fastfold.kernels.gated_attention` needs of ``x`` alone, for its first block of rows.
+
+    This records no gradients. ``fastfold::gated_attention_begun`` goes on from there.
+
+    Args:
+        x: ``[*, R, N, c]``.
+        parameters: As of :func:`fastfold.kernels.gated_attention`.
+        heads: H.
+        backend: ``triton`` or ``torch``.
+        backward: Whether it is the backward pass that begins: ``fastfold::gated_attention_backward`` goes on.
+
+    Returns:
+        Projections of the block; before them, for the backward pass, the normalised block. Nothing for no rows.
+    """
+    found: list[Tensor] = _begin(x, *parameters, heads=heads, backend=backend, backward=backward)
+    return found
+
+
+@torch.library.custom_op(
+    "fastfold::gated_attention_begun",
+    mutates_args=(),
+    schema="(Tensor x, Tensor[] begun, Tensor? bias, Tensor? mask, Tensor? dropout, "
+    f"{PARAMS_SCHEMA}, *, int heads, str backend) -> Tensor",
+)
+def _begun(x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: int, backend: str) -> Tensor:
+    """``x`` plus its update, of which :func:`gated_attention_begin` has made the beginning; records no gradients."""
+    bias, mask, dropout, *parameters = others
+    return passes.forward(
+        *(torch.empty_like(x), x, bias, mask, GatedAttentionParams._make(parameters)),
+        heads=heads,
+        residual=x,
+        dropout=dropout,
+        backend=backend,
+        scratch=Scratch(),
+        begun=begun,
+    )
+
+
+_begun.register_fake(like_first)
+
+
+@declares_cost("gated_attention_begun")
+def _begun_cost(call: Arguments) -> OperatorCost:
+    return without_beginning(call, forward_cost(call))

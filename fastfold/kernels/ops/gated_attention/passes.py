@@ -1,0 +1,148 @@
+"""Both passes of gated attention, block of rows by block of rows.
+
+What exists when is decided here, and what is computed of a block by a backend: ``eager`` or ``triton_launch``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastfold.kernels.common.block_threads import MAX_LANES, for_blocks
+from fastfold.kernels.common.layout import batch_elements, part
+from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, without_autocast
+from fastfold.kernels.ops.gated_attention import eager
+from fastfold.kernels.ops.gated_attention.eager import (
+    GatedAttentionParams,
+    RowBlock,
+    Weights,
+    arrange,
+    zeros_like,
+)
+
+PARAMS_SCHEMA = (
+    "Tensor norm_weight, Tensor norm_bias, Tensor query_weight, Tensor key_weight, Tensor value_weight, "
+    "Tensor? gate_weight, Tensor? gate_bias, Tensor output_weight, Tensor output_bias"
+)
+"""The fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
+
+LONG_ROW = 4096
+"""Positions of the longest row of which each thread makes blocks of its own."""
+
+Index = tuple[int | slice, ...]
+
+
+def blocks_of(backend: str) -> Any:
+    """The module with the blocks of a backend."""
+    if backend == "triton":
+        from fastfold.kernels.ops.gated_attention import triton_launch
+
+        return triton_launch
+    return eager
+
+
+def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index, Index]]:
+    """Indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
+    for i in batch_elements(x):
+        rows, size = x.shape[-3], step(part(x, i))
+        for r in range(0, rows, size):
+            yield i, i if size >= rows else (*i, slice(r, r + size))
+
+
+@without_autocast
+def forward(
+    out: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    parameters: GatedAttentionParams,
+    *,
+    heads: int,
+    residual: Tensor | None,
+    dropout: Tensor | None,
+    backend: str,
+    scratch: Scratch,
+    begun: Sequence[Tensor] = (),
+) -> Tensor:
+    """Fill ``out``; projections, scores and output exist for one block of rows at a time.
+
+    Arguments are as of :func:`fastfold.kernels.gated_attention`. Of the first block the projections may have ``begun``.
+    """
+    blocks = blocks_of(backend)
+    bias, mask = blocks.prepare(bias, mask, x.dtype)
+    dropout = None if dropout is None else dropout.expand_as(x)
+    weights = arrange(parameters, x.dtype)
+    step = blocks.Forward(weights, heads)
+
+    def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
+        own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
+        step(part(out, rows), own, scratch, *begun)
+
+    # The buffers of a block grow with a row that is longer than its positions; all cores then share one.
+    lanes = MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
+    first = itertools.chain([begun], itertools.repeat(()))
+    indices = ((*index, given) for index, given in zip(row_blocks(x, blocks.row_step), first, strict=False))
+    for_blocks(block, indices, scratch.of(x), lanes=lanes)
+    return out
+
+
+@without_autocast
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    parameters: GatedAttentionParams,
+    *,
+    begun: Sequence[Tensor],
+    dropout: Tensor | None,
+    heads: int,
+    add_x: bool,
+    backend: str,
+    need_bias: bool,
+) -> tuple[Tensor, Tensor | None, Weights]:
+    """Gradients of ``x [*, R, N, c]``, of the bias if it is given and needed, and of the parameters.
+
+    Those of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs.
+
+    Args:
+        grad: Of the result, ``[*, R, N, c]``.
+        x: As of :func:`fastfold.kernels.gated_attention`, like the others that are not explained here.
+        bias: ``[*, H, N, N]`` or None.
+        mask: ``[*, R, N]`` or None.
+        parameters: Those of the operator.
+        begun: What :func:`~.begin_op.gated_attention_begin` returns for the backward pass, or empty.
+        dropout: Factors that broadcast against ``x``, or None.
+        heads: H.
+        add_x: Whether ``x`` is the residual as well.
+        backend: ``triton`` or ``torch``.
+        need_bias: Whether the bias needs a gradient.
+    """
+    blocks, exact = blocks_of(backend), accumulation_dtype(x)
+    bias, mask = blocks.prepare(bias, mask, x.dtype)
+    dropout = None if dropout is None else dropout.expand_as(x)
+    weights = arrange(parameters, blocks.backward_dtype(x))
+    scratch = Scratch().of(x, blocks.backward_dtype(x))
+    grad_x, grad_bias, totals = torch.empty_like(x), None, None
+    if bias is not None and need_bias:
+        grad_bias = torch.empty(bias.shape, dtype=exact, device=bias.device)
+    before: Index | None = None
+    for i, rows in row_blocks(x, blocks.row_step):
+        own = RowBlock(part(x, rows), part(bias, i), part(mask, rows), dropout=part(dropout, rows))
+        block_grad, totals = blocks.backward_block(
+            *(part(grad, rows), own, part(grad_bias, i), i != before, weights, totals),
+            heads=heads,
+            scratch=scratch,
+            begun=begun,
+        )
+        begun = ()
+        finish(part(grad_x, rows), block_grad, part(grad, rows) if add_x else None, None)
+        before = i
+    if totals is None:  # there are no rows
+        totals = zeros_like(weights, exact)
+        grad_bias = None if grad_bias is None else grad_bias.zero_()
+    return grad_x, grad_bias, totals

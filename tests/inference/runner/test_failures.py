@@ -1,0 +1,58 @@
+"""A target that ``fastfold infer`` cannot fold is reported, and the others go on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastfold.inference.folding import predictor
+from tests.helpers.command_line import CommandLine
+from tests.inference.runner.inputs import OTHER, SEQUENCE
+
+
+def test_a_failing_target_is_reported_and_the_others_go_on(cli: CommandLine):
+    msas = cli.folder / "msas"
+    msas.mkdir()
+    (msas / "bad.a3m").write_text(">bad\nGSHM\n")
+    done = cli.infer(cli.fasta({"one": SEQUENCE, "bad": SEQUENCE, "two": OTHER}), "--msa-dir", msas)
+    assert done.code == 1
+    assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
+    assert "the alignment is of another sequence" in done.err
+    assert {name.split("_")[0] for name in cli.names()} == {"one", "two"}
+
+
+def test_a_bug_that_one_target_brings_to_light_does_not_stop_the_others(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+):
+    def fold(model, sampler, target, *rest, **options):
+        if target.name == "bad":
+            raise TypeError("unsupported operand\nsecond line")
+        return real(model, sampler, target, *rest, **options)
+
+    real = predictor.fold
+    monkeypatch.setattr(predictor, "fold", fold)
+    fasta = cli.fasta({"bad": SEQUENCE, "good": OTHER})
+    done = cli.infer(fasta)
+    assert done.code == 1
+    assert done.out.startswith("1 folded, 1 failed;")
+    assert "error: bad: internal error, TypeError: unsupported operand. This is a bug" in done.err
+    assert "Traceback" not in done.err
+    monkeypatch.setenv("FASTFOLD_DEBUG", "1")
+    assert "Traceback" in cli.infer(fasta).err
+
+
+def test_running_out_of_memory_is_told_with_a_remedy(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(predictor, "fold", lambda *_, **__: torch.empty(1 << 52))
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}))
+    assert done.code == 1
+    assert "residues would fit: fold shorter pieces, use --precision bf16" in done.err
+    assert "bug" not in done.err
+
+
+def test_cuda_without_a_gpu_is_a_clear_error(cli: CommandLine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = cli.infer(cli.fasta({"T1": SEQUENCE}), "--device", "cuda")
+    assert done.code == 1
+    assert done.err.startswith("fastfold: no CUDA device can be used here")
+    assert "--device cpu" in done.err
+    assert not cli.out.exists()

@@ -1,0 +1,110 @@
+"""What a model trains by: its parameters, one manager, and an optimizer that treats them one by one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastfold.errors import ConfigError
+from fastfold.memory import Gemini
+from fastfold.memory.gemini.checks import check_model
+from tests.memory.gemini.never_silently_wrong.nets import POLICIES, Net, backward, managed
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_would_never_train_is_refused_at_the_step(policy: str) -> None:
+    model, manager = managed(policy)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    model.requires_grad_(False)  # and back: the usual way to evaluate
+    model.encoder.requires_grad_(True)
+    model.head.requires_grad_(True)
+    model.scale.requires_grad_(True)
+    backward(model)
+    model.frozen.weight.requires_grad_(True)
+    with pytest.raises(ConfigError, match=r"frozen\.weight was made to train.*release\(\)"):
+        manager.step()
+    model.frozen.weight.requires_grad_(False)
+    head = model.head
+    model.head = nn.Linear(6, 2).double()
+    with pytest.raises(ConfigError, match=r"head\.weight was put into the model.*release\(\)"):
+        manager.step()
+    model.head = head
+    assert manager.optimizer is not None
+    manager.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(ConfigError, match="parameters that the model does not have"):
+        manager.step()
+    del manager.optimizer.param_groups[-1]
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    manager.step()
+    assert not torch.equal(model.state_dict()["head.weight"], before["head.weight"])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_model_has_one_manager(policy: str) -> None:
+    model, manager = managed(policy)
+    for part in (model, model.encoder):
+        with pytest.raises(ConfigError, match=r"managed already.*release\(\)"):
+            Gemini(part, budget=1 << 14, policy=policy)
+    manager.release()
+    check_model(model, None)
+    Gemini(model, budget=1 << 14, policy=policy)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a number of a whole group, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.sub_(p.grad, alpha=group["lr"] / group["k"])
+
+
+class Global(torch.optim.SGD):
+    """Looks at all gradients together."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1e-3)
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Counting, Global, torch.optim.LBFGS])
+def test_optimizers_that_do_not_treat_parameters_alone_are_refused(kind: Any) -> None:
+    model = Net()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ConfigError, match=f"{kind.__name__} .*one chunk of parameters after the other"):
+        Gemini(model, kind(model.parameters(), lr=0.1), budget=1 << 14)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        (torch.optim.NAdam, {}),
+        (torch.optim.ASGD, {}),
+        (torch.optim.RAdam, {}),
+        (torch.optim.Rprop, {}),
+        (torch.optim.Adagrad, {}),
+        (torch.optim.Adadelta, {}),
+        (torch.optim.Adamax, {}),
+        (torch.optim.Adafactor, {}),
+        (torch.optim.AdamW, {"amsgrad": True, "foreach": False}),
+    ],
+)
+def test_the_optimizers_of_pytorch_step_as_ever(kind: Any, options: dict[str, object]) -> None:
+    plain, model = Net(), Net()
+    optimizer = kind(plain.parameters(), lr=0.01, **options)
+    manager = Gemini(model, kind(model.parameters(), lr=0.01, **options), budget=1 << 14)
+    torch.optim.lr_scheduler.StepLR(manager.optimizer, 1)  # replaces the optimizer's step
+    for step in range(3):
+        for net, run in ((plain, optimizer), (model, manager)):
+            backward(net, step)
+            run.step()
+            run.zero_grad()
+    assert all(torch.equal(x, model.state_dict()[name]) for name, x in plain.state_dict().items())
