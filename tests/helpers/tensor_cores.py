@@ -7,7 +7,7 @@ cores", PeerJ Computer Science 7:e330, 2021). One extra bit is assumed here, whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -84,20 +84,24 @@ def fused_product(a: Array, b: Array, start: Array) -> Array:
 
 
 @contextmanager
-def products_made_by(product: Callable[[Array, Array, Array], Array]) -> Iterator[list[str]]:
+def products_made_by(products: Mapping[str, Callable[[Array, Array, Array], Array]]) -> Iterator[list[str]]:
     """Inside, Triton's interpreter makes all products of matrices so.
 
     Args:
-        product: Of ``a``, ``b`` and ``start``, as :func:`fused_product`.
+        products: Of ``a``, ``b`` and ``start``, as :func:`fused_product`, by what a kernel asks for: ``IEEE``, ``TF32``
+            or ``TF32x3``.
 
     Yields:
-        A list that grows by what each product asks for: ``IEEE``, ``TF32`` or ``TF32x3``.
+        A list that grows by what each product asks for.
+
+    Raises:
+        KeyError: In a kernel that asks for something else.
     """
     asked: list[str] = []
 
     def dot(a: Any, b: Any, d: Any, precision: Any, *options: Any) -> Any:
         asked.append(precision.name)
-        return interpreter.TensorHandle(product(a.data, b.data, d.data), d.dtype.scalar)
+        return interpreter.TensorHandle(products[precision.name](a.data, b.data, d.data), d.dtype.scalar)
 
     with mock.patch.object(interpreter.interpreter_builder, "create_dot", dot):
         yield asked

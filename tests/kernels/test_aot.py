@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import fastfold.kernels
+from benchmarks.kernels.ahead_of_time import former_rows, unknown_defect
 from fastfold.errors import ConfigError
 from fastfold.kernels.aot import all_variants, build
 from fastfold.kernels.common.backend import interpreted
@@ -48,6 +49,12 @@ MODULES = {
 
 TABLE = REPOSITORY / "benchmarks" / "results" / "ahead_of_time.csv"
 
+SPILLS = REPOSITORY / "benchmarks" / "results" / "spills_triton_3.6.csv"
+"""What spills with the oldest Triton that is supported."""
+
+OLDEST = "FASTFOLD_OLDEST_TRITON"
+"""Environment variable: the folder that ``pip install --no-deps --target FOLDER triton==3.6.0`` filled."""
+
 
 def _build(first_only: bool) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -74,6 +81,37 @@ def test_every_kernel_and_configuration_builds_without_spills() -> None:
     _check(_build(first_only=False))
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(OLDEST not in os.environ, reason=f"{OLDEST} names no folder with Triton 3.6")
+def test_nothing_else_spills_with_the_oldest_triton(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = f"{os.environ[OLDEST]}{os.pathsep}{REPOSITORY}"
+    program = REPOSITORY / "benchmarks" / "kernels" / "ahead_of_time.py"
+    command = [sys.executable, str(program), "--out", str(tmp_path), "--known", str(SPILLS)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    assert "Triton 3.6" in (tmp_path / "ahead_of_time.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_spills_holds_what_ships() -> None:
+    """With the oldest Triton: configurations as they are now, and none that the newest spills with as well."""
+    spills, table = former_rows(SPILLS), former_rows(TABLE)
+    assert spills.keys() <= table.keys()
+    for key, row in spills.items():
+        assert row[2:5] == table[key][2:5], "build it again with Triton 3.6"
+        assert int(row[-1]) > 0
+
+
+def test_only_what_is_known_may_spill() -> None:
+    variant = KernelVariant("none", None, chip="sm_90")
+    row = ["none", "sm_90", "BM=16", "8", "1", "255", "0", "16"]
+    assert unknown_defect(variant, Needs(255, 0, 16), row, None) is not None
+    assert unknown_defect(variant, Needs(255, 0, 16), row, row) is None
+    assert unknown_defect(variant, Needs(255, 0, 24), row, row) is not None
+    assert unknown_defect(variant, Needs(255, 0, 16), row, [*row[:4], "2", *row[5:]]) is not None
+    assert unknown_defect(variant, Needs(255, 228 * 1024, 16), row, row) is not None
+
+
 def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
     """Every kernel and configuration, with the blocks that it has now, for every architecture that it ships for."""
     with TABLE.open(encoding="utf-8", newline="") as file:
@@ -90,7 +128,7 @@ def test_the_table_of_results_holds_what_ships_and_nothing_spills() -> None:
             how = (blocks, *map(str, variant.schedule))
             wanted[variant.name, f"sm_{architecture}"] = how
     assert len({variant.kernel.__name__ for variant in variants}) == 25
-    assert len(variants) == 948
+    assert len(variants) == 953
     assert len(wanted) == sum(len(variant.architectures) for variant in variants), "two have one name"
     assert found == wanted, "run benchmarks/kernels/ahead_of_time.py --match the kernels that changed"
 
