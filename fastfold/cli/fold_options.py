@@ -186,8 +186,8 @@ def _add_sampling(group: Any) -> None:
         "--precision",
         choices=PRECISIONS,
         default=InferConfig.precision,
-        help="of the trunk: bf16 halves the memory and is faster on GPUs; int8 (products with weights in 8 bits, with "
-        "VNNI) and bf16-products (with AMX or AVX512_BF16) are faster on CPUs; auto: what suits the "
+        help="of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
+        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: what suits the "
         "device (default fp32)",
     )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.linear import reduced
+from fastfold.kernels.common.linear import product_dtype, reduced
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
 
@@ -22,7 +22,7 @@ BLOCK = BLOCK_ELEMENTS // 4
 """Elements of folded weights, and of an update, of a block: both stay in a core's cache."""
 
 REDUCED_TIME = {"int8": 0.8, "bf16": 0.25}
-"""Time of :class:`~.eager.Rows` with its weight in less than float32, in that with float32.
+"""Time of :class:`~.eager.Rows` with its weight in 8 bits, or all in bfloat16, in that with float32.
 
 Measured on one core of an EPYC, 0.8 and 0.5; processors with matrix units for bfloat16, which we had none of, may be
 twice as fast.
@@ -46,6 +46,8 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
     sequences, columns = right_mask.shape[-2:]
     c_z, c = len(weight), math.isqrt(weight.shape[-1])
     products = reduced(like)
+    if products is not None and product_dtype(like) == torch.bfloat16:
+        products = "bf16"  # in 8 bits too, if the processor has units for it
     if like.dtype == torch.float16 or sequences * c * c_z > BLOCK:
         return False
     # Multiply-adds of a row.
