@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
 from fastfold.kernels import reference
+from fastfold.kernels.common import linear
 from fastfold.kernels.common.linear import Products, reduced_products
 from fastfold.kernels.ops.outer_product_mean import eager, eager_folded
 from fastfold.kernels.ops.outer_product_mean.eager_folded import FoldedRows, folding_pays
@@ -121,9 +122,14 @@ def test_without_sequences_or_positions() -> None:
         assert torch.allclose(out, reference.outer_product_mean(**inputs))
 
 
-@pytest.mark.parametrize(("products", "most"), [("int8", 15), ("bf16", 4)])
-def test_weights_in_less_than_float32(products: Products, most: int) -> None:
+@pytest.mark.parametrize(
+    ("products", "units", "most"), [("int8", False, 15), ("int8", True, 4), ("bf16", True, 4)]
+)
+def test_products_in_less_than_float32(
+    products: Products, units: bool, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Folding has to be faster by more then; it is as exact as in float32; and float64 data are left alone."""
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: units)
     few = _inputs(most)
     with reduced_products(products):
         assert _pays(few)
