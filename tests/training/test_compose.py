@@ -24,6 +24,14 @@ def test_every_preset_composes_and_describes_a_network(preset: str):
     assert network_config(config.model).model.embeddings_and_evoformer.evoformer_num_block > 0
 
 
+def test_overfit_has_less_smooth_lddt_than_mini_and_other_networks_have_none():
+    weights = []
+    for chosen in (["+preset=mini"], ["+preset=overfit"], ["+preset=overfit", "model=model_3_ptm"]):
+        tree = network_config(compose_config([*chosen, *PLACES]).model)
+        weights.append(tree.model.heads.structure_module.get("smooth_lddt", {}).get("weight"))
+    assert weights == [10.0, 1.0, None]
+
+
 def test_the_late_stage_of_mini_trains_the_same_network_to_a_rate_of_nothing():
     first, late = (compose_config([f"+preset={name}", *PLACES]) for name in ("mini", "mini_late"))
     assert late.model == first.model
