@@ -61,6 +61,11 @@ def product_dtype(x: Tensor | Scratch) -> torch.dtype:
     return torch.bfloat16 if _at_least_bfloat16(reduced(x)) == "bf16" else x.dtype
 
 
+def by_onednn(x: Tensor) -> bool:
+    """Whether products of data like ``x``, in their own dtype, are oneDNN's here: float32 within ``exact_products``."""
+    return x.dtype == torch.float32 and not x.is_cuda and onednn_multiplies()
+
+
 class Linear:
     """``x Wᵀ + b`` for one block of positions after the other, made once per call of an operator.
 
@@ -92,8 +97,7 @@ class Linear:
             self.products = _at_least_bfloat16(self.products)
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
-        on_cpu = weight.dtype == torch.float32 and not weight.is_cuda
-        self._by_onednn = on_cpu and self.products is None and onednn_multiplies()
+        self._by_onednn = self.products is None and by_onednn(weight)
         if self._by_onednn:
             self._weight = weight.contiguous()
         elif self.products == "bf16":
@@ -120,7 +124,7 @@ class Linear:
         ``x`` may be in bfloat16 if the product is.
         """
         if self._by_onednn or self.products == "bf16":
-            return self._filled_by_onednn(out, x, scratch)
+            return self._fill_from_product(out, x, scratch)
         if self.products == "int8":
             for b_out, b_x in position_blocks(BLOCK_ELEMENTS // len(self._weight), out, x):
                 self._fill_in_int8(b_out, b_x, scratch)
@@ -130,7 +134,7 @@ class Linear:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
         return out.relu_() if self._relu else out
 
-    def _filled_by_onednn(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
+    def _fill_from_product(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         if self._by_onednn:
             multiply = onednn_linear
         else:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.block_threads import for_blocks
-from fastfold.kernels.common.cpu_products import onednn_linear, onednn_multiplies
-from fastfold.kernels.common.linear import Least, Linear, product_dtype
+from fastfold.kernels.common.cpu_products import onednn_linear
+from fastfold.kernels.common.linear import Least, Linear, by_onednn, product_dtype
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
@@ -79,7 +79,7 @@ class Rows:
         least: Least = "bf16" if dtype == torch.bfloat16 else "int8"
         self._output = Linear(ordered, (bias * self._share).to(like.dtype), least=least)
         # Which library multiplies, for all threads that will make blocks.
-        self._by_onednn = dtype == torch.float32 and not like.is_cuda and onednn_multiplies()
+        self._by_onednn = by_onednn(self._columns)
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
         for i, block, x in sequence_blocks(right):
@@ -90,8 +90,8 @@ class Rows:
         scratch, c = self._scratch, left.shape[-1]
         for i in batch_indices(left):
             columns_r = self._columns[i]
-            columns_l = columns_r.new_empty(*left.shape[-2:], left.shape[-3])
-            columns_l = _columns(left[i], left_mask[i], columns_l)
+            own = columns_r.new_empty(*left.shape[-2:], left.shape[-3])
+            columns_l = _columns(left[i], left_mask[i], own)
             factor = (
                 counts_of(left_mask[i], self._mask[i])
                 .add_(self._eps)
@@ -107,8 +107,9 @@ class Rows:
                 b_factor: Tensor,
                 *b_residual: Tensor,
             ) -> None:
-                own = scratch.of(b_left)
-                b_products = _products(b_left, b_right, own, share=self._share, by_onednn=self._by_onednn)
+                b_products = _products(
+                    b_left, b_right, scratch.of(b_left), share=self._share, in_onednn=self._by_onednn
+                )
                 b_update = self._output(b_products, "update", scratch).view(b_out.shape)
                 finish(b_out, b_update, b_residual[0] if b_residual else None, b_factor)
 
@@ -201,7 +202,7 @@ def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, s
 
 
 def _products(
-    left: Tensor, right: Tensor, scratch: Scratch, *, share: float = 1.0, by_onednn: bool = False
+    left: Tensor, right: Tensor, scratch: Scratch, *, share: float = 1.0, in_onednn: bool = False
 ) -> Tensor:
     """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``, times ``share``.
 
@@ -212,7 +213,7 @@ def _products(
     """
     (i, c, sequences), (j, _, _) = left.shape, right.shape
     out, left, right = scratch("products", i, j * c, c), left.flatten(0, 1), right.flatten(0, 1)
-    if by_onednn:
+    if in_onednn:
         joined = onednn_linear(right, left)
     elif sequences < DEEP:
         for b_left, b_out in zip(left.split(c), out, strict=True):
