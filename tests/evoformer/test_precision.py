@@ -80,10 +80,10 @@ def test_products_of_the_trunk_alone_are_reduced(precision: str, monkeypatch: py
     create = linear.Linear.__init__
 
     def counted(
-        self: linear.Linear, *arguments: Tensor, least: linear.Least = "int8", **options: Any
+        self: linear.Linear, *arguments: Tensor, least: linear.Least = "int8x2", **options: Any
     ) -> None:
         create(self, *arguments, least=least, **options)
-        if least == "int8":
+        if least in ("int8", "int8x2"):
             reduced.append(self.products is not None)
 
     monkeypatch.setattr(linear.Linear, "__init__", counted)
@@ -171,10 +171,8 @@ RUNS = (
 def test_reduced_products_change_recorded_runs_by_less_than_three_percent(
     name: str, precision: str, units: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every output of every pass, made from what the pass before left in float32.
+    """Every output of all passes together, and of each by itself, made from what the one before left in float32.
 
-    Of all passes together only what the MSA and the structure become is compared. A pass gets the distances of the
-    last one in bins, and a distance that comes into another bin changes the pair by a step, however little it moved.
     These networks have few channels, for which 8 bits are used here nevertheless; and without units for bfloat16 for
     all else, too.
     """
@@ -194,11 +192,13 @@ def test_reduced_products_change_recorded_runs_by_less_than_three_percent(
         ]
         whole = _errors(network, precision, partial(network, features))
     assert len(later) == network.config.model.num_recycle > 0
-    stable = ("representations/msa", "representations/single", "structure_module/final_atom_positions")
-    for errors in (first, *later, {x: error for x, error in whole.items() if x.startswith(stable)}):
+    for errors in (first, *later, whole):
         assert len(errors) >= 3
         assert max(errors.values()) > 1e-4
         assert {x: error for x, error in errors.items() if not error < 3e-2} == {}
+    # But for the bins that recycled distances are sorted into, in which all passes together take steps.
+    for errors in (first, *later):
+        assert max(errors.values()) < 1.5e-2
 
 
 @pytest.mark.parametrize("precision", ["bf16-products", "int8"])

@@ -83,19 +83,15 @@ def onednn_multiplies() -> bool:
     return _onednn_multiplies
 
 
-def onednn_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, relu: bool = False
-) -> torch.Tensor:
+def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x Wᵀ + b`` by oneDNN whatever the process's setting is, which may change in other threads.
 
     Args:
         x: ``[n, K]``, in float32, or in bfloat16 where :func:`multiplies_bfloat16`.
         weight: ``[N, K]``, of the same dtype.
         bias: ``[N]``, in float32, or None.
-        relu: Whether to put a ReLU behind it.
     """
-    activation = "relu" if relu else "none"
-    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return found
 
 

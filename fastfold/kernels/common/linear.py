@@ -21,8 +21,8 @@ from fastfold.kernels.common.cpu_products import multiplies_bfloat16, onednn_lin
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, position_blocks
 
 Products = Literal["bf16", "int8"]
-Least = Literal["int8", "bf16", "fp32"]
-"""How exact a product has to be, at least."""
+Least = Literal["int8", "int8x2", "bf16", "fp32"]
+"""How exact a product has to be, at least: with weights in one or two words of 8 bits, in bfloat16 or in float32."""
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
@@ -30,8 +30,7 @@ _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # a step of the first word of a weight, in steps of the second
 
 FEW_INPUTS = 128
-"""Inputs up to which a product is in bfloat16 instead of 8 bits, if the processor has units for it. On one core of an
-EPYC, 8 bits with two words for weights took 1.4 times as long with 128 inputs, and 1.2 to 1.3 times with more."""
+"""Inputs up to which a product is in bfloat16 instead of 8 bits, if the processor has units for it."""
 
 
 @contextmanager
@@ -40,9 +39,9 @@ def reduced_products(products: Products) -> Iterator[None]:
     projections again would round these as well, and their other products not.
 
     Args:
-        products: ``bf16``, or ``int8``: rows of the data in 8 bits each, weights in two words of 8 bits, with a scale
-            for each position and output channel; what 8 bits are too coarse for in bfloat16, if the processor
-            multiplies that.
+        products: ``bf16``, or ``int8``: rows of the data in 8 bits each, weights in one or two words of 8 bits, with a
+            scale for each position and output channel. Where the processor multiplies bfloat16, that takes the place
+            of two words, which are slower (1.3 times on an EPYC), and of float32 for what 8 bits are too coarse for.
     """
     token = _PRODUCTS.set(products)
     try:
@@ -75,8 +74,9 @@ class Linear:
         relu: Whether to put a ReLU behind it.
         positive: Whether no element of ``x`` is below zero, as behind a ReLU: 8 bits then have no sign, and their
             steps are half as wide.
-        least: For small products whose rounding shows more than that of others: ``bf16`` if 8 bits are too coarse,
-            ``fp32`` if bfloat16 is, too.
+        mean: ``[K]``, what positions of ``x`` have in common, if that is known: the bias then makes up for what the
+            rounding of the weights makes of it.
+        least: How exact the product has to be, at least.
 
     Attributes:
         products: What the product is made in; None for the dtype of the data.
@@ -89,11 +89,13 @@ class Linear:
         *,
         relu: bool = False,
         positive: bool = False,
-        least: Least = "int8",
+        mean: Tensor | None = None,
+        least: Least = "int8x2",
     ) -> None:
         self._weight, self._bias, self._outputs, self._relu = weight, bias, len(weight), relu
         self.products = None if least == "fp32" else reduced(weight)
-        if least == "bf16" or (weight.shape[1] <= FEW_INPUTS and multiplies_bfloat16()):
+        in_one_word = least == "int8" and weight.shape[1] > FEW_INPUTS
+        if least == "bf16" or (not in_one_word and multiplies_bfloat16()):
             self.products = _at_least_bfloat16(self.products)
         if self.products == "int8" and weight.shape[1] > max_inputs(positive):
             self.products = None
@@ -101,22 +103,27 @@ class Linear:
         if self._by_onednn:
             self._weight = weight.contiguous()
         elif self.products == "bf16":
-            self._weight = weight.to(torch.bfloat16)
+            self._weight = rounded = weight.to(torch.bfloat16)
         elif self.products == "int8":
-            self._weight, self._scale = _two_words(weight)
-            self._offsets = _offsets(self._weight) if positive else None
+            self._weight, self._scale = _words(weight, 1 if least == "int8" else 2)
+            words = self._joined(self._weight.int(), 0)
+            self._offsets = words.sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
+            rounded = words * self._scale[:, None]
+        if mean is not None and self.products is not None:
+            missing = torch.mv(weight - rounded, mean)
+            self._bias = missing if bias is None else bias + missing
 
     def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """``[n, N]`` of ``x [n, K]`` in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
-            return onednn_linear(x, self._weight, self._bias, relu=self._relu)
+            return self._activated(onednn_linear(x, self._weight, self._bias))
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
     def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """The same in bfloat16 if the product is, for what makes a copy of it anyway, or multiplies it."""
         if self.products != "bf16":
             return self(x, name, scratch)
-        return _in_bfloat16(_rounded_to_bfloat16(x, scratch), self._weight, self._bias, relu=self._relu)
+        return self._activated(_in_bfloat16(_rounded_to_bfloat16(x, scratch), self._weight, self._bias))
 
     def fill(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``.
@@ -124,52 +131,63 @@ class Linear:
         ``x`` may be in bfloat16 if the product is.
         """
         if self._by_onednn or self.products == "bf16":
-            return self._fill_from_product(out, x, scratch)
-        if self.products == "int8":
+            self._fill_from_product(out, x, scratch)
+        elif self.products == "int8":
             for b_out, b_x in position_blocks(BLOCK_ELEMENTS // len(self._weight), out, x):
                 self._fill_in_int8(b_out, b_x, scratch)
         elif self._bias is None:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
+        return self._activated(out)
+
+    def _activated(self, out: Tensor) -> Tensor:
+        # Not within the product: oneDNN's ReLU takes what is not a number for zero.
         return out.relu_() if self._relu else out
 
-    def _fill_from_product(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
+    def _fill_from_product(self, out: Tensor, x: Tensor, scratch: Scratch) -> None:
         if self._by_onednn:
             multiply = onednn_linear
         else:
             multiply, x = _in_bfloat16, _rounded_to_bfloat16(x, scratch)
         if not _by_columns(out):
-            return out.copy_(multiply(x, self._weight, self._bias, relu=self._relu))
+            out.copy_(multiply(x, self._weight, self._bias))
+            return
         # Added after a copy, because arithmetic of two dtypes is slow.
         out.copy_(multiply(self._weight, x).t())
         if self._bias is not None:
             out.add_(self._bias)
-        return out.relu_() if self._relu else out
 
-    def _fill_in_int8(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
+    def _fill_in_int8(self, out: Tensor, x: Tensor, scratch: Scratch) -> None:
         rounded, step = _rounded(x, scratch, positive=self._offsets is not None)
-        integers, floats = scratch.of(x, torch.int32), scratch.of(x)
+        integers = scratch.of(x, torch.int32)
         if _by_columns(out):
             sums = integers("linear sums", len(self._weight), len(x))
-            small, large = reversed(torch._int_mm(self._weight, rounded.t(), out=sums).chunk(2))
-            torch.add(small, large, alpha=_WORDS, out=large)
+            whole = self._joined(torch._int_mm(self._weight, rounded.t(), out=sums), 0)
             if self._offsets is not None:
-                large.add_(self._offsets[:, None])
-            product = floats.copy("linear out", large).mul_(step.t())
+                whole.add_(self._offsets[:, None])
             # In two operators: addcmul is slow where it reads one number for a whole row.
-            torch.mul(product, self._scale[:, None], out=out.t())
-            return out if self._bias is None else out.add_(self._bias)
+            out.t().copy_(whole).mul_(step.t()).mul_(self._scale[:, None])
+            if self._bias is not None:
+                out.add_(self._bias)
+            return
         sums = integers("linear sums", len(x), len(self._weight))
-        small, large = reversed(torch._int_mm(rounded, self._weight.t(), out=sums).chunk(2, -1))
-        torch.add(small, large, alpha=_WORDS, out=large)
+        whole = self._joined(torch._int_mm(rounded, self._weight.t(), out=sums), -1)
         if self._offsets is not None:
-            large.add_(self._offsets)
+            whole.add_(self._offsets)
         # Scaled after a copy, because arithmetic of two dtypes is slow.
-        product = floats.copy("linear out", large).mul_(step)
+        out.copy_(whole).mul_(step)
         if self._bias is None:
-            return torch.mul(product, self._scale, out=out)
-        return torch.addcmul(self._bias, product, self._scale, out=out)
+            out.mul_(self._scale)
+        else:
+            torch.addcmul(self._bias, out, self._scale, out=out)
+
+    def _joined(self, x: Tensor, dim: int) -> Tensor:
+        """What both words of an output together are, in the place of the first; with one word ``x`` itself."""
+        if len(self._weight) == self._outputs:
+            return x
+        first, second = x.chunk(2, dim)
+        return torch.add(second, first, alpha=_WORDS, out=first)
 
 
 def max_inputs(positive: bool = False) -> int:
@@ -185,12 +203,11 @@ def _at_least_bfloat16(products: Products | None) -> Products | None:
     return "bf16" if multiplies_bfloat16() else None
 
 
-def _in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, relu: bool = False) -> Tensor:
+def _in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x Wᵀ + b`` of bfloat16 data and a float32 bias, rounded once where the processor has units for it."""
     if multiplies_bfloat16():
-        return onednn_linear(x, weight, bias, relu=relu)
-    found = linear(x, weight, None if bias is None else bias.to(x.dtype))
-    return found.relu_() if relu else found
+        return onednn_linear(x, weight, bias)
+    return linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def _rounded_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:
@@ -202,18 +219,14 @@ def _by_columns(x: Tensor) -> bool:
     return x.stride(0) == 1 != x.stride(1)
 
 
-def _two_words(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The first words of ``weight [N, K]`` above the second, ``[2 N, K]``, and the scales ``[N]`` of the second."""
+def _words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``weight [N, K]`` in words of 8 bits, the first ones above the second, and the scales ``[N]`` of the last."""
     step = (weight.abs().amax(-1, keepdim=True)).clamp_(min=torch.finfo(weight.dtype).tiny).div_(_LARGEST)
     first = (weight / step).round_()
+    if count == 1:
+        return first.to(torch.int8), step.flatten()
     second = ((weight - first * step) * (_WORDS / step)).round_()
     return torch.cat([first, second]).to(torch.int8), step.flatten() / _WORDS
-
-
-def _offsets(words: Tensor) -> Tensor:
-    """``[N]``: what the products of :func:`_two_words` lack where the data are smaller by an offset; in int32."""
-    first, second = words.sum(-1, dtype=torch.int32).chunk(2)
-    return (first * _WORDS + second) * _OFFSET
 
 
 def _rounded(x: Tensor, scratch: Scratch, *, positive: bool) -> tuple[Tensor, Tensor]:

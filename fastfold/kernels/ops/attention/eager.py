@@ -49,8 +49,13 @@ def prepare(
     )
 
 
-def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> None:
-    """Fill ``out [R, Nq, H, D]`` of one batch element; ``scratch`` has its dtype."""
+def attend(
+    out: Tensor, operands: Operands, scale: float, scratch: Scratch, *, add: Tensor | None = None
+) -> None:
+    """Fill ``out [R, Nq, H, D]`` of one batch element, with ``add [H, D]`` behind a gate.
+
+    ``scratch`` has the dtype of ``out``.
+    """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
     # A block of rows leaves the kernel in the cache, for the gate. Bias and mask together make one tensor of the
@@ -82,7 +87,10 @@ def attend(out: Tensor, operands: Operands, scale: float, scratch: Scratch) -> N
                 out[row, query] = b_out
             else:
                 opened = scratch.copy("q or gate", gate[row, query]).sigmoid_()  # queries are needed no more
-                torch.mul(b_out, opened, out=out[row, query])
+                if add is None:
+                    torch.mul(b_out, opened, out=out[row, query])
+                else:
+                    torch.addcmul(add, b_out, opened, out=out[row, query])
 
 
 def row_step(q: Tensor, k: Tensor) -> int:

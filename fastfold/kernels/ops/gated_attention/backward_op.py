@@ -72,7 +72,7 @@ def gradients_of_parameters(
 
 
 def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
-    return (*weights.norm, weights.merged, weights.gate_bias, weights.output, weights.output_bias)
+    return (*weights.norm, weights.merged, weights.bias, weights.output, weights.output_bias)
 
 
 def _first_of_each(parameters: GatedAttentionParams) -> Weights:

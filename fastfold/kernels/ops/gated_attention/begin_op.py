@@ -21,7 +21,7 @@ from fastfold.kernels.ops.gated_attention.cost import (
     forward_cost,
     without_beginning,
 )
-from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, arrange
+from fastfold.kernels.ops.gated_attention.eager import GatedAttentionParams, arrange, centred_on
 from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA, blocks_of, row_blocks
 
 
@@ -37,7 +37,8 @@ def _begin(x: Tensor, *parameters: Tensor | None, heads: int, backend: str, back
         if backward:
             dtype = blocks.backward_dtype(x)
             return blocks.begin_backward(part(x, rows), arrange(given, dtype), heads, Scratch().of(x, dtype))
-        begun = blocks.Forward(arrange(given, x.dtype), heads).begin(part(x, rows), Scratch().of(x))
+        weights = centred_on(x, arrange(given, x.dtype))
+        begun = blocks.Forward(weights, heads).begin(part(x, rows), Scratch().of(x))
         return [begun.to(x.dtype)]
     return []  # there are no rows
 

@@ -21,6 +21,7 @@ from fastfold.kernels.ops.gated_attention.eager import (
     RowBlock,
     Weights,
     arrange,
+    centred_on,
     zeros_like,
 )
 
@@ -75,8 +76,7 @@ def forward(
     blocks = blocks_of(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
     dropout = None if dropout is None else dropout.expand_as(x)
-    weights = arrange(parameters, x.dtype)
-    step = blocks.Forward(weights, heads)
+    step = blocks.Forward(centred_on(x, arrange(parameters, x.dtype)), heads)
 
     def block(scratch: Scratch, i: Index, rows: Index, begun: Sequence[Tensor]) -> None:
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))

@@ -139,13 +139,13 @@ def backward_block(
     merged = _product(grad_projected.t(), normed.flatten(0, 1))
     if normed.shape[-1] > x.shape[-1]:
         merged = merged.view(len(merged), 2, -1).sum(1)
-    gate_bias = weights.gate_bias
-    if gate_bias is not None:
-        gate_bias = _sum_of_rows(grad_projected[:, -len(gate_bias) :])
+    bias = weights.bias
+    if bias is not None:
+        bias = _sum_of_rows(grad_projected[:, -len(bias) :])
     found = Weights(
         norm=(grad_norm[0], grad_norm[1]),
         merged=merged,
-        gate_bias=gate_bias,
+        bias=bias,
         output=_product(grad.t(), flat),
         output_bias=_sum_of_rows(grad),
     )

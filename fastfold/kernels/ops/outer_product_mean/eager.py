@@ -76,7 +76,7 @@ class Rows:
         ordered = weight.to(like.dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
         self._share = share_of(sequences, like.dtype)
         # Products in bfloat16 are multiplied as they are.
-        least: Least = "bf16" if dtype == torch.bfloat16 else "int8"
+        least: Least = "bf16" if dtype == torch.bfloat16 else "int8x2"
         self._output = Linear(ordered, (bias * self._share).to(like.dtype), least=least)
         # Which library multiplies, for all threads that will make blocks.
         self._by_onednn = by_onednn(self._columns)

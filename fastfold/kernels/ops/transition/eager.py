@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fastfold.kernels.common.block_threads import for_blocks
-from fastfold.kernels.common.linear import Linear
+from fastfold.kernels.common.centring import centred, mean_of, sample
+from fastfold.kernels.common.linear import Linear, reduced
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -44,7 +46,9 @@ def forward(
     norm_weight, norm_bias, *layers = parameters
     norm = (norm_weight.to(exact), norm_bias.to(exact))
     w1, b1, w2, b2 = (p.to(x.dtype) for p in layers)
-    first, second = Linear(w1, b1, relu=True), Linear(w2, b2, positive=True)
+    norm, bias = centred(x, norm, EPS, w1, b1)
+    first = Linear(w1, bias, relu=True)
+    second = Linear(w2, b2, positive=True, mean=_mean_hidden(x, norm, w1, bias) if reduced(x) else None)
     residuals = () if residual is None else (residual,)
 
     def block(scratch: Scratch, b_x: Tensor, b_out: Tensor, b_residual: Tensor | None = None) -> None:
@@ -53,6 +57,12 @@ def forward(
         finish(b_out, second(b_hidden, "update", scratch), b_residual, None)
 
     for_blocks(block, position_blocks(block_positions(len(w1)), x, out, *residuals), scratch.of(x))
+
+
+def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:
+    """About what positions of the intermediate have in common, ``[c_hidden]``."""
+    normed, *_ = normalise(sample(x), *norm, EPS)
+    return mean_of(linear(normed, w1, b1).relu_())
 
 
 @without_autocast

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.block_threads import for_blocks
+from fastfold.kernels.common.centring import centred
 from fastfold.kernels.common.layout import batch_elements
 from fastfold.kernels.common.linear import Least, Linear, product_dtype
 from fastfold.kernels.common.parameters import zeros_of
@@ -50,12 +51,13 @@ def write_factors(
 ) -> None:
     """Fill ``projections [2 c, R N]``, of any dtype, with both factors of the contraction, gated and masked."""
     # What is rounded to bfloat16 behind it gains nothing from 8 bits, which take longer.
-    least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8"
-    linear = Linear(weights.projections, weights.projections_bias.flatten(), least=least)
+    least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8x2"
+    norm, bias = centred(z, weights.norm, EPS, weights.projections, weights.projections_bias.flatten())
+    linear = Linear(weights.projections, bias, least=least)
 
     def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
         b_z, *b_mask = parts
-        b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
+        b_x, _ = _normalise(b_z, norm, scratch.dtype)
         for factor, b_projections in zip(
             projections.chunk(2), _projections(b_x, linear, weights, scratch), strict=True
         ):
@@ -123,18 +125,18 @@ def write_update(
 ) -> None:
     """Fill ``out [R, N, c_z]``, which may be ``z`` or ``residual``, from ``product [c, R N]`` times ``share``."""
     residuals = () if residual is None else (residual,)
-    # The rounding of the small output projection alone made the error of pair representations 1.5 times as large in 8
-    # bits, and its gate's some of those of all that later passes make of distances.
-    linears = (
-        Linear(weights.out, weights.out_bias, least="fp32"),
-        Linear(weights.gate, weights.gate_bias, least="bf16"),
-    )
+    out_eps = EPS * share**2
+    norm, gate_bias = centred(z, weights.norm, EPS, weights.gate, weights.gate_bias)
+    norm_out, out_bias = centred(product.t(), weights.norm_out, out_eps, weights.out, weights.out_bias)
+    # In 8 bits this small projection alone made the error of pair representations 1.5 times as large, and its gate some
+    # of those of all that later passes make of distances.
+    linears = Linear(weights.out, out_bias, least="bf16"), Linear(weights.gate, gate_bias, least="bf16")
 
     def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
         b_z, b_out, *b_residual = parts
-        b_x, _ = _normalise(b_z, weights.norm, scratch.dtype)
+        b_x, _ = _normalise(b_z, norm, scratch.dtype)
         b_product = scratch.of(b_z, product.dtype).transpose("product by rows", product[:, columns])
-        b_product, _ = _normalise(b_product, weights.norm_out, scratch.dtype, EPS * share**2)
+        b_product, _ = _normalise(b_product, norm_out, scratch.dtype, out_eps)
         b_update = scratch("update", *b_out.shape)
         torch.ops.aten.glu(_output(b_x, b_product, linears, scratch), -1, out=b_update)
         b_dropout = None if dropout is None else at_positions(dropout, columns)
