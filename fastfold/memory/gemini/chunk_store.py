@@ -313,8 +313,9 @@ class ChunkStore:
     def prepare_states(self, chunks: Sequence[Chunk], optimizer: torch.optim.Optimizer) -> None:
         """Allocates the states that a step of these chunks will make, all or none."""
         kinds: dict[nn.Parameter, dict[str, torch.dtype | None]] = {}
+        stepped = {slot.parameter for chunk in chunks for slot in chunk.slots}
         for group in optimizer.param_groups:
-            new = [p for p in group["params"] if not optimizer.state.get(p)]
+            new = [p for p in group["params"] if p in stepped and not optimizer.state.get(p)]
             if new:
                 with self.device.host_work():
                     kinds |= dict.fromkeys(new, state_kinds(optimizer, group))

@@ -278,13 +278,19 @@ def attention_regathered(
 
 
 def begins_backward(out: Tensor) -> Callable[[], None]:
-    """What the backward pass of an operator can begin with before its gradient is there.
+    """What the backward pass of an operator can begin with before its gradient is there; called within one.
 
     Args:
         out: What :func:`attention_regathered`, or another operator with a ``begin``, has returned.
     """
     node: Any = out.grad_fn
-    return lambda: None if node is None else type(node)._forward_cls.begin(node)
+
+    def begin() -> None:
+        # Of the MSA that the last block of the extra stack returns nothing is used: no gradient will come.
+        if node is not None and torch._C._will_engine_execute_node(node):
+            type(node)._forward_cls.begin(node)
+
+    return begin
 
 
 def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:

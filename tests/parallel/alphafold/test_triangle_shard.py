@@ -126,6 +126,12 @@ def test_gradients_of_factors_are_those_of_their_product(outgoing: bool) -> None
     close(terms.gradients(grad, factors.detach()), factors.grad)
 
 
+def _begin_before_the_gradient_comes(out: Tensor) -> None:
+    """In the backward pass, between whatever gives the gradient and the operator that gets it."""
+    begin = begins_backward(out)
+    out.register_hook(lambda _: begin())
+
+
 @pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize("frozen", [(), ("norm_in.weight", "gate.bias", "norm_out.bias")])
 @pytest.mark.parametrize("name", ["outgoing", "incoming"])
@@ -157,7 +163,7 @@ def test_terms_of_sums_give_the_layer_and_its_gradients_on_rows(
         found = ours.by_terms(own, shards.take(mask, -1 if name == "outgoing" else -2), None)
         close(found, shards.take(expected, -3))
         if begins:
-            begins_backward(found)()
+            _begin_before_the_gradient_comes(found)
         (found * shards.take(weight, -3)).sum().backward()
         assert own.grad is not None
         close(own.grad, shards.take(whole.grad, cut))
@@ -172,6 +178,20 @@ def test_terms_of_sums_give_the_layer_and_its_gradients_on_rows(
             close(sum(rank[key] for rank in found), values.grad)
 
 
+class _Watching(TorchDispatchMode):
+    """Writes down which halves of the operator and which matrix products are computed."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__()
+        self._order = order
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("fastfold::")
+        if name.startswith("triangle_") or name == "aten::bmm":
+            self._order.append(name)
+        return func(*args, **(kwargs or {}))
+
+
 def test_a_backward_pass_makes_factors_while_the_gradient_before_it_travels() -> None:
     """What is begun is not made a second time, and what is handed over is done between the start and the wait."""
     pair, mask = inputs_of(CASES["incoming"], ())
@@ -183,19 +203,33 @@ def test_a_backward_pass_makes_factors_while_the_gradient_before_it_travels() ->
         rows = shards.take(pair, -3).clone().requires_grad_()
         own_order = order if group.rank == 0 else []
         found = ours.by_terms(rows, shards.take(mask, -2), lambda: own_order.append("meanwhile"))
-
-        class Watching(TorchDispatchMode):
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                name = func._schema.name.removeprefix("fastfold::")
-                if name.startswith("triangle_") or name == "aten::bmm":
-                    own_order.append(name)
-                return func(*args, **(kwargs or {}))
-
-        with Watching():
-            begins_backward(found)()
+        with _Watching(own_order):
+            _begin_before_the_gradient_comes(found)
             found.sum().backward()
 
     on_one_line(2, run)
     assert order[:3] == ["triangle_factors", "triangle_update_backward", "meanwhile"]
     assert order.count("triangle_factors") == 1
     assert order[-1] == "triangle_factors_backward"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_no_gradient_comes_to_is_not_begun(kept: bool) -> None:
+    """Whether it is still there or gone, as the MSA is after the last block of the extra stack."""
+    pair, mask = inputs_of(CASES["incoming"], ())
+    order: list[str] = []
+
+    def run(group: Group) -> None:
+        shards, ours = AxialShards(group), plain_module(CASES["incoming"]).eval()
+        convert_modules(ours, {type(ours): AxialTriangleMultiplication}, shards=shards)
+        rows, mask_rows = shards.take(pair, -3).clone().requires_grad_(), shards.take(mask, -2)
+        unused = ours.by_terms(rows, mask_rows, None)
+        begin = begins_backward(unused)
+        if not kept:
+            del unused
+        found = ours.by_terms(rows, mask_rows, begin)
+        with _Watching(order if group.rank == 0 else []):
+            found.sum().backward()
+
+    on_one_line(2, run)
+    assert order.count("triangle_factors") == 1

@@ -150,10 +150,13 @@ def _trial(parameter: nn.Parameter, generator: torch.Generator) -> nn.Parameter:
 
 
 def _twin(optimizer: Optimizer, probes: Mapping[nn.Parameter, nn.Parameter]) -> Optimizer:
-    """The same optimizer of probes alone, without states and hooks."""
+    """The same optimizer of probes alone, without hooks."""
     # An optimizer's own way to be copied leaves out what schedulers and hooks put on it, and what subclasses keep.
     twin = copy.copy(optimizer)
     twin.state = defaultdict(dict)
+    for p, probe in probes.items():
+        if optimizer.state.get(p):
+            twin.state[probe] = _small_states(optimizer.state[p], p, probe)
     small = nn.Parameter(torch.zeros(1))
     memo = {id(p): probes.get(p, small) for group in optimizer.param_groups for p in group["params"]}
     for name, value in vars(optimizer).items():
@@ -166,6 +169,27 @@ def _twin(optimizer: Optimizer, probes: Mapping[nn.Parameter, nn.Parameter]) -> 
             made["capturable"] = False  # which needs a GPU
         twin.param_groups.append({**made, "params": [probes[p] for p in group["params"] if p in probes]})
     return twin
+
+
+def _small_states(states: Mapping[str, Any], parameter: nn.Parameter, probe: nn.Parameter) -> dict[str, Any]:
+    """States for a probe in place of a parameter's: some optimizers make them before the first step, and only then.
+
+    Zeros for those as large as the parameter, and copies of numbers. Empty where there is one of another shape, as of
+    factored moments, whose optimizers make them in a step.
+    """
+    small: dict[str, Any] = {}
+    for name, value in states.items():
+        if not isinstance(value, Tensor):
+            small[name] = copy.deepcopy(value)
+        elif value.shape == parameter.shape and name != "step":
+            # Of the parameter's type, as a step on the probe would make it.
+            dtype = probe.dtype if value.dtype == parameter.dtype else value.dtype
+            small[name] = torch.zeros(probe.shape, dtype=dtype)
+        elif value.numel() == 1:
+            small[name] = value.detach().cpu().clone()
+        else:
+            return {}
+    return small
 
 
 def same(a: Any, b: Any, *, exact: bool) -> bool:

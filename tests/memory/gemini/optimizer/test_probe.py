@@ -11,6 +11,7 @@ from torch import nn
 
 from fastfold.errors import ConfigError
 from fastfold.memory.gemini.optimizer.probe import check_steps_alone, state_bytes, state_kinds
+from fastfold.memory.gemini.optimizer.stand_in import check_stand_ins
 
 
 def _model() -> nn.Sequential:
@@ -92,3 +93,44 @@ def test_one_number_of_a_group_is_noticed_though_parameters_do_not_show_it() -> 
     with pytest.raises(ConfigError, match="Counts cannot be managed"):
         check_steps_alone(optimizer)
     assert "k" not in optimizer.param_groups[0]
+
+
+class _Early(torch.optim.Optimizer):
+    """Makes its states before the first step and at no other time, as PyTorch 2.11's Adagrad does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = {
+                "sum": torch.full_like(p, 0.1),
+                "step": torch.zeros(()),
+                "wide": p.detach().double(),
+            }
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                state = self.state[p]
+                state["step"] += 1
+                p.addcdiv_(p.grad, state["sum"].add_(p.grad.square()).sqrt() + 1e-10, value=-0.1)
+
+
+def test_states_that_are_there_before_the_first_step_are_those_of_the_probes() -> None:
+    """The optimizer's own stay as they are."""
+    optimizer = _Early(_model().bfloat16().parameters())
+    check_steps_alone(optimizer)
+    check_stand_ins(optimizer)
+    assert state_bytes(optimizer) == 10
+    for state in optimizer.state.values():
+        assert state["step"] == 0
+        assert (state["sum"] == torch.tensor(0.1).bfloat16()).all()
+
+
+def test_states_of_other_shapes_are_made_anew_on_probes() -> None:
+    """An optimizer that has stepped before it is managed, with factored moments."""
+    model = _model()
+    optimizer = torch.optim.Adafactor(model.parameters())
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    check_steps_alone(optimizer)
