@@ -12,8 +12,9 @@ bias, residual update), products of float32, which fill registers first, and RTX
 with Triton 3.9 alone, on B200 with 4 warps where 8 would wait for the same product of tensor cores, in float32 by the
 instructions for a score and by the programs that a processor holds, with tf32 and without, and apart from these for
 tf32x3; so were those of the outer product mean, in 16 bits by the instructions for a multiply-add, and those of all
-other products for tf32x3. With 3.6 28 builds of 2,331 spill, 8 to 40 bytes per thread, none of them in an
-innermost loop; see ``benchmarks/README.md``.
+other products for tf32x3, by the instructions of a whole program, from 64 channels on in blocks whose products no two
+warps make, wherever such a block does not spill. With 3.6 30 builds of 2,301 spill, 8 to 40 bytes per thread, none of
+them in an innermost loop; see ``benchmarks/README.md``.
 ``python benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
 """
 
