@@ -20,10 +20,9 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 
 * ``fp32``: float32;
 * ``bf16``: parameters and activations in bfloat16; softmax, statistics and parameters of normalisations in float32;
-* ``bf16-products``: float32, but matrix products in bfloat16, except those of attention and the projection of what
-  a triangle multiplication sums up;
-* ``int8``: as ``bf16-products``, but most products with weights in 8 bits, and the others in float32 where the
-  processor has no units for bfloat16.
+* ``bf16-products``: float32, but matrix products in bfloat16, except those of attention;
+* ``int8``: as ``bf16-products``, but products with weights in 8 bits where these are faster and not too coarse; where
+  the processor has no units for bfloat16 most are, and the others in float32.
 
 The last two are for inference on CPUs (:mod:`fastfold.kernels.common.linear`).
 """

@@ -1,10 +1,10 @@
 """What all positions have in common, taken out of a product before its data are rounded.
 
-Behind a normalisation most of what a position holds is what all of them hold: two thirds to nine tenths of the squares
-in networks of random parameters, half in a trained one. Rounded with the rest it costs twice, as it makes the steps of
-8 bits wide, and as its rounding errors are the same everywhere and do not average out. So products in less than float32
-get what is left of the data, ``W x + b = W (x - m) + (b + W m)``, and the part in brackets is exact. The mean ``m`` is
-that of a sample: another gives the same result but for the rounding.
+Behind a normalisation much of what a position holds is what all of them hold: half to nine tenths of the squares in
+networks of random parameters, two fifths to half in a trained one. Rounded with the rest it costs twice: it makes the
+steps of 8 bits wide, and its rounding errors are the same everywhere and do not average out. So products in less than
+float32 get what is left of the data, ``W x + b = W (x - m) + (b + W m)``, and the part in brackets is exact. The mean
+``m`` is that of a sample: another gives the same result but for the rounding.
 """
 
 from __future__ import annotations

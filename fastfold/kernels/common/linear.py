@@ -30,7 +30,8 @@ _OFFSET = 128  # of eight bits without a sign
 _WORDS = 32  # a step of the first word of a weight, in steps of the second
 
 FEW_INPUTS = 128
-"""Inputs up to which a product is in bfloat16 instead of 8 bits, if the processor has units for it."""
+"""Inputs up to which a product is in bfloat16 instead of 8 bits, if the processor has units for it. On one core of an
+EPYC attention with its projections took as long with either at 128 channels, and at 256 0.9 of the time in 8 bits."""
 
 
 @contextmanager
