@@ -104,13 +104,12 @@ class Linear:
         if self._by_onednn:
             self._weight = weight.contiguous()
         elif self.products == "bf16":
-            self._weight = rounded = weight.to(torch.bfloat16)
+            self._weight = weight.to(torch.bfloat16)
         elif self.products == "int8":
             self._weight, self._scale = _words(weight, 1 if least == "int8" else 2)
-            words = self._joined(self._weight.int(), 0)
-            self._offsets = words.sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
-            rounded = words * self._scale[:, None]
+            self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
         if mean is not None and self.products is not None:
+            rounded = self._weight if self.products == "bf16" else self._integers() * self._scale[:, None]
             missing = torch.mv(weight - rounded, mean)
             self._bias = missing if bias is None else bias + missing
 
@@ -182,6 +181,10 @@ class Linear:
             out.mul_(self._scale)
         else:
             torch.addcmul(self._bias, out, self._scale, out=out)
+
+    def _integers(self) -> Tensor:
+        """The weights of 8 bits as whole numbers of steps, ``[N, K]``, in int32."""
+        return self._joined(self._weight.int(), 0)
 
     def _joined(self, x: Tensor, dim: int) -> Tensor:
         """What both words of an output together are, in the place of the first; with one word ``x`` itself."""
