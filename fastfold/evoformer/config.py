@@ -65,6 +65,15 @@ def is_multimer(config: Mapping[str, Any]) -> bool:
     return bool(config["model"]["global_config"]["multimer_mode"])
 
 
+def is_trained_on_complexes(config: Mapping[str, Any]) -> bool:
+    """Return True unless the configuration says that its network saw single chains alone (``model.complexes``).
+
+    DeepMind's monomer networks count as trained on complexes: folding a complex as one chain with a gap in its residue
+    numbers is an established use of them.
+    """
+    return bool(config["model"].get("complexes", True))
+
+
 def ensemble_size(config: Mapping[str, Any]) -> int:
     """Feature samples whose representations a prediction averages in each cycle."""
     if is_multimer(config):
@@ -212,13 +221,15 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
 def _mini() -> ConfigDict:
     """A monomer network for a CPU: hardly any MSA, and coevolution as an input instead.
 
-    Keys that no official configuration has: ``coevolution`` (take the features of
+    Keys that no official configuration has: ``complexes`` (see :func:`is_trained_on_complexes`), ``coevolution`` (take
+    the features of
     :mod:`fastfold.data.features.coevolution`), ``sequence_convolution`` (1-D convolutions over what the network knows
-    of each residue), ``enabled`` of a step of the block, and ``smooth_lddt`` (a loss, see
-    :mod:`fastfold.evoformer.losses.smooth_lddt`).
+    of each residue), ``enabled`` of a step of the block, and the losses ``smooth_lddt`` and ``ca_trace`` (see
+    :mod:`fastfold.evoformer.losses.smooth_lddt` and :mod:`fastfold.evoformer.losses.ca_trace`).
     """
     config = _monomer(0, False, ptm=True)
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
+    config.model.complexes = False
     config.data.common.max_extra_msa = 1
     config.data.eval.max_msa_clusters = 8
     config.data.eval.masked_msa_replace_fraction = 0.1
@@ -248,6 +259,9 @@ def _mini() -> ConfigDict:
     heads.structure_module.sidechain.num_channel = 64
     heads.structure_module.structural_violation_loss_weight = 0.02
     heads.structure_module.smooth_lddt = ConfigDict({"weight": 10.0, "cutoff": 15.0})
+    heads.structure_module.ca_trace = ConfigDict(
+        {"weight": 1.0, "overlap": 2.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 5.0}
+    )
     return config
 
 

@@ -285,7 +285,7 @@ class Trainer:
             (loss * math.sqrt(len(batch["aatype"])) / self.context.mesh.plan.dap).backward()
         structure = parts["structure_module"]
         numbers = {"loss": loss} | {name: part["loss"] for name, part in parts.items()}
-        named = ("fape", "sidechain_fape", "chain_center_of_mass", "smooth_lddt")
+        named = ("fape", "sidechain_fape", "chain_center_of_mass", "smooth_lddt", "ca_trace")
         numbers |= {key: structure[key] for key in named if key in structure}
         return {name: x.detach() for name, x in numbers.items()} | {"lddt_ca": ca_lddt(result, batch)}
 

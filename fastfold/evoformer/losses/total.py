@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.evoformer.losses import center_of_mass, heads, smooth_lddt
+from fastfold.evoformer.losses import ca_trace, center_of_mass, heads, smooth_lddt
 from fastfold.evoformer.losses.ambiguous_atoms import rename_ground_truth
 from fastfold.evoformer.losses.fape import backbone_fape, complex_backbone_fape, sidechain_fape
 from fastfold.evoformer.losses.masked import full_precision
@@ -34,7 +34,8 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
     Returns:
         ``loss [*]``, ``fape``, ``sidechain_fape``, ``chi_loss``, ``angle_norm_loss``, the renamed ground truth,
         ``violations`` and ``metrics``; of a multimer network also the addends of ``fape``, ``intra_chain_fape`` and
-        ``interface_fape``; and ``chain_center_of_mass`` and ``smooth_lddt``, if the configuration has them.
+        ``interface_fape``; and ``chain_center_of_mass``, ``smooth_lddt`` and ``ca_trace``, if the configuration has
+        them.
     """
     positions = structure["final_atom14_positions"]
     found: dict[str, Any] = dict(rename_ground_truth(positions, batch))
@@ -63,6 +64,10 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
         layers = smooth_lddt.of_structure(structure, batch, config.smooth_lddt)
         found["smooth_lddt"] = layers[-1]
         loss = loss + config.smooth_lddt.weight * layers.mean(0)
+    if "ca_trace" in config:
+        layers = ca_trace.of_structure(structure, batch, config.ca_trace)
+        found["ca_trace"] = layers[-1]
+        loss = loss + config.ca_trace.weight * layers.mean(0)
     found |= {"violations": violations, "metrics": metrics, "fape": backbone[-1], "sidechain_fape": sidechain}
     return found | angles | {"loss": loss}
 

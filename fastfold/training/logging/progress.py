@@ -18,6 +18,7 @@ _PARTS = {
     "sidechain_fape": "side chains",
     "chain_center_of_mass": "centers of mass",
     "smooth_lddt": "smooth lDDT",
+    "ca_trace": "CA trace",
     "distogram": "distogram",
     "masked_msa": "MSA",
     "predicted_lddt": "pLDDT",

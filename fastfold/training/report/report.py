@@ -27,6 +27,7 @@ _PARTS = (
     "sidechain_fape",
     "chain_center_of_mass",
     "smooth_lddt",
+    "ca_trace",
     "distogram",
     "masked_msa",
     "predicted_lddt",
