@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from fastfold.data.targets import Target, safe_stem
-from fastfold.errors import ConfigError, WeightsError
+from fastfold.errors import ConfigError, InputError, WeightsError
+from fastfold.evoformer.config import is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.precision import set_precision
 from fastfold.evoformer.weights.checkpoint import WeightsInfo, load_model, weights_info
@@ -103,3 +104,31 @@ def suitable(networks: Sequence[Network], target: Target) -> list[Network]:
     is.
     """
     return [network for network in networks if network.info.multimer == target.is_complex] or list(networks)
+
+
+def untrained_networks(networks: Sequence[Network], targets: Sequence[Target]) -> list[str]:
+    """Return the names of the networks that would fold a complex and were trained on single chains alone.
+
+    Args:
+        networks: The networks of a run.
+        targets: The targets of the run.
+    """
+    used = [network for target in targets if target.is_complex for network in suitable(networks, target)]
+    return list(dict.fromkeys(n.name for n in used if not is_trained_on_complexes(n.info.config)))
+
+
+def refuse_complexes(targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
+    """Split off the complexes of a run in which the user chose no network.
+
+    Returns:
+        The single chains, and one error for each complex.
+    """
+    errors = [
+        InputError(
+            f"{target.name}: complex of {len(target.chains)} chains, but the default network was trained on single "
+            "chains. Give --weights multimer, or --weights mini to see structures without interface scores"
+        )
+        for target in targets
+        if target.is_complex
+    ]
+    return [target for target in targets if not target.is_complex], errors

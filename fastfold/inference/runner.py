@@ -20,7 +20,14 @@ from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
 from fastfold.inference.distributed import DistributedFolder, DistributedFoldError, distributed_folder
 from fastfold.inference.error_messages import debugging, reason
-from fastfold.inference.models import Network, about_mini, open_networks, suitable
+from fastfold.inference.models import (
+    Network,
+    about_mini,
+    open_networks,
+    refuse_complexes,
+    suitable,
+    untrained_networks,
+)
 from fastfold.inference.network_settings import apply_settings
 from fastfold.inference.output.evaluate import find_reference
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -105,6 +112,9 @@ def run(
         check_takers(options.templates, networks)
         finder = TemplateFinder(options.templates) if options.templates.wanted else None
         targets, errors = read_targets(inputs, complex_=options.complex_)
+        if not weights:
+            targets, refused = refuse_complexes(targets)
+            errors = [*errors, *refused]
         if options.sort == "length":
             targets = sorted(targets, key=lambda target: target.num_residues)
         if options.engines and targets:
@@ -118,6 +128,11 @@ def run(
             for error in errors:
                 progress.line(f"error: {error}", important=True)
             say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
+            for name in untrained_networks(networks, targets):
+                progress.line(
+                    f"warning: {name} was trained on single chains alone: complexes get no interface scores",
+                    important=True,
+                )
             if config.cuda_graphs:
                 progress.line(
                     "CUDA graphs: the second pass of a length is recorded, it and all others are replayed"

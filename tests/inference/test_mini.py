@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -49,11 +50,52 @@ def test_without_weights_the_shipped_network_folds_and_says_what_it_is(cli: Comm
     assert "T1_rank_001_mini_seed_0.pdb" in cli.names()
 
 
-def test_a_complex_is_folded_by_the_shipped_network_as_one_chain(cli: CommandLine):
-    done = cli.run("infer", cli.fasta({"T1": "MKTAYIAKQR:MKT"}), "--out", cli.out, *QUICK)
+def test_a_complex_is_refused_unless_the_shipped_network_is_chosen(cli: CommandLine):
+    sequences = cli.fasta({"T1": "MKTAYIAKQR:MKT", "T2": "MKTAYIAKQR"})
+    done = cli.run("infer", sequences, "--out", cli.out, *QUICK)
+    assert done.code == 1
+    assert "T1: complex of 2 chains, but the default network was trained on single chains" in done.err
+    assert "--weights multimer, or --weights mini" in done.err
+    assert not [name for name in cli.names() if name.startswith("T1")]
+    assert "T2_rank_001_mini_seed_0.pdb" in cli.names()
+
+
+def test_a_complex_by_the_shipped_network_has_no_interface_scores(cli: CommandLine):
+    sequences = cli.fasta({"T1": "MKTAYIAKQR:MKT"})
+    done = cli.run("infer", sequences, "--out", cli.out, "--weights", "mini", *QUICK)
     assert done.code == 0
     assert "a complex folded by a monomer network, as one chain whose residue numbers jump by 200" in done.err
-    assert cli.scores("T1")["sequences"] == ["MKTAYIAKQR", "MKT"]
+    assert done.err.count("mini was trained on single chains alone: complexes get no interface scores") == 1
+    scores = cli.scores("T1")
+    assert scores["sequences"] == ["MKTAYIAKQR", "MKT"]
+    assert scores["iptm"] is None
+    assert scores["interfaces"]["reason"] == "mini was trained on single chains alone"
+    pair = scores["interfaces"]["pairs"]["A-B"]
+    assert pair.keys() >= {"iptm", "pdockq", "ipsae", "lis"}
+    assert all(x is None for x in leaves(pair)), pair
+    assert scores["interfaces"]["ipsae_max"] is None
+
+
+def leaves(tree: dict[str, Any]) -> Iterator[Any]:
+    for value in tree.values():
+        yield from leaves(value) if isinstance(value, dict) else [value]
+
+
+def test_python_says_why_a_complex_has_no_interface_scores(mini: AlphaFold):
+    found = fastfold.predict("MKTAYIAKQR:MKT", model=mini, num_recycles=0)
+    assert found.iptm is None
+    assert found.no_interface_scores == "mini was trained on single chains alone"
+    assert found.interface_scores["reason"] == found.no_interface_scores
+    assert all(x is None for x in leaves(found.interface_scores["pairs"]))
+
+
+def test_a_screen_of_complexes_by_the_shipped_network_is_refused(cli: CommandLine):
+    sequences = cli.fasta({"T1": "MKTAYIAKQR:MKT"})
+    for weights in ((), ("--weights", "mini")):
+        done = cli.run("screen", sequences, "--out", cli.out, *weights)
+        assert done.code != 0
+        assert "cannot screen complexes with mini" in done.err
+        assert not cli.out.exists() or not cli.names()
 
 
 def test_the_file_is_small_enough_to_ship():

@@ -12,7 +12,7 @@ from torch import Tensor
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
 from fastfold.errors import OutputError
-from fastfold.evoformer.config import ensemble_size
+from fastfold.evoformer.config import ensemble_size, is_trained_on_complexes
 from fastfold.evoformer.model import AlphaFold
 from fastfold.inference.config import InferConfig
 from fastfold.inference.folding.features import input_order
@@ -100,6 +100,7 @@ def fold(
             f"{target.name}: the network produced numbers that are not finite; try --precision fp32 and check the "
             "weights"
         )
+    scored = not target.is_complex or is_trained_on_complexes(model.config)
     errors = values.get("pae")
     sequences = tuple(chain.sequence for chain in target.chains)
     lengths = [len(sequence) for sequence in sequences]
@@ -118,12 +119,13 @@ def fold(
         pae=None if errors is None else _ordered(errors, order),
         max_pae=float(values["max_pae"]) if "max_pae" in values else None,
         ptm=float(values["ptm"]) if "ptm" in values else None,
-        iptm=float(values["iptm"]) if "iptm" in values else None,
+        iptm=float(values["iptm"]) if scored and "iptm" in values else None,
         representations=_representations(result["representations"], order)
         if config.save_representations
         else None,
         recycles=tuple(recycles),
-        chain_confidence=_of_chains(values, sampler),
+        chain_confidence=_of_chains(values, sampler) if scored else None,
+        no_interface_scores=None if scored else f"{model.name} was trained on single chains alone",
     )
 
 

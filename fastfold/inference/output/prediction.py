@@ -24,7 +24,7 @@ from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
 from fastfold.protein.io.pdb_writer import PdbLimitError, to_pdb
-from fastfold.protein.metrics.interface import ChainConfidence, interface_scores
+from fastfold.protein.metrics.interface import ChainConfidence, interface_scores, without_scores
 from fastfold.protein.protein import Protein, chain_name, check_writable
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
@@ -84,6 +84,7 @@ class Prediction:
             or nobody asked for any.
         chain_confidence: What the network says of the chains of a complex; None for single chains and networks without
             aligned errors.
+        no_interface_scores: Reason why a complex has no interface scores; None where it has them.
 
     Raises:
         ValueError: Shapes disagree, or ``pae`` comes without ``max_pae``.
@@ -108,6 +109,7 @@ class Prediction:
     recycles: tuple[Recycle, ...] = ()
     chain_confidence: ChainConfidence | None = None
     templates: tuple[Mapping[str, Any], ...] | None = None
+    no_interface_scores: str | None = None
 
     def __post_init__(self) -> None:
         n = len(self.aatype)
@@ -181,7 +183,7 @@ class Prediction:
 
         See :func:`fastfold.protein.metrics.interface.scores.interface_scores`.
         """
-        return interface_scores(
+        found = interface_scores(
             self.chain_index,
             self.atom_positions,
             self.atom_mask,
@@ -189,6 +191,7 @@ class Prediction:
             pae=self.pae,
             confidence=self.chain_confidence,
         )
+        return found if self.no_interface_scores is None else without_scores(found, self.no_interface_scores)
 
     @property
     def ranking_confidence(self) -> float:

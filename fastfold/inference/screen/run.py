@@ -15,7 +15,7 @@ from fastfold.errors import ConfigError, InputError, WriteError
 from fastfold.evoformer.config import MINI
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
 from fastfold.inference.config import InferConfig
-from fastfold.inference.models import open_networks, suitable
+from fastfold.inference.models import open_networks, suitable, untrained_networks
 from fastfold.inference.output.results_folder import ResultsFolder
 from fastfold.inference.output.summary import SummaryFile
 from fastfold.inference.progress import Progress
@@ -99,6 +99,11 @@ def screen(
     if options.templates.wanted:
         TemplateFinder(options.templates)  # refuses what cannot be used
     targets, errors = screen_targets(lists, complex_=options.complex_)
+    if untrained := untrained_networks(networks, targets):
+        raise ConfigError(
+            f"cannot screen complexes with {untrained[0]}, which was trained on single chains alone: its structures "
+            "say nothing about partners. Give --weights multimer"
+        )
     costs = [target_cost(target, suitable(networks, target), config) for target in targets]
     if where.shard is not None:
         mine = where.shard.of(targets, costs)

@@ -227,7 +227,8 @@ function drawPairs({ interfaces }) {
     row.append(make('td', name), ...OF_PAIRS.map(([key, , digits]) => make('td', shown(pair && pair[key], digits))));
     table.append(row);
   }
-  const note = interfaces && typeof interfaces.actifptm === 'number' ? `actifpTM of all interfaces: ${interfaces.actifptm.toFixed(3)}` : '';
+  let note = interfaces && typeof interfaces.actifptm === 'number' ? `actifpTM of all interfaces: ${interfaces.actifptm.toFixed(3)}` : '';
+  if (interfaces && interfaces.reason) note = `no interface scores: ${interfaces.reason}`;
   byId('pairs').replaceChildren(...(pairs.length ? [make('h3', 'Pairs of chains'), table, make('p', note)] : []));
 }
 

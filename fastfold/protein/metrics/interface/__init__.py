@@ -2,7 +2,7 @@
 
 from fastfold.protein.metrics.interface.contacts import InterfaceContacts, interface_contacts
 from fastfold.protein.metrics.interface.ipsae import DirectedScores, directed_scores
-from fastfold.protein.metrics.interface.scores import ChainConfidence, interface_scores
+from fastfold.protein.metrics.interface.scores import ChainConfidence, interface_scores, without_scores
 
 __all__ = [
     "ChainConfidence",
@@ -11,4 +11,5 @@ __all__ = [
     "directed_scores",
     "interface_contacts",
     "interface_scores",
+    "without_scores",
 ]

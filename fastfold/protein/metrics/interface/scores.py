@@ -130,6 +130,20 @@ def interface_scores(
     }
 
 
+def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
+    """Return :func:`interface_scores` with None for every score of a pair of chains.
+
+    Args:
+        found: The scores.
+        reason: Why they would be false; stands under ``reason``.
+    """
+
+    def empty(tree: dict[str, Any]) -> dict[str, Any]:
+        return {key: empty(value) if isinstance(value, dict) else None for key, value in tree.items()}
+
+    return found | {"reason": reason, "actifptm": None, "ipsae_max": None, "pairs": empty(found["pairs"])}
+
+
 @dataclass(frozen=True)
 class _Chain:
     name: str
