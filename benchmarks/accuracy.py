@@ -7,10 +7,13 @@ DATA is a folder as ``fastfold train`` takes it. Chains are taken evenly over th
 network's own number of recycles. Printed are tables in Markdown, by the depth of the alignments:
 
 * lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, the same for every protein;
+* figures that a collapsed structure cannot pass: radius of gyration over the true one, CA neighbours within 3.8 Å,
+  clashing atoms, and *own minus other*: lDDT-CA less that of predictions for longer chains, cut to the same length;
 * whether pLDDT is honest: its bias, and its correlation with the true lDDT-CA over residues;
 * cross-entropy of the distogram by separation in the sequence, and that of a prior that knows the separation alone,
   counted in chains of the training split;
-* precision of the contacts with the highest probability, of those with the highest coevolution in the alignment alone
+* precision of the contacts with the highest probability, of the nearest pairs in the coordinates, of those with the
+  highest coevolution in the alignment alone
   (:mod:`fastfold.data.features.coevolution`), and of a random choice.
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,13 +39,15 @@ from no_skill import helix_bundle, straight_helix  # noqa: E402
 import fastfold  # noqa: E402
 from fastfold.data.features.coevolution import analyse  # noqa: E402
 from fastfold.data.features.raw import msa_features  # noqa: E402
-from fastfold.data.features.transforms import to_restype_order  # noqa: E402
+from fastfold.data.features.transforms import pseudo_beta, to_restype_order  # noqa: E402
 from fastfold.data.msa.msa import Msa  # noqa: E402
 from fastfold.data.training.dataset import WHOLE_SPLIT, open_dataset  # noqa: E402
 from fastfold.data.training.entry import Entry, read_entry, select_chain  # noqa: E402
 from fastfold.inference.config import PRECISIONS  # noqa: E402
 from fastfold.protein import residue_constants as rc  # noqa: E402
 from fastfold.protein.io.read import read_structure  # noqa: E402
+from fastfold.protein.metrics.all_atom import count_clashes  # noqa: E402
+from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration  # noqa: E402
 from fastfold.protein.metrics.contacts import (  # noqa: E402
     CONTACT_SEPARATION,
     LONG_RANGE,
@@ -96,20 +102,68 @@ def measure(
         guess = torch.from_numpy(points)
         figures[f"lddt_ca_{name}"] = float(lddt(guess, reference, mask, per_residue=False))
         figures[f"tm_score_{name}"] = tm_score(guess, reference, mask)
+    figures |= geometry(score, chain)
     if score.distogram is None:
         return Measured(score, figures)
     beta, resolved = resolved_beta(chain)
     by_band = distogram_cross_entropy(prior.logits(len(chain)), prior.edges, beta, resolved)
     figures |= {f"distogram_ce_{band}_prior": x for band, x in by_band.items()}
     found = {"": score.distogram.contacts, "_long": score.distogram.long_range}
+    others = {"_input": couplings, "_structure": _nearness(score, chain)}
     for suffix, separation in (("", CONTACT_SEPARATION), ("_long", LONG_RANGE)):
         precision = found[suffix]
         if precision is not None:
             figures |= _precision(precision, suffix) | {f"base_rate{suffix}": precision.base_rate}
-        if couplings is not None:
-            precision = contact_precision(couplings, beta, resolved, separation)
-            figures |= _precision(precision, f"{suffix}_input") if precision is not None else {}
+        for name, scores in others.items():
+            if scores is not None:
+                precision = contact_precision(scores, beta, resolved, separation)
+                figures |= _precision(precision, f"{suffix}{name}") if precision is not None else {}
     return Measured(score, figures)
+
+
+def geometry(score: ChainScore, chain: ChainStructure) -> dict[str, float]:
+    """Return the figures of a prediction that density alone cannot raise; none for a score without positions."""
+    if score.positions is None or score.atom_mask is None:
+        return {}
+    ca = rc.atom_order["CA"]
+    mask = torch.as_tensor(chain.mask[:, ca])
+    predicted, true = score.positions[:, ca], torch.as_tensor(chain.positions[:, ca])
+    ratio = float(radius_of_gyration(predicted, mask) / radius_of_gyration(true, mask))
+    numbers = torch.as_tensor(chain.residue_index)
+    clashes = count_clashes(score.positions, score.atom_mask, numbers, torch.zeros_like(numbers))
+    return {
+        "radius_ratio": ratio,
+        "radius_sane": float(0.7 < ratio < 1.3),
+        "near_neighbours": near_neighbours(predicted, mask),
+        "near_neighbours_true": near_neighbours(true, mask),
+        "clashes": clashes / len(chain),
+    }
+
+
+def add_own_minus_other(measured: Sequence[Measured], chains: Sequence[ChainStructure]) -> None:
+    """Add lDDT-CA less its mean over predictions for longer chains, cut to the chain's length.
+
+    Args:
+        measured: Figures of each chain; those of the longest chain, which has no other, stay as they are.
+        chains: Their structures.
+    """
+    ca = rc.atom_order["CA"]
+    traces = [m.score.positions[:, ca] for m in measured if m.score.positions is not None]
+    for number, (m, chain) in enumerate(zip(measured, chains, strict=True)):
+        true, mask = torch.as_tensor(chain.positions[:, ca]), torch.as_tensor(chain.mask[:, ca])
+        others = [x[: len(chain)] for i, x in enumerate(traces) if i != number and len(x) >= len(chain)]
+        if others:
+            other = statistics.fmean(float(lddt(x, true, mask, per_residue=False)) for x in others)
+            m.figures["own_minus_other"] = m.figures["lddt_ca"] - other
+
+
+def _nearness(score: ChainScore, chain: ChainStructure) -> np.ndarray | None:
+    """Negative distances ``[N, N]`` between predicted CB atoms, CA for glycine."""
+    if score.positions is None or score.atom_mask is None:
+        return None
+    aatype = rc.sequence_to_aatype(chain.sequence)
+    beta = torch.from_numpy(pseudo_beta(aatype, score.positions.numpy(), score.atom_mask.numpy())[0])
+    return -torch.cdist(beta, beta).numpy()
 
 
 def _precision(precision: ContactPrecision, suffix: str) -> dict[str, float]:
@@ -146,21 +200,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("there is no chain of these names")
     trained = open_dataset(options.data, split=WHOLE_SPLIT).entries
     prior = separation_prior(spread(trained, options.prior_chains), model.config.model.heads)
-    measured = []
+    measured: list[Measured] = []
+    chains: list[ChainStructure] = []
     for entry in entries:
         data = read_entry(entry)
         alignments = () if options.single_sequence else data.alignments
         score = score_chain(model, entry.id, data.chain, alignments, model.config, recycles)
         measured.append(measure(score, data.chain, prior, coevolution(data.chain, alignments)))
+        chains.append(data.chain)
         figures = measured[-1].figures
         print(
             f"{entry.id:<20} {score.residues:4d} residues {score.depth:4d} rows  lDDT-CA {score.lddt_ca:.3f} "
             f"(bundle {figures['lddt_ca_bundle']:.3f}, helix {figures['lddt_ca_helix']:.3f})  "
             f"TM-score {score.tm_score:.3f} "
             f"(bundle {figures['tm_score_bundle']:.3f}, helix {figures['tm_score_helix']:.3f})  "
-            f"predicted lDDT {score.mean_plddt:.3f}",
+            f"predicted lDDT {score.mean_plddt:.3f}  radius {figures['radius_ratio']:.2f} of the true one  "
+            f"near neighbours {figures['near_neighbours']:.3f}",
             flush=True,
         )
+    add_own_minus_other(measured, chains)
     groups = summarise(measured)
     print("\n" + tables(groups))
     if options.plot:
@@ -169,11 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         options.plot.write_bytes(calibration_png(calibrate(predicted, true), title=f"{len(measured)} chains"))
     if options.json:
-        chains = [
+        rows = [
             {"id": m.score.id, "residues": m.score.residues, "depth": m.score.depth, **m.figures}
             for m in measured
         ]
-        text = json.dumps({"groups": _finite(groups), "chains": _finite(chains)}, indent=1, allow_nan=False)
+        text = json.dumps({"groups": _finite(groups), "chains": _finite(rows)}, indent=1, allow_nan=False)
         options.json.write_text(text + "\n")
 
 

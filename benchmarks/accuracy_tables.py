@@ -23,7 +23,14 @@ DEPTHS: dict[str, tuple[int, float]] = {
 }
 """Groups of chains by rows of the alignment besides the query, half-open."""
 
-_INPUT = "_input"
+LENGTHS: dict[str, tuple[int, float]] = {
+    "up to 100 residues": (0, 101),
+    "101 to 160 residues": (101, 161),
+    "161 residues and more": (161, math.inf),
+}
+"""Groups of chains by length, half-open."""
+
+_INPUT, _STRUCTURE = "_input", "_structure"
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,14 @@ class Measured:
 
 
 def summarise(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
-    """What :func:`summary` says of each group of :data:`DEPTHS` that has chains."""
+    """Return the :func:`summary` of each group that has chains: by depth, and by depth and length."""
     groups = {
         name: [m for m in measured if low <= (m.score.depth or 0) < high]
         for name, (low, high) in DEPTHS.items()
     }
+    for depth in ("none", "1 row and more"):
+        for length, (low, high) in LENGTHS.items():
+            groups[f"{depth}, {length}"] = [m for m in groups[depth] if low <= m.score.residues < high]
     return {name: summary(members) for name, members in groups.items() if members}
 
 
@@ -65,6 +75,9 @@ def summary(measured: Sequence[Measured]) -> dict[str, float]:
     found["above_bundle"] = statistics.fmean(
         m.figures["lddt_ca"] > m.figures["lddt_ca_bundle"] for m in measured
     )
+    ratios = [m.figures["radius_ratio"] for m in measured if "radius_ratio" in m.figures]
+    if ratios:
+        found["radius_ratio_min"] = min(ratios)
     for suffix in ("", "_long"):
         found[f"contact_chains{suffix}"] = sum(f"base_rate{suffix}" in m.figures for m in measured)
     predicted, true = (
@@ -109,8 +122,10 @@ def _contacts(separation: int, suffix: str) -> _Table:
         {
             f"contact_chains{suffix}": ("chains", "d"),
             f"precision_l5{suffix}": ("L/5", ".3f"),
+            f"precision_l5{suffix}{_STRUCTURE}": ("coordinates", ".3f"),
             f"precision_l5{suffix}{_INPUT}": ("input alone", ".3f"),
             f"precision_l2{suffix}": ("L/2", ".3f"),
+            f"precision_l2{suffix}{_STRUCTURE}": ("coordinates", ".3f"),
             f"precision_l2{suffix}{_INPUT}": ("input alone", ".3f"),
             f"base_rate{suffix}": ("all pairs", ".3f"),
         },
@@ -131,6 +146,18 @@ _TABLES: tuple[_Table, ...] = (
             "tm_score_helix": ("helix", ".3f"),
             "plddt_bias": ("pLDDT bias", "+.3f"),
             "plddt_pearson": ("pLDDT r", ".3f"),
+        },
+    ),
+    (
+        "Figures that a collapsed structure cannot pass; neighbours and clashes per residue:",
+        {
+            "own_minus_other": ("own minus other", "+.3f"),
+            "radius_ratio": ("radius ratio", ".2f"),
+            "radius_sane": ("0.7 to 1.3", ".0%"),
+            "radius_ratio_min": ("smallest", ".2f"),
+            "near_neighbours": ("near neighbours", ".3f"),
+            "near_neighbours_true": ("experiment", ".3f"),
+            "clashes": ("clashes", ".3f"),
         },
     ),
     (

@@ -47,6 +47,8 @@ class ChainScore:
         predicted: The network's estimate of it.
         depth: Different rows of the alignment that it was folded with, in addition to the query; None for a complex.
         distogram: How well its distogram describes the structure; None for a complex, and for a network without one.
+        positions: Predicted atom37 positions ``[N, 37, 3]`` in Å.
+        atom_mask: ``[N, 37]``, 1 for atoms that the prediction has.
     """
 
     id: str
@@ -58,6 +60,8 @@ class ChainScore:
     predicted: np.ndarray
     depth: int | None = None
     distogram: DistogramScore | None = None
+    positions: Tensor | None = None
+    atom_mask: Tensor | None = None
 
     def figures(self) -> dict[str, float]:
         """The figures that this chain has, by their names in logs."""
@@ -192,7 +196,7 @@ def score_complex(
     copies = copies_of_residues(merged, positions, mask, np.arange(len(mask)))
     if copies:
         found = exchanged_atoms(
-            folded.positions,
+            folded.positions[:, _CA],
             torch.as_tensor(merged["asym_id"]),
             torch.as_tensor(merged["entity_id"]),
             {key: torch.as_tensor(x) for key, x in copies.items()},
@@ -206,12 +210,14 @@ class _Fold:
     """What is compared of a prediction.
 
     Attributes:
-        positions: CA, ``[N, 3]`` in Å, on the CPU.
+        positions: atom37, ``[N, 37, 3]`` in Å, on the CPU.
+        atom_mask: ``[N, 37]``, on the CPU.
         lddt: The network's estimate ``[N]``, 0 to 1, on the CPU.
         distogram: Output of the head, or None.
     """
 
     positions: Tensor
+    atom_mask: Tensor
     lddt: Tensor
     distogram: dict[str, Any] | None
 
@@ -227,7 +233,8 @@ def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
             recycles,
         )
         return _Fold(
-            positions=result["structure_module"]["final_atom_positions"][:, _CA].float().cpu(),
+            positions=result["structure_module"]["final_atom_positions"].float().cpu(),
+            atom_mask=result["structure_module"]["final_atom_mask"].float().cpu(),
             lddt=plddt(result["predicted_lddt"]["logits"].float()).cpu() / 100,
             distogram=result.get("distogram"),
         )
@@ -235,7 +242,7 @@ def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
 
 def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray) -> ChainScore:
     """Compare CA positions with those of the experiment, ``[N, 3]`` in Å and their mask ``[N]``."""
-    predicted, estimate = folded.positions, folded.lddt
+    predicted, estimate = folded.positions[:, _CA], folded.lddt
     reference, mask = torch.as_tensor(positions), torch.as_tensor(observed)
     per_residue = lddt(predicted, reference, mask)
     resolved = mask > 0
@@ -247,4 +254,6 @@ def _score(name: str, folded: _Fold, positions: np.ndarray, observed: np.ndarray
         mean_plddt=float(estimate.mean()),
         true=per_residue[resolved].numpy(),
         predicted=estimate[resolved].numpy(),
+        positions=folded.positions,
+        atom_mask=folded.atom_mask,
     )

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.no_skill import RISE, helix_bundle, straight_helix
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.contacts import SeparationPrior, contact_probabilities, score_distogram
+from fastfold.protein.metrics.lddt import lddt
 from fastfold.training.validation import ChainScore, resolved_beta
 from tests.conftest import REPOSITORY
 from tests.helpers.sample_chains import chain_structure
@@ -82,6 +85,8 @@ def test_chains_are_grouped_by_the_depth_of_their_alignments(load: Any):
         "1 to 49": 2,
         "50 to 199": 2,
         "200 and more": 2,
+        "none, up to 100 residues": 2,
+        "1 row and more, up to 100 residues": 6,
     }
     assert "none" not in load("accuracy_tables").summarise([measured(load, 3)])
 
@@ -137,7 +142,8 @@ def test_the_program_prints_tables_and_keeps_everything(
     assert "| alignment | chains | lDDT-CA | bundle | helix |" in text
     assert "| none | 2 |" in text
     found = json.loads(out.read_text())
-    assert list(found["groups"]) == ["all chains", "none"]
+    assert list(found["groups"]) == ["all chains", "none", "none, up to 100 residues"]
+    assert "| alignment | own minus other | radius ratio |" in text
     assert [chain["id"] for chain in found["chains"]] == ["other0", "other1"]
     assert found["chains"][0].keys() >= {
         "depth",
@@ -145,4 +151,46 @@ def test_the_program_prints_tables_and_keeps_everything(
         "tm_score_helix",
         "distogram_ce_6_12",
         "distogram_ce_6_12_prior",
+        "radius_ratio",
+        "near_neighbours",
+        "clashes",
+        "own_minus_other",
     }
+
+
+def test_a_collapsed_structure_is_seen(load: Any):
+    chain = chain_structure(residues=28)
+    mask = torch.from_numpy(chain.mask)
+    true = replace(scored(0), positions=torch.from_numpy(chain.positions), atom_mask=mask)
+    ball = replace(true, positions=true.positions * 0.3)
+    found, collapsed = (load("accuracy").geometry(score, chain) for score in (true, ball))
+    assert found["radius_ratio"] == pytest.approx(1.0)
+    assert (found["radius_sane"], found["near_neighbours"]) == (1.0, found["near_neighbours_true"])
+    assert collapsed["radius_ratio"] == pytest.approx(0.3)
+    assert collapsed["radius_sane"] == 0.0
+    assert collapsed["near_neighbours"] > found["near_neighbours"] + 1
+    assert collapsed["clashes"] > found["clashes"] + 10
+
+
+def test_one_answer_for_every_protein_has_no_own_skill(load: Any):
+    """The same structure for a short and a long chain is as good for the other's target as for its own."""
+    long, short = chain_structure(residues=28), chain_structure(residues=20)
+    scores = [
+        replace(
+            scored(0), positions=torch.from_numpy(long.positions[: len(x)]), atom_mask=torch.ones(len(x), 37)
+        )
+        for x in (long, short)
+    ]
+    ca = rc.atom_order["CA"]
+    own = float(
+        lddt(
+            scores[1].positions[:, ca],
+            torch.from_numpy(short.positions[:, ca]),
+            torch.from_numpy(short.mask[:, ca]),
+            per_residue=False,
+        )
+    )
+    rows = [load("accuracy_tables").Measured(score, {"lddt_ca": own}) for score in scores]
+    load("accuracy").add_own_minus_other(rows, [long, short])
+    assert rows[1].figures["own_minus_other"] == pytest.approx(0.0, abs=1e-6)
+    assert "own_minus_other" not in rows[0].figures

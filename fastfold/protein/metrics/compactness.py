@@ -1,0 +1,53 @@
+"""Size and density of a CA trace: figures that a collapsed structure cannot pass.
+
+lDDT looks only at pairs that are near in the experiment, so it rewards a ball of overlapping residues. The radius of
+gyration and the number of impossibly near neighbours show such a structure at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TOO_NEAR = 3.8
+"""CA atoms of residues that are not neighbours lie farther apart than this in nearly all experiments, in Å."""
+
+_BONDED = 2
+
+
+def radius_of_gyration(points: Tensor, mask: Tensor) -> Tensor:
+    """Return the root mean squared distance of points from their centre.
+
+    Args:
+        points: ``[*, N, 3]`` in Å.
+        mask: ``[*, N]``, 1 for points that count.
+
+    Returns:
+        ``[*]`` in Å; 0 where no point counts.
+
+    Example:
+        >>> radius_of_gyration(torch.tensor([[0.0, 0, 0], [2.0, 0, 0]]), torch.ones(2)).item()
+        1.0
+    """
+    mask = mask.to(points.dtype)
+    count = mask.sum(-1).clamp(min=1)
+    centre = (points * mask[..., None]).sum(-2, keepdim=True) / count[..., None, None]
+    return (((points - centre).square().sum(-1) * mask).sum(-1) / count).sqrt()
+
+
+def near_neighbours(points: Tensor, mask: Tensor, *, distance: float = TOO_NEAR) -> float:
+    """Return the mean number of impossibly near CA atoms of a residue.
+
+    Args:
+        points: CA positions ``[N, 3]`` in Å.
+        mask: ``[N]``, 1 for residues that count.
+        distance: Pairs below this distance in Å count, if they are more than two residues apart in the chain.
+
+    Returns:
+        Neighbours per residue that counts: about 0.002 in experiments; 0 where no residue counts.
+    """
+    at = torch.arange(len(points), device=points.device)
+    apart = (at[:, None] - at).abs() > _BONDED
+    counted = (mask > 0)[:, None] & (mask > 0)
+    near = (torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist") < distance) & apart
+    return float((near & counted).sum() / (mask > 0).sum().clamp(min=1))
