@@ -1,4 +1,4 @@
-# Daily life of the project: make demo | test | test-quick | test-nccl | lint | docs | bench. Each target sets itself up in .venv.
+# Daily life of the project. Each target sets itself up in .venv.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread per test process: two of them share the cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-slow test-nccl lint docs bench clean
+.PHONY: demo test test-quick test-slow test-gpu test-nccl lint docs bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -41,6 +41,10 @@ test-slow: $(VENV)/installed-test
 test-nccl: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m nccl tests/parallel tests/training
 
+# Every check that needs a GPU, in one report; without a GPU what a CPU can run.
+test-gpu: $(VENV)/installed-test
+	$(BIN)/python benchmarks/gpu/run.py
+
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +61,4 @@ bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/train_step.py
 
 clean:
-	rm -rf $(VENV) demo_output predict_output build docs/api *.egg-info
+	rm -rf $(VENV) demo_output predict_output gpu_results build docs/api *.egg-info
