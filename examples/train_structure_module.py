@@ -4,8 +4,11 @@
 
 The distogram of a small network knows more than its structure module makes of it, and the structure module is the cheap
 part. So the network's representations of training chains are recorded once, whole chains in half precision, and the
-structure module trains on them together with the head that predicts its lDDT: a few times as fast as the whole network,
-and on lengths that the whole network is not trained on. More iterations cost no parameters, since all have the same.
+structure module trains on them together with the heads that predict its errors: a few times as fast as the whole
+network, and on lengths that the whole network is not trained on. More iterations cost no parameters, since all have the
+same.
+
+Overlaps and violations weigh little at first, so that folds can form, and more later, so that they become possible.
 
 What was recorded is kept, apart for each file of weights and each training set: the same command goes on recording
 where it stopped. The folder takes a few megabytes for each chain.
@@ -14,9 +17,12 @@ where it stopped. The folder takes a few megabytes for each chain.
 from __future__ import annotations
 
 import argparse
+import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,25 +34,27 @@ from fastfold.data.training.entry import Entry
 from fastfold.data.training.sample import FEATURES, LABELS, SampleSettings
 from fastfold.errors import InputError
 from fastfold.evoformer.confidence import plddt
-from fastfold.evoformer.losses.heads import predicted_lddt_loss
+from fastfold.evoformer.losses.heads import predicted_aligned_error_loss, predicted_lddt_loss
 from fastfold.evoformer.losses.total import structure_loss
 from fastfold.evoformer.weights.checkpoint import save_weights
 from fastfold.parallel.data_parallel.zero import Replicated
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.metrics.compactness import near_neighbours, radius_of_gyration
 from fastfold.training.compose import compose_config, network_config
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import MakeSample, entry_reader, sample_settings
 from fastfold.training.optim.ema import ExponentialMovingAverage
 from fastfold.training.optim.grad_accumulation import SampleGradients
-from fastfold.training.optim.lr_schedule import AlphaFoldSchedule
 from fastfold.training.optim.optimizers import make_optimizer
 from fastfold.training.sets.source import open_source
 from fastfold.training.trainer import ca_lddt
 from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest, input_hash
 
-TRAINED = ("structure_module.", "heads.predicted_lddt.")
+TRAINED = ("structure_module.", "heads.predicted_lddt.", "heads.predicted_aligned_error.")
+LATE_OVERLAP, LATE_VIOLATIONS = 8.0, 0.2  # weights at the end, which rise from those of the configuration
 LONGEST = 256  # residues that are recorded of a chain
 
 
@@ -87,35 +95,88 @@ def record(
 
 
 def fold(model: AlphaFold, recorded: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The structure module's results and those of its lDDT head, from recorded representations."""
+    """Compute the structure and its predicted errors from recorded representations."""
+    pair = recorded["pair"].float()
     structure = model.structure_module(
-        recorded["single"].float(), recorded["pair"].float(), recorded["aatype"], recorded["seq_mask"]
+        recorded["single"].float(), pair, recorded["aatype"], recorded["seq_mask"]
     )
-    logits = model.heads["predicted_lddt"]({"structure_module": structure["act"]})
-    return {"structure_module": structure, "predicted_lddt": logits}
+    return {
+        "structure_module": structure,
+        "predicted_lddt": model.heads["predicted_lddt"]({"structure_module": structure["act"]}),
+        "predicted_aligned_error": model.heads["predicted_aligned_error"]({"pair": pair}),
+    }
 
 
-def loss_of(model: AlphaFold, recorded: dict[str, Tensor]) -> Tensor:
-    """The loss of the layers that train, a scalar."""
-    heads, result = model.config.model.heads, fold(model, recorded)
+def loss_of(model: AlphaFold, recorded: dict[str, Tensor], heads: Any) -> Tensor:
+    """Compute the loss of the layers that train, a scalar.
+
+    Args:
+        model: The network.
+        recorded: Representations and labels of a chain.
+        heads: Config node ``heads`` with the weights of the losses.
+    """
+    result = fold(model, recorded)
     structure = structure_loss(result["structure_module"], recorded, heads.structure_module)["loss"]
     predicted = predicted_lddt_loss(result, recorded, heads.predicted_lddt)["loss"]
-    return heads.structure_module.weight * structure + heads.predicted_lddt.weight * predicted
+    errors = predicted_aligned_error_loss(
+        result, recorded, heads.predicted_aligned_error, heads.structure_module.position_scale
+    )["loss"]
+    return (
+        heads.structure_module.weight * structure
+        + heads.predicted_lddt.weight * predicted
+        + heads.predicted_aligned_error.weight * errors
+    )
+
+
+def scheduled(heads: Any, share: float) -> Any:
+    """Return the loss weights after a share of the training, 0 to 1.
+
+    The weights of overlaps and violations rise between 0.3 and 0.7 of it, each by the same factor in the same time.
+    """
+    late = min(1.0, max(0.0, (share - 0.3) / 0.4))
+    found = copy.deepcopy(heads)
+    structure, trace = found.structure_module, found.structure_module.ca_trace
+    trace.overlap *= (LATE_OVERLAP / trace.overlap) ** late
+    structure.structural_violation_loss_weight *= (
+        LATE_VIOLATIONS / structure.structural_violation_loss_weight
+    ) ** late
+    return found
+
+
+def rate_factor(step: int, steps: int) -> float:
+    """Return the factor of the learning rates: a short rise, constant up to 0.4 of the steps, then a cosine to zero."""
+    falling = max(0.0, step / steps - 0.4) / 0.6
+    return min(1.0, step / 20) * 0.5 * (1.0 + math.cos(math.pi * falling))
 
 
 def validation(model: AlphaFold, files: Sequence[Path]) -> str:
-    """Mean lDDT-CA and mean of the lDDT-CA that the network predicts, 0 to 1; leaves the network in training mode."""
+    """Return a line of means over validation chains, and leave the network in training mode."""
     model.eval()
+    ca = rc.atom_order["CA"]
     with torch.no_grad():
         scores = []
         for file in files:
             recorded = load_file(file)
             result = fold(model, recorded)
-            predicted = plddt(result["predicted_lddt"]["logits"]).mean() / 100
-            scores.append((float(ca_lddt(result, recorded)), float(predicted)))
+            points, mask = (
+                result["structure_module"]["final_atom_positions"][:, ca],
+                recorded["all_atom_mask"][:, ca],
+            )
+            true = radius_of_gyration(recorded["all_atom_positions"][:, ca], mask)
+            scores.append(
+                (
+                    float(ca_lddt(result, recorded)),
+                    float(plddt(result["predicted_lddt"]["logits"]).mean() / 100),
+                    float(radius_of_gyration(points, mask) / true),
+                    near_neighbours(points, mask),
+                )
+            )
     model.train()
-    true, predicted = np.mean(scores, 0)
-    return f"validation lDDT-CA {true:.3f}, predicted {predicted:.3f}"
+    lddt, predicted, radius, near = np.mean(scores, 0)
+    return (
+        f"validation lDDT-CA {lddt:.3f}, predicted {predicted:.3f}, radius {radius:.2f} of the true one, "
+        f"near neighbours {near:.3f}"
+    )
 
 
 def train(model: AlphaFold, config: TrainConfig, files: Sequence[Path], held_out: Sequence[Path]) -> None:
@@ -127,20 +188,20 @@ def train(model: AlphaFold, config: TrainConfig, files: Sequence[Path], held_out
     optimizer = make_optimizer(optim, named)
     gradients = SampleGradients(Replicated(named, ParallelMesh(ParallelPlan()), {}), optim.clip)
     rates = [group["lr"] for group in optimizer.param_groups]
-    schedule = AlphaFoldSchedule(1.0, warmup_steps=min(50, steps // 2), decay_after=None, total_steps=steps)
     average = ExponentialMovingAverage(model, optim.ema_decay, warm_up=True)
     rng = np.random.default_rng(config.trainer.seed)
     order: list[int] = []
     print(f"before: {validation(model, held_out)}", flush=True)
     for step in range(1, steps + 1):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * schedule.lr(step)
+            group["lr"] = rate * rate_factor(step, steps)
+        heads = scheduled(model.config.model.heads, step / steps)
         losses = []
         for _ in range(optim.batch_size):
             order = order or rng.permutation(len(files)).tolist()
             recorded = load_file(files[order.pop()])
             clamped = float(rng.random() >= config.data.unclamped_probability)
-            loss = loss_of(model, recorded | {"use_clamped_fape": torch.tensor(clamped)})
+            loss = loss_of(model, recorded | {"use_clamped_fape": torch.tensor(clamped)}, heads)
             loss.backward()
             gradients.add_sample()
             losses.append(float(loss.detach()))
@@ -175,7 +236,10 @@ def main() -> None:
             "trainer.out=.",
             f"trainer.steps={args.steps}",
             "trainer.validate_every=250",
-            "optim.batch_size=4",
+            "optim.batch_size=2",
+            "optim.lr=5.0e-4",
+            "optim.muon_lr=2.5e-3",
+            "optim.ema_decay=0.99",
         ]
     )
     torch.manual_seed(config.trainer.seed)

@@ -140,7 +140,7 @@ def test_train_structure_module(tmp_path: Path) -> None:
     assert changed == {"structure_module", "heads"}
     heads = {name for name in first if name.startswith("heads.") and not torch.equal(first[name], last[name])}
     assert heads
-    assert all(name.startswith("heads.predicted_lddt.") for name in heads)
+    assert all(name.split(".")[1] in ("predicted_lddt", "predicted_aligned_error") for name in heads)
     made = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
     assert len(made) == 3
     run("train_structure_module.py", *options, "--steps", "1")
