@@ -57,9 +57,10 @@ class Meeting:
         self._backend, self._device = backend, device
         self._timeout, self._message_timeout = timeout, message_timeout
         self._turn = 0
-        self._store, self._rank, self._size = _tried_again(
+        store, self._rank, self._size = _tried_again(
             lambda: next(iter(dist.rendezvous("env://", timeout=timeout)))
         )
+        self._store = dist.PrefixStore(_generation(), store)
         self.begin()
 
     def begin(self) -> None:
@@ -283,6 +284,14 @@ def init_distributed(
         # After an error too: those who wait for this process notice.
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _generation() -> str:
+    """Return the prefix of all keys of this start of the processes.
+
+    torchrun keeps one store when it starts processes again, and the store still has the addresses of the dead ones.
+    """
+    return f"generation/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _is_lost(error: BaseException) -> bool:
