@@ -13,7 +13,7 @@ from tests.conftest import REPOSITORY
 
 STEPS, KILLED = 6, 3
 PROGRAM = f"""
-import os, signal, sys
+import os, signal, sys, time
 import torch
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,8 @@ from fastfold.parallel import ParallelPlan, init_distributed
 
 out = Path(sys.argv[1])
 rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if attempt and rank == 0:
+    time.sleep(3)  # the other one would find the address of the dead process first
 weight, step = torch.zeros(3), 0
 if (out / "checkpoint.pt").exists():
     step, weight = torch.load(out / "checkpoint.pt", weights_only=True)
