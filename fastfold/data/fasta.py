@@ -27,7 +27,15 @@ from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 MAX_FASTA_BYTES = 1 << 28
 
+_OTHER_MOLECULES = ("ccd", "smiles", "dna", "rna", "ligand", "glycan")
+"""Second field of a header in Boltz's FASTA files, first field in Chai's, of records that are no proteins."""
+_PIR = re.compile(r"([A-Z][A-Z0-9]);(.*)")
+_PIR_PROTEINS = ("P1", "F1")
 _ALIGNMENT = re.compile(r"#[0-9]+(,[0-9]+)*[ \t]+[0-9]+(,[0-9]+)*[ \t]*$|# STOCKHOLM")
+
+
+_INDENTED = re.compile(r"^[ \t]+>", re.MULTILINE)
+_QUOTED = re.compile(r"^[ \t]*[\"']+[ \t]*>", re.MULTILINE)
 
 
 class FastaRecord(NamedTuple):
@@ -104,7 +112,12 @@ def parse_fasta(
         InputError: There is no record, or the file is an alignment.
     """
     # Surrogates keep bytes that are not ASCII apart until the line that they stand in can be named.
-    preamble, records = split_records(data.decode("ascii", "surrogateescape"))
+    text = _INDENTED.sub(">", data.decode("ascii", "surrogateescape"))
+    if quoted := _QUOTED.search(text):
+        line = len(split_lines(text[: quoted.start()]))
+        message = "a quotation mark precedes '>'; remove the quotation marks around the record"
+        raise InputError(message, path=path, line=line)
+    preamble, records = split_records(text)
     stray = next((i for i, line in enumerate(preamble) if line.strip() and not line.startswith("#")), None)
     first = next((i for i, line in enumerate(preamble) if line.strip()), None)
     if first is not None and _ALIGNMENT.match(preamble[first]):
@@ -199,11 +212,35 @@ def check_identifier(identifier: str, path: PathLike, line: int) -> None:
 
 def _parse_record(path: PathLike, number: int, record: FastaRecord) -> Record:
     """The record that is the ``number``-th of its file."""
-    words = record.header.split()
+    pir = _PIR.fullmatch(record.header)
+    words = (pir[2] if pir else record.header).split()
     identifier = words[0] if words else f"{file_stem(path)}_{number}"
     check_identifier(identifier, path, record.line)
+    _check_protein(record, pir[1] if pir else None, identifier, path)
     lines = ["" if line.startswith("#") else line for line in record.lines]
+    if pir and lines:
+        lines[0] = ""  # the title
     sequences, warnings = parse_sequence(lines, path=path, record=identifier, first_line=record.line + 1)
     if not words:
         warnings.insert(0, f"the header on line {record.line} has no name; it is called {identifier!r}")
     return Record(identifier, record.line, sequences, warnings)
+
+
+def _check_protein(record: FastaRecord, pir: str | None, identifier: str, path: PathLike) -> None:
+    fields = [field.strip().lower() for field in record.header.split("|")]
+    kind = fields[1] if len(fields) > 1 else ""
+    if kind.startswith("name="):
+        kind = fields[0]
+    if kind in _OTHER_MOLECULES:
+        found = kind
+    elif pir is not None and pir not in _PIR_PROTEINS:
+        found = f"PIR type {pir}"
+    else:
+        return
+    raise InputError(
+        f"expected a protein, found a record of another molecule ({found}); FastFold folds proteins alone: remove the "
+        "record",
+        path=path,
+        line=record.line,
+        record=identifier,
+    )

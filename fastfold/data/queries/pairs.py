@@ -11,11 +11,13 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from fastfold.data.fasta import MAX_FASTA_BYTES, Record, check_identifier, found_target
-from fastfold.data.queries.read import TABLE_DELIMITERS, read_targets
-from fastfold.data.queries.table import table_rows
+from fastfold.data.queries.read import TABLE_ENDINGS, read_targets
+from fastfold.data.queries.table import table_delimiter, table_rows
 from fastfold.data.targets import FoundTarget, Target, parse_sequence, unique_targets
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, read_text_bytes
@@ -85,15 +87,14 @@ def baits_against_candidates(baits: Sequence[Target], candidates: Sequence[Targe
 
 def is_pair_table(path: PathLike) -> bool:
     """Whether a file is a table with a column ``chain_1``; a file that cannot be read is not."""
-    delimiter = _delimiter(path)
-    if delimiter is None:
+    if not _is_table(path):
         return False
     try:
         text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("utf-8", "replace")
     except InputError:
         return False
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return "chain_1" in [cell.strip().strip('"').lower() for cell in first.split(delimiter)]
+    return "chain_1" in [cell.strip().strip('"').lower() for cell in first.split(table_delimiter(text))]
 
 
 def read_pair_table(
@@ -101,7 +102,8 @@ def read_pair_table(
 ) -> tuple[list[Target], list[InputError]]:
     """The complexes of a table: a row for each, with its partners in the columns ``chain_1``, ``chain_2`` and so on.
 
-    A column ``id`` may name the complexes; other columns are left alone. Cells at the end of a row may be empty.
+    A column ``id`` may name the complexes; other columns are left alone. Cells at the end of a row may be empty. Rows
+    without a name that have the same partners, in any order, are one complex.
 
     Args:
         path: File whose name ends in ``.csv`` or ``.tsv``, with ``.gz`` behind that or not.
@@ -114,7 +116,7 @@ def read_pair_table(
         InputError: The file cannot be read, or its first line does not name the columns.
     """
     text = read_text_bytes(path, limit=MAX_FASTA_BYTES).decode("utf-8", "surrogateescape")
-    rows = table_rows(text, path, _delimiter(path) or ",")
+    rows = table_rows(text, path, table_delimiter(text))
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     columns = sorted(
         (int(match[1]), i) for i, name in enumerate(header) if (match := _PARTNER.fullmatch(name))
@@ -129,14 +131,27 @@ def read_pair_table(
         raise InputError("has no row below the columns' names; add one per complex", path=path)
     known = None if proteins is None else {protein.record: protein for protein in proteins}
     read = partial(_read_row, path, header, [i for _, i in columns], known)
-    found: list[FoundTarget] = []
+    found: dict[object, FoundTarget] = {}
     errors: list[InputError] = []
     for line, cells in rows[1:]:
         try:
-            found.append(read(line, cells))
+            one = read(line, cells)
         except InputError as error:
             errors.append(error)
-    return unique_targets(found, errors), errors
+            continue
+        # Partners in another order are the same complex, unless the table gives it a name of its own.
+        named = "id" in header and bool(cells[header.index("id")].strip())
+        key: object = line if named else tuple(sorted(cells[i].strip() for i in (c for _, c in columns)))
+        if key in found:
+            first = found[key]
+            doubt = (
+                f"line {line} of {Path(path).name} has the same partners as line {first.line}; folded once"
+            )
+            warnings = (*first.target.warnings, doubt)
+            found[key] = first._replace(target=replace(first.target, warnings=warnings))
+        else:
+            found[key] = one
+    return unique_targets(list(found.values()), errors), errors
 
 
 def _read_row(
@@ -225,6 +240,5 @@ def _joined(members: Sequence[Record], name: str, path: PathLike, line: int) -> 
     return found_target(path, line, name, sequences, warnings=list(doubts), records=records)
 
 
-def _delimiter(path: PathLike) -> str | None:
-    """What separates the columns of a table, by its name; None if it is not called like a table."""
-    return TABLE_DELIMITERS.get(os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1])
+def _is_table(path: PathLike) -> bool:
+    return os.path.splitext(os.fspath(path).lower().removesuffix(".gz"))[1] in TABLE_ENDINGS

@@ -1,7 +1,8 @@
-"""Queries of all forms: FASTA, A3M, CSV, folders of these, and the standard input.
+"""Queries of all forms: FASTA, A3M, CSV, JSON, YAML, folders of these, and the standard input.
 
-What a file is follows from its name: ``.a3m`` is one target with its alignment, ``.csv`` and ``.tsv`` are tables, all
-else is FASTA; ``.gz`` may follow. The standard input is what it begins like.
+What a file is follows from its name: ``.a3m`` is one target with its alignment, ``.csv`` and ``.tsv`` are tables,
+``.json`` and ``.yaml`` are inputs of AlphaFold 3 and Boltz, all else is FASTA; ``.gz`` may follow. The standard input
+is what it begins like. JSON and YAML files are read where they are named, not where they lie in a folder.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from fastfold.data.fasta import MAX_FASTA_BYTES, parse_fasta
+from fastfold.data.fasta import MAX_FASTA_BYTES, file_stem, parse_fasta
 from fastfold.data.queries.a3m import parse_a3m_query
+from fastfold.data.queries.entities import ENTITY_ENDINGS, parse_entities
 from fastfold.data.queries.table import MAX_A3M_BYTES, parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
@@ -20,7 +23,7 @@ from fastfold.utils.text_files import STDIN_NAME, PathLike, read_stdin_bytes, re
 
 STDIN = "-"
 FASTA_ENDINGS = (".fasta", ".fa", ".faa", ".fas")
-TABLE_DELIMITERS = {".csv": ",", ".tsv": "\t"}
+TABLE_ENDINGS = (".csv", ".tsv")
 A3M_ENDING = ".a3m"
 
 _HEADER_LINE = re.compile(rb"\s*#[0-9]+(,[0-9]+)*[ \t]+[0-9]")
@@ -40,7 +43,8 @@ def read_targets(
 
     Returns:
         The usable targets in the order of the input, files of a folder by name, with unique names; and one error
-        for each bad file or record. An identifier that was used before is an error too.
+        for each bad file or record. Records of several files with the same identifier are called after their files;
+        an identifier that a file has twice is an error.
     """
     found: list[FoundTarget] = []
     errors: list[InputError] = []
@@ -49,7 +53,27 @@ def read_targets(
             found += _read(path, errors, complex_)
         except InputError as error:
             errors.append(error)
-    return unique_targets(found, errors), errors
+    return unique_targets(_named_by_files(found), errors), errors
+
+
+def _named_by_files(found: list[FoundTarget]) -> list[FoundTarget]:
+    """Rename records that several files have after their files, as ColabFold does."""
+    files: dict[str, set[str]] = {}
+    records: dict[str, int] = {}
+    for one in found:
+        files.setdefault(one.target.record, set()).add(os.path.realpath(one.path))
+        records[os.fspath(one.path)] = records.get(os.fspath(one.path), 0) + 1
+
+    def renamed(one: FoundTarget) -> FoundTarget:
+        record = one.target.record
+        if len(files[record]) < 2:
+            return one
+        stem = file_stem(one.path)
+        name = stem if records[os.fspath(one.path)] == 1 else f"{stem}_{record}"
+        doubt = f"other files have a record {record!r} too; this one is called {name!r}"
+        return one._replace(target=replace(one.target, record=name, warnings=(*one.target.warnings, doubt)))
+
+    return [renamed(one) for one in found]
 
 
 def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[PathLike]:
@@ -66,13 +90,13 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
             continue
         queries = [file for file in files if _is_query(file) and not file.is_dir()]
         if not queries:
-            endings = ", ".join((*FASTA_ENDINGS, A3M_ENDING, *TABLE_DELIMITERS))
+            endings = ", ".join((*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS))
             errors.append(InputError(f"is a folder without a query in it ({endings}, or .gz)", path=path))
         yield from queries
 
 
 def _is_query(file: Path) -> bool:
-    endings = (*FASTA_ENDINGS, A3M_ENDING, *TABLE_DELIMITERS)
+    endings = (*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS)
     return not file.name.startswith(".") and _ending(file) in endings
 
 
@@ -92,8 +116,10 @@ def _read(path: PathLike, errors: list[InputError], complex_: bool) -> list[Foun
         data = read_text_bytes(path, limit=limit)
     if ending == A3M_ENDING:
         return [parse_a3m_query(data, path)]
-    if ending in TABLE_DELIMITERS:
-        return parse_table(data, path, errors, delimiter=TABLE_DELIMITERS[ending], complex_=complex_)
+    if ending in TABLE_ENDINGS:
+        return parse_table(data, path, errors, complex_=complex_)
+    if ending in ENTITY_ENDINGS:
+        return parse_entities(data, path, errors)
     return parse_fasta(data, path, errors, complex_=complex_)
 
 
@@ -104,5 +130,5 @@ def _ending_of_content(data: bytes) -> str:
     first = _FIRST_LINE.match(data)
     words = first.group(1).lower() if first else b""
     if b"sequence" in words and not words.startswith(b">"):
-        return next((ending for ending, mark in TABLE_DELIMITERS.items() if mark.encode() in words), ".csv")
+        return ".csv"
     return ".fasta"

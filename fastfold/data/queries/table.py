@@ -19,12 +19,13 @@ from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
 MAX_A3M_BYTES = 1 << 32
 
+_DELIMITERS = (",", "\t", ";")
 _COLUMNS = ("id", "sequence")
 _ALIGNMENT = "a3mpath"
 
 
 def parse_table(
-    data: bytes, path: PathLike, errors: list[InputError], *, delimiter: str = ",", complex_: bool = False
+    data: bytes, path: PathLike, errors: list[InputError], *, complex_: bool = False
 ) -> list[FoundTarget]:
     """The targets of a table's content.
 
@@ -32,13 +33,13 @@ def parse_table(
         data: The content.
         path: The file's name; alignments are looked up from its folder.
         errors: One is added for each row that cannot be used.
-        delimiter: What separates the columns.
         complex_: All rows are the chains of one complex, called after the file.
 
     Raises:
         InputError: There is no first line with the columns' names, or no row.
     """
-    rows = table_rows(data.decode("utf-8", "surrogateescape"), path, delimiter)
+    text = data.decode("utf-8", "surrogateescape")
+    rows = table_rows(text, path, table_delimiter(text))
     header = [name.strip().lower() for name in rows[0][1]] if rows else []
     if not all(header.count(name) == 1 for name in _COLUMNS) or header.count(_ALIGNMENT) > 1:
         raise InputError(
@@ -67,6 +68,15 @@ def parse_table(
         except InputError as error:
             errors.append(error)
     return found
+
+
+def table_delimiter(text: str) -> str:
+    """Return the separator of a table, which is the one that splits its first line into most columns.
+
+    Spreadsheets write ``;`` or tabs into files that are called ``.csv``.
+    """
+    first = next((line for line in split_lines(text) if line.strip()), "")
+    return max(_DELIMITERS, key=first.count)
 
 
 def table_rows(text: str, path: PathLike, delimiter: str) -> list[tuple[int, list[str]]]:

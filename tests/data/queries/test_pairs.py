@@ -144,3 +144,21 @@ def test_a_protein_that_brings_its_alignment_is_refused(tmp_path: Path):
     found, errors = read_proteins(tmp_path / "p.a3m")
     assert found == []
     assert "put the alignment into the folder of alignments" in str(errors[0])
+
+
+def test_partners_in_another_order_are_one_complex(tmp_path: Path):
+    table = tmp_path / "pairs.csv"
+    table.write_text("chain_1;chain_2\nA;B\nB;A\nA;C\nA;A\n")
+    assert is_pair_table(table)
+    found, errors = read_pair_table(table, ABC)
+    assert not errors
+    assert list(shown(found)) == ["A_and_B", "A_and_C", "A_and_A"]
+    assert found[0].warnings == ("line 3 of pairs.csv has the same partners as line 2; folded once",)
+
+
+def test_a_complex_with_a_name_of_its_own_is_kept(tmp_path: Path):
+    table = tmp_path / "pairs.csv"
+    table.write_text("id,chain_1,chain_2\none,A,B\ntwo,B,A\n")
+    found, errors = read_pair_table(table, ABC)
+    assert not errors
+    assert shown(found) == {"one": "MKT:GSH", "two": "GSH:MKT"}

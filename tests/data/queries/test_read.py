@@ -147,14 +147,23 @@ def test_an_alignment_called_fasta_is_refused(put: Callable[..., Path], content:
     assert "this is an alignment, not FASTA" in str(error)
 
 
-def test_names_are_unique_over_all_forms(put: Callable[..., Path]) -> None:
-    """A record called as an A3M is named, not folded twice."""
-    paths = [put("x.a3m", ">q\nMKV\n"), put("y.fasta", ">x\nMK\n"), put("z.csv", "id,sequence\nz,MK\n")]
-    targets, (error,) = read_targets(paths)
-    assert [target.record for target in targets] == ["x", "z"]
-    assert str(error).startswith(
-        f"{paths[1]}:1 (record 'x'): the identifier was used before, at {paths[0]}:1"
-    )
+def test_records_of_one_name_in_several_files_are_called_after_the_files(put: Callable[..., Path]) -> None:
+    """ColabFold's rule; a name that one file has twice stays an error."""
+    paths = [
+        put("x.a3m", ">q\nMKV\n"),
+        put("y.fasta", ">x\nMK\n"),
+        put("z.csv", "id,sequence\nx,MKL\nw,MKK\n"),
+    ]
+    targets, errors = read_targets(paths)
+    assert not errors
+    assert [target.record for target in targets] == ["x", "y", "z_x", "w"]
+    assert [target.chains[0].sequence for target in targets] == ["MKV", "MK", "MKL", "MKK"]
+    assert targets[1].warnings == ("other files have a record 'x' too; this one is called 'y'",)
+    targets, (error,) = read_targets([put("twice.fasta", ">a\nMK\n>a\nMKV\n")])
+    assert [target.record for target in targets] == ["a"]
+    assert "the identifier was used before" in str(error)
+    targets, (error,) = read_targets([paths[1], paths[1]])
+    assert "the identifier was used before" in str(error)
 
 
 def check_records(folder: Path, group: str) -> int:

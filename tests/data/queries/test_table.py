@@ -30,7 +30,7 @@ def test_columns_are_found_by_name() -> None:
 
 def test_tabs_separate_too() -> None:
     """A TSV is the same table."""
-    (target,), errors = parse("id\tsequence\nx\tMKV\n", delimiter="\t")
+    (target,), errors = parse("id\tsequence\nx\tMKV\n")
     assert (target.record, errors) == ("x", [])
 
 
@@ -82,3 +82,13 @@ def test_alignments_count_from_the_tables_folder(tmp_path: Path) -> None:
     assert ["are not those of" in str(errors[0]), "no such file" in str(errors[1])] == [True, True]
     with pytest.raises(InputError, match="leave one of the two"):
         parse_table(table.read_bytes(), table, errors, complex_=True)
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_separator_is_that_of_the_first_line(separator: str) -> None:
+    """Spreadsheets of many countries write ';' into files called .csv."""
+    text = f'id{separator}sequence\none{separator}MK:MV\n"two, 2"{separator}MKV\n'
+    found, errors = parse(text)
+    assert not errors
+    assert [target.record for target in found] == ["one", "two, 2"]
+    assert [chain.sequence for chain in found[0].chains] == ["MK", "MV"]

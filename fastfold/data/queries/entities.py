@@ -1,0 +1,131 @@
+"""Inputs of AlphaFold 3 and Boltz: JSON and YAML files that list the molecules of one complex.
+
+Their protein chains are read where the file has nothing else. Ligands, nucleic acids, modified residues, bonds,
+constraints and templates are refused, because a fold without them would answer another question.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fastfold.data.fasta import check_identifier, file_stem, found_target
+from fastfold.data.targets import FoundTarget, parse_sequence
+from fastfold.errors import InputError
+from fastfold.utils.text_files import PathLike, split_lines
+
+ENTITY_ENDINGS = (".json", ".yaml", ".yml")
+
+_PROTEINS = ("protein", "proteinChain")
+_MEANINGFUL = ("bondedAtomPairs", "userCCD", "userCCDPath", "constraints", "templates", "properties")
+"""Keys of a file whose content changes what is asked for."""
+_OF_CHAIN = ("modifications", "templates", "cyclic", "glycans")
+_ALIGNMENTS = ("msa", "unpairedMsa", "pairedMsa", "unpairedMsaPath", "pairedMsaPath")
+_MAX_COPIES = 1000
+
+
+def parse_entities(data: bytes, path: PathLike, errors: list[InputError]) -> list[FoundTarget]:
+    """Read the complexes of a JSON or YAML file of AlphaFold 3, its server, or Boltz.
+
+    Args:
+        data: The content.
+        path: The file's name.
+        errors: One is added for each complex that cannot be used.
+
+    Returns:
+        One target for each complex: one in most files, several in those of AlphaFold's server.
+
+    Raises:
+        InputError: The content is neither JSON nor YAML, or is no such input.
+    """
+    tree = _parsed(data, path)
+    jobs = tree if isinstance(tree, list) else [tree]
+    found = []
+    for number, job in enumerate(jobs, 1):
+        if not isinstance(job, Mapping) or not isinstance(job.get("sequences"), list) or not job["sequences"]:
+            raise InputError(
+                "expected an input of AlphaFold 3 or Boltz with a list 'sequences', found other content; FASTA files "
+                "end in .fasta, tables in .csv",
+                path=path,
+            )
+        name = str(job.get("name") or "").strip() or file_stem(path) + (f"_{number}" if len(jobs) > 1 else "")
+        try:
+            found.append(_target(job, name, path))
+        except InputError as error:
+            errors.append(error)
+    if not found and not errors:
+        raise InputError("has no complex; add one to the list", path=path)
+    return found
+
+
+def _parsed(data: bytes, path: PathLike) -> Any:
+    try:
+        text = data.decode("utf-8-sig")
+        if Path(str(path).removesuffix(".gz")).suffix.lower() == ".json":
+            return json.loads(text)
+        return yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"cannot be read: {message}; check the file's syntax", path=path) from None
+
+
+def _target(job: Mapping[str, Any], name: str, path: PathLike) -> FoundTarget:
+    check_identifier(name, path, 1)
+    _refuse(job, _MEANINGFUL, name, path)
+    sequences: list[str] = []
+    chains: list[str] = []
+    warnings = []
+    if job.get("modelSeeds"):
+        warnings.append("the seeds of the file are not read; give them by --seeds")
+    for number, entity in enumerate(job["sequences"], 1):
+        for chain, letters, doubts in _chains(entity, number, name, path):
+            sequences.append(letters)
+            chains.append(chain)
+            warnings += [doubt for doubt in doubts if doubt not in warnings]
+    return found_target(path, 1, name, sequences, warnings=warnings, records=chains)
+
+
+def _chains(entity: Any, number: int, name: str, path: PathLike) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the name, the sequence and the warnings of each copy of one entity."""
+    if not isinstance(entity, Mapping) or len(entity) != 1:
+        raise InputError(
+            f"entry {number} of 'sequences' has no single kind of molecule", path=path, record=name
+        )
+    ((kind, content),) = entity.items()
+    if kind not in _PROTEINS:
+        raise InputError(
+            f"expected proteins alone, found {str(kind)[:40]!r} as entry {number}; FastFold folds proteins: remove it "
+            "from the file",
+            path=path,
+            record=name,
+        )
+    if not isinstance(content, Mapping) or not isinstance(content.get("sequence"), str):
+        raise InputError(f"entry {number} has no text 'sequence'", path=path, record=name)
+    _refuse(content, _OF_CHAIN, name, path)
+    (sequence, *more), warnings = parse_sequence(split_lines(content["sequence"]), path=path, record=name)
+    if more:
+        raise InputError(f"entry {number} has ':' in its sequence; list each chain", path=path, record=name)
+    if any(content.get(key) not in (None, "", "empty") for key in _ALIGNMENTS):
+        warnings.append("alignments named in the file are not read; give them by --msa-dir")
+    given = content.get("id", content.get("count", 1))
+    copies = [""] * given if isinstance(given, int) else given if isinstance(given, list) else [given]
+    if not 1 <= len(copies) <= _MAX_COPIES:
+        raise InputError(
+            f"entry {number} has {len(copies)} copies, expected 1 to {_MAX_COPIES}", path=path, record=name
+        )
+    for copy in copies:
+        yield str(copy), sequence, warnings
+
+
+def _refuse(content: Mapping[str, Any], keys: tuple[str, ...], name: str, path: PathLike) -> None:
+    for key in keys:
+        if content.get(key):
+            raise InputError(
+                f"has {key!r}, which FastFold does not take from such files; remove it to fold the chains alone",
+                path=path,
+                record=name,
+            )
