@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastfold.inference.report.guard import MAX_JSON_BYTES, check_size, leaving_out
+
 SCORES = "_scores.json"
 """How the file that makes a prediction ends."""
 
 _RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
+_LONGEST_NAME = 255
+_LARGEST = 1e300
 _LISTED = ("relaxed_energy", "seconds", "peak_memory")
 
 
@@ -66,20 +70,18 @@ def find_predictions(
     table = _table(directory / "summary.tsv")
     found = []
     for stem in stems:
-        try:
-            scores = _checked(json.loads((directory / f"{stem}{SCORES}").read_bytes()))
-        except (OSError, ValueError, RecursionError) as error:
-            say(f"{stem}{SCORES}: left out of the report, {_reason(error)}")
-            continue
-        match = _RANK.fullmatch(stem)
-        target = match["target"] if match else str(scores["name"])
-        for ending in ("_coverage.json", "_config.json"):  # may belong to the target
-            path = directory / f"{target}{ending}"
-            if ending not in files[stem] and path.is_file():
-                files[stem][ending] = path
-        line = table.get(stem, {})
-        rank = int(match["rank"]) if match else None
-        found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
+        with leaving_out(f"{stem}{SCORES}", say):
+            path = check_size(directory / f"{stem}{SCORES}", MAX_JSON_BYTES)
+            scores = _checked(json.loads(path.read_bytes()))
+            match = _RANK.fullmatch(stem)
+            target = match["target"] if match else str(scores["name"])
+            for ending in ("_coverage.json", "_config.json"):  # may belong to the target
+                path = directory / f"{target}{ending}"
+                if ending not in files[stem] and path.is_file():
+                    files[stem][ending] = path
+            line = table.get(stem, {})
+            rank = int(match["rank"]) if match else None
+            found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
     return sorted(found, key=lambda one: (one.target, one.rank or math.inf, one.stem))
 
 
@@ -111,6 +113,8 @@ def _checked(scores: Any) -> Mapping[str, Any]:
     for key, kind in kinds.items():
         if not isinstance(scores.get(key), kind):
             raise ValueError(f"{key} is missing or of another kind")
+    if len(scores["name"]) > _LONGEST_NAME:
+        raise ValueError(f"name is longer than {_LONGEST_NAME} letters")
     sequences, plddt = scores["sequences"], scores["plddt"]
     if not sequences or not all(isinstance(one, str) and one for one in sequences):
         raise ValueError("sequences are not text")
@@ -120,13 +124,7 @@ def _checked(scores: Any) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"it cannot be read: {error.strerror}"
-    return "it is not JSON" if isinstance(error, json.JSONDecodeError | RecursionError) else str(error)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
 
 
 def _table(path: Path) -> dict[str, dict[str, float]]:

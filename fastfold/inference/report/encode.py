@@ -101,7 +101,7 @@ def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
         (found,) = json.loads(path.read_bytes())
         pae = np.array(found["predicted_aligned_error"], np.float32)
         largest = float(found["max_predicted_aligned_error"])
-    except (TypeError, KeyError, RecursionError) as error:
+    except (TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError("it is not an aligned error") from error
     if pae.shape != (residues, residues) or not np.isfinite(pae).all() or not 0 < largest < 1e4:
         raise ValueError(f"it is not the aligned error of {residues} residues")

@@ -18,6 +18,7 @@ from fastfold.errors import InputError
 from fastfold.inference.output import style
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
+from fastfold.inference.report.guard import MAX_JSON_BYTES, check_size, leaving_out
 from fastfold.inference.report.molstar import PACKAGE, load_molstar
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
@@ -28,6 +29,9 @@ NAME = "report.html"
 MAX_EMBEDDED = 20_000_000
 """Characters of packed data that a page carries; structures and aligned errors of the best predictions come first."""
 
+_ROOM = 2**20
+_STRUCTURE_BYTES = 2**14
+_PAE_BYTES = 2**5
 _SCRIPTS = ("data.js", "charts.js", "view.js", "main.js")
 
 
@@ -62,13 +66,17 @@ def write_report(
         raise InputError(
             f"cannot be read: {error.strerror}; give a folder of results", path=folder
         ) from error
-    if not predictions:
+    entries = []
+    for prediction in predictions:
+        with leaving_out(prediction.stem, say):
+            entries.append((prediction, _row(prediction), pack_json(_detail(prediction, say))))
+    if not entries:
         raise InputError(
             "there is no prediction in this folder (a file ..._scores.json); give one that fastfold infer wrote to",
             path=folder,
         )
     page = folder / NAME
-    write_atomic(page, _page(folder, predictions, say, max_embedded))
+    write_atomic(page, _page(folder, entries, say, max_embedded))
     return page
 
 
@@ -79,10 +87,14 @@ def _packed_viewer_file(text: str) -> str:
 
 
 def _page(
-    folder: Path, predictions: list[FoundPrediction], say: Callable[[str], None], max_embedded: int
+    folder: Path,
+    entries: list[tuple[FoundPrediction, dict[str, Any], str]],
+    say: Callable[[str], None],
+    max_embedded: int,
 ) -> str:
-    blobs = [pack_json(_detail(prediction, say)) for prediction in predictions]
-    rows = [_row(prediction) | {"detail": number} for number, prediction in enumerate(predictions)]
+    predictions = [prediction for prediction, _, _ in entries]
+    rows = [row | {"detail": number} for number, (_, row, _) in enumerate(entries)]
+    blobs = [detail for _, _, detail in entries]
     left = max_embedded - sum(map(len, blobs))
     # The best of all targets before the second best of any.
     for number in sorted(range(len(rows)), key=lambda k: (predictions[k].rank or 1, k)):
@@ -215,14 +227,12 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
         path = prediction.files.get(f"_{key}.json")
         if path is None:
             continue
-        try:
-            value = json.loads(path.read_bytes())
+        with leaving_out(path.name, say):
+            value = json.loads(check_size(path, MAX_JSON_BYTES).read_bytes())
             if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
-                raise ValueError
-        except (OSError, ValueError, RecursionError):
-            say(f"{path.name}: left out of the report, it cannot be read or is not what its name says")
-            continue
-        found[key] = _finite(value)
+                raise ValueError("it is not what its name says")
+            pack_json(value := _finite(value))  # an error here leaves out this file alone
+            found[key] = value
     return found
 
 
@@ -252,15 +262,16 @@ def _finite(value: Any) -> Any:
 def _heavy(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str, tuple[dict[str, Any], str]]:
     """Structure and aligned error of a prediction, as far as they are there."""
     found = {}
+    residues = len(prediction.scores["plddt"])
     structure, pae = prediction.structure, prediction.files.get("_pae.json")
     for key, path in (("structure", structure), ("pae", pae)):
         if path is None:
             continue
-        try:
+        with leaving_out(path.name, say):
             if key == "structure":
+                check_size(path, _ROOM + residues * _STRUCTURE_BYTES)
                 found[key] = pack_structure(path, prediction.scores["sequences"])
             else:
-                found[key] = pack_pae(path, len(prediction.scores["plddt"]))
-        except (InputError, OSError, ValueError) as error:
-            say(f"{path.name}: left out of the report, {error}")
+                check_size(path, _ROOM + residues**2 * _PAE_BYTES)
+                found[key] = pack_pae(path, residues)
     return found

@@ -1,0 +1,50 @@
+"""Guard around files and predictions from anywhere: a bad one is left out of the report, with a reason."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fastfold.errors import FastFoldError, first_line
+
+MAX_JSON_BYTES = 2**26
+"""Size of the largest file of scores, settings or coverage that is read, in bytes."""
+
+
+@contextlib.contextmanager
+def leaving_out(name: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Turn any error of the block into a line that says what is left out, and why.
+
+    Args:
+        name: The file or prediction that the block reads.
+        say: Told the line.
+    """
+    try:
+        yield
+    except Exception as error:  # foreign data may break any step; other predictions are still shown
+        say(f"{name}: left out of the report, {_reason(error)}")
+
+
+def check_size(path: Path, limit: int) -> Path:
+    """Return the path of a file that is not larger than a limit in bytes.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file is larger.
+    """
+    size = path.stat().st_size
+    if size > limit:
+        raise ValueError(f"expected at most {limit:,} bytes, found {size:,}")
+    return path
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"it cannot be read: {error.strerror}"
+    if isinstance(error, json.JSONDecodeError | RecursionError):
+        return "it is not JSON"
+    if isinstance(error, ValueError | FastFoldError):
+        return str(error)
+    return f"it cannot be read: {first_line(error)}"
