@@ -85,6 +85,10 @@ class WriteError(OutputError):
     """A file that cannot be written: the disk is full, read-only or not ours. What comes after it would fail too."""
 
 
+class PlaceError(WriteError):
+    """A file that cannot be written because of what stands at its own place; other files can be."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what a foreign error says, or its type: at most 200 letters, for messages of ours."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

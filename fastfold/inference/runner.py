@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fastfold.data.queries.read import read_targets
 from fastfold.data.targets import Target
 from fastfold.data.templates.source import TemplateFinder
-from fastfold.errors import ConfigError, InputError, WeightsError, WriteError
+from fastfold.errors import ConfigError, InputError, PlaceError, WeightsError, WriteError
 from fastfold.evoformer.config import MINI
 from fastfold.evoformer.precision import choose_precision
 from fastfold.inference.alignment_search import ALIGNMENTS, search_targets
@@ -236,11 +236,12 @@ class _Run:
             with suppress(WriteError):  # what stopped the run counts more
                 self.summary.flush()
             raise
-        self.summary.flush()
+        failed = finish_tables(self.progress, self.summary.flush)
         if found.folded or not (self.runner.folder.path / REPORT).exists():
             with suppress(InputError):  # nothing to show, because all failed
-                write_report(self.runner.folder.path, say=self.progress.line)
-        return found
+                page = partial(write_report, self.runner.folder.path, say=self.progress.line)
+                failed += finish_tables(self.progress, page)
+        return replace(found, failed=(*found.failed, *failed))
 
     def _run(self, targets: Sequence[Target], costs: Sequence[float]) -> Summary:
         folded: list[str] = []
@@ -253,6 +254,9 @@ class _Run:
                 self.summary.update(found.results)
                 if self.runner.options.reference is not None:
                     self.runner.compare(found.results, target, label, self.runner.options.reference)
+            except PlaceError as error:  # other targets can be written
+                failed.append(self._failed(target, cost, error))
+                continue
             except WriteError as error:
                 missing = ", ".join(t.name for t in targets[number - 1 : number + 4])
                 more = f" and {len(targets) - number - 4} more" if len(targets) > number + 4 else ""
@@ -262,14 +266,41 @@ class _Run:
             except (DistributedFoldError, WeightsError):
                 raise
             except Exception as error:  # also a bug that one target brings to light: the others go on
-                failed.append((target.name, reason(error, target)))
-                self.progress.skip(cost)
-                self.progress.line(f"error: {failed[-1][1]}", important=True)
-                if debugging():
-                    self.progress.line(traceback.format_exc(), important=True)
+                failed.append(self._failed(target, cost, error))
                 continue
             (folded if found.made else skipped).append(target.name)
         return Summary(tuple(folded), tuple(skipped), tuple(failed))
+
+    def _failed(self, target: Target, cost: float, error: Exception) -> tuple[str, str]:
+        text = reason(error, target)
+        self.progress.skip(cost)
+        self.progress.line(f"error: {text}", important=True)
+        if debugging():
+            self.progress.line(traceback.format_exc(), important=True)
+        return target.name, text
+
+
+def finish_tables(progress: Progress, *writers: Callable[[], object]) -> list[tuple[str, str]]:
+    """Write the tables of a finished run; return those at whose place something else stands.
+
+    Args:
+        progress: Told of each that cannot be written.
+        writers: Each writes one table.
+
+    Returns:
+        For each that failed an empty name and the reason.
+
+    Raises:
+        WriteError: Nothing can be written: the disk is full or read-only.
+    """
+    failed = []
+    for write in writers:
+        try:
+            write()
+        except PlaceError as error:
+            failed.append(("", str(error)))
+            progress.line(f"error: {error}", important=True)
+    return failed
 
 
 def target_cost(target: Target, networks: Sequence[Network], config: InferConfig) -> float:

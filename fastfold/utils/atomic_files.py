@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fastfold.errors import WriteError
+from fastfold.errors import PlaceError, WriteError
 
 # O_BINARY exists on Windows only, where line ends would be changed without it.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -27,18 +27,20 @@ _REMEDIES = {
     errno.EACCES: "permission denied; choose an output folder that you may write to",
     errno.EPERM: "not permitted; choose an output folder that you may write to",
     errno.ENOTDIR: "part of the path is a file, not a folder; choose another output folder",
-    errno.EEXIST: "it is a file, not a folder; choose another output folder",
+    errno.EEXIST: "it is a file, not a folder; remove it or choose another output folder",
     errno.EISDIR: "a folder stands where the file belongs; remove it or choose another output folder",
     errno.ENOENT: "the folder does not exist; create it or choose another output folder",
     errno.ENAMETOOLONG: "the name is too long for this file system; give the target a shorter name",
 }
+_LOCAL = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG}
 
 
 def output_error(path: Path, action: str, error: OSError | ValueError) -> WriteError:
     """The error for a person: ``cannot <action> '<path>'``, why, and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
     fallback = f"{getattr(error, 'strerror', None) or error}; choose another output folder"
-    return WriteError(f"cannot {action} {str(path)!r}: {_REMEDIES.get(number or 0, fallback)}")
+    kind = PlaceError if number in _LOCAL else WriteError
+    return kind(f"cannot {action} {str(path)!r}: {_REMEDIES.get(number or 0, fallback)}")
 
 
 def temporary_name() -> str:

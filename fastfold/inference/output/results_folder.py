@@ -28,7 +28,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fastfold.data.targets import Target, marked_stem
-from fastfold.errors import WriteError
+from fastfold.errors import InputError, PlaceError, WriteError
 from fastfold.utils.atomic_files import (
     output_error,
     prepare_output_directory,
@@ -42,6 +42,7 @@ from fastfold.utils.locks import held
 STATE = ".fastfold"
 """Name of the hidden folder with the records."""
 _VERSION = 2
+_NUMBERS = ("plddt", "ptm", "iptm", "ipsae_max")
 _PENDING = ".new"
 
 
@@ -100,7 +101,7 @@ class ResultsFolder:
         """A target's place: the stem that its record and sequences own, or a new one.
 
         Raises:
-            WriteError: It cannot be written.
+            WriteError: It cannot be written; a :class:`PlaceError` where other targets can be.
         """
         owner = {"record": target.record, "chains": [chain.sequence for chain in target.chains]}
         with self.locked():
@@ -111,7 +112,7 @@ class ResultsFolder:
                 if known is None and any(folder.glob("*.json")):
                     continue  # damaged: nobody knows whose it is
                 if known is None:
-                    prepare_output_directory(folder)
+                    _prepare_records(folder)
                     write_atomic(folder / "target.json", json.dumps(owner | {"stem": stem}) + "\n")
                 elif {key: known.get(key) for key in owner} != owner:
                     continue
@@ -124,7 +125,7 @@ class ResultsFolder:
                         f"one's are called {stem}"
                     )
                 return TargetResults(self, stem, folder)
-        raise WriteError(f"{self.state / target.name} is damaged: remove it, or choose another output folder")
+        raise PlaceError(f"{self.state / target.name} is damaged: remove it, or choose another output folder")
 
 
 @dataclass(frozen=True)
@@ -322,6 +323,16 @@ class TargetResults:
             raise output_error(new, "write", error) from error
 
 
+def _prepare_records(folder: Path) -> None:
+    """Create a target's folder of records; the folder around it can be written to."""
+    try:
+        prepare_output_directory(folder)
+    except WriteError as error:
+        if isinstance(error.__cause__, PermissionError):  # of this folder alone
+            raise PlaceError(str(error)) from error
+        raise
+
+
 def _file_lock(path: Path, timeout: float = -1) -> FileLock:
     """A lock that the system opens when its process ends, however that happens."""
     return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
@@ -348,7 +359,11 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _read_record(path: Path) -> PredictionRecord | None:
-    """A record; None if there is none or it is not one of ours. It is read as data from anywhere."""
+    """Read a record; None if there is none or it is not one of ours. It is data from anywhere.
+
+    Raises:
+        InputError: The record is one of ours with a score that is not a number.
+    """
     found = _read_json(path)
     if found is None or found.get("schema_version") != _VERSION:
         return None
@@ -360,9 +375,22 @@ def _read_record(path: Path) -> PredictionRecord | None:
         return None
     if any(not _is_entry(entry) for entry in files.values()):
         return None
+    for score in _NUMBERS:
+        if not _is_score(scores.get(score)):
+            raise InputError(
+                f"expected a number as {score} of a prediction's record, found {scores[score]!r:.60}; remove the "
+                "file, and the prediction is made again",
+                path=path,
+            )
     return PredictionRecord(
         found["id"], found["key"], {e: (s, d) for e, (s, d) in files.items()}, scores, rank
     )
+
+
+def _is_score(value: Any) -> bool:
+    """Whether this is a finite number, or None where a network does not give the score."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (is_number and abs(value) < 1e300)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fastfold.errors import PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder, TargetResults
 from fastfold.utils.atomic_files import write_atomic
 
@@ -50,10 +51,11 @@ class SummaryFile:
         return self.folder.path / "summary.tsv"
 
     def update(self, target: TargetResults) -> None:
-        """Bring a target's lines up to date, now or soon."""
+        """Bring a target's lines up to date, now or soon; where something else stands :meth:`flush` says so."""
         self._changed[target.stem] = target
         if time.monotonic() >= self._next:
-            self.flush()
+            with contextlib.suppress(PlaceError):
+                self.flush()
 
     def flush(self) -> None:
         """Write the table with all changes.
@@ -74,9 +76,9 @@ class SummaryFile:
                     _line(stem, record.rank, record.scores, record.name(stem, ""))
                     for record in target.records()
                 ]
-            self._changed.clear()
             text = ["\t".join(COLUMNS), *(line for found in lines.values() for line in found)]
             write_atomic(self.path, "\n".join(text) + "\n")
+            self._changed.clear()
         end = time.monotonic()
         self._next = end + 20 * (end - start)
 

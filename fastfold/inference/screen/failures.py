@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from dataclasses import dataclass, field
 
+from fastfold.errors import PlaceError
 from fastfold.inference.output.results_folder import ResultsFolder
-from fastfold.utils.atomic_files import write_atomic
+from fastfold.utils.atomic_files import output_error, write_atomic
 
 NAME = "failures.tsv"
 _COLUMNS = ("target", "reason")
@@ -39,7 +41,8 @@ class FailuresFile:
         """
         self._changed[target] = " ".join(reason.split())
         if time.monotonic() >= self._next:
-            self.flush()
+            with contextlib.suppress(PlaceError):  # said by the last flush
+                self.flush()
 
     def remove(self, target: str) -> None:
         """Strike a target out with the next :meth:`flush`, because it is folded now."""
@@ -65,12 +68,16 @@ class FailuresFile:
                 lines.pop(target, None)
                 if changed is not None:
                     lines[target] = changed
-            self._changed.clear()
             if lines:
                 if lines != before:
                     rows = [_COLUMNS, *lines.items()]
                     write_atomic(path, "".join("\t".join(row) + "\n" for row in rows))
             else:
-                path.unlink(missing_ok=True)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    kind = IsADirectoryError(errno.EISDIR, "") if path.is_dir() else error
+                    raise output_error(path, "remove", kind) from error
+            self._changed.clear()
         end = time.monotonic()
         self._next = end + 20 * (end - start)

@@ -24,6 +24,7 @@ from fastfold.inference.report.write import write_report
 from fastfold.inference.runner import (
     Summary,
     check_request,
+    finish_tables,
     say_what_is_folded_with,
     target_cost,
     with_precision,
@@ -151,15 +152,16 @@ class _Screen:
             raise
         finally:
             workers.executor.close()
-        self._flush()
+        failed = finish_tables(self._progress, self._table.flush, self._failures.flush)
         if len(self._targets) > MAX_REPORTED:
             self._progress.line(
                 f"no page of so many targets is made; fastfold report {self._folder.path} makes it"
             )
         elif self._folded or not (self._folder.path / REPORT).exists():
             with suppress(InputError):  # nothing to show, because all failed
-                write_report(self._folder.path, say=self._progress.line)
-        return Summary(tuple(self._folded), tuple(self._skipped), tuple(self._failed))
+                page = partial(write_report, self._folder.path, say=self._progress.line)
+                failed += finish_tables(self._progress, page)
+        return Summary(tuple(self._folded), tuple(self._skipped), (*self._failed, *failed))
 
     def _report(self, job: Job, result: JobResult) -> None:
         """A job is through."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfold.errors import FastFoldError, WeightsError, WriteError
+from fastfold.errors import FastFoldError, PlaceError, WeightsError, WriteError
 from fastfold.inference.config import InferConfig
 from fastfold.inference.error_messages import debugging, reason
 from fastfold.inference.screen.job import JobResult, Status, Task
@@ -61,6 +61,8 @@ class FoldWorker:
             return JobResult("fatal", str(error))
         try:
             status, text = self._fold(runner, target, task.memory, said)
+        except PlaceError as error:  # other targets can be written
+            status, text = "failed", reason(error, target)
         except (WriteError, WeightsError) as error:
             status, text = "fatal", str(error)
         except Exception as error:  # also a bug that one target brings to light: the others go on

@@ -1,0 +1,110 @@
+"""Something that stands where a target's or the run's files belong fails that target or table alone."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastfold.errors import PlaceError, WriteError
+from fastfold.inference.output import results_folder
+from fastfold.utils.atomic_files import output_error
+from tests.helpers.command_line import CommandLine, Outcome
+from tests.inference.runner.inputs import OTHER, SEQUENCE
+
+SCREEN = pytest.param("screen", marks=pytest.mark.slow)
+
+
+def fold(cli: CommandLine, command: str) -> Outcome:
+    """Fold two targets into the output folder."""
+    fasta = cli.fasta({"T1": SEQUENCE, "T2": OTHER})
+    if command == "infer":
+        return cli.infer(fasta)
+    workers = ("--workers", "1", "--weights", cli.weights(), "--num-recycles", "0", "--no-plots")
+    return cli.run("screen", fasta, *workers, "--out", cli.out)
+
+
+@pytest.mark.parametrize("command", ["infer", SCREEN])
+def test_a_file_at_the_place_of_a_targets_records_fails_it_alone(cli: CommandLine, command: str) -> None:
+    (cli.out / ".fastfold").mkdir(parents=True)
+    (cli.out / ".fastfold" / "t1").write_text("")
+    done = fold(cli, command)
+    assert done.code == 1
+    assert done.out == f"1 folded, 1 failed; results in {cli.out}\n"
+    assert (
+        f"cannot use output folder '{cli.out / '.fastfold' / 't1'}': it is a file, not a folder" in done.err
+    )
+    assert {name.split("_")[0] for name in cli.names() if "rank" in name} == {"T2"}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("infer", "summary.tsv"),
+        ("infer", "report.html"),
+        *(
+            pytest.param("screen", n, marks=pytest.mark.slow)
+            for n in ("summary.tsv", "failures.tsv", "report.html")
+        ),
+    ],
+)
+def test_a_folder_at_the_place_of_a_table_is_reported_at_the_end(
+    cli: CommandLine, command: str, name: str
+) -> None:
+    (cli.out / name).mkdir(parents=True)
+    done = fold(cli, command)
+    assert done.code == 1
+    assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
+    assert done.err.count(f"'{cli.out / name}': a folder stands where the file belongs; remove it") == 1
+    assert {file.split("_")[0] for file in cli.names() if "rank" in file} == {"T1", "T2"}
+    assert "bug" not in done.err
+
+
+@pytest.mark.parametrize("value", ["high", [1], True, int("9" * 401)], ids=["text", "list", "true", "huge"])
+@pytest.mark.parametrize("score", ["plddt", "iptm"])
+def test_a_record_with_a_damaged_score_is_named(cli: CommandLine, score: str, value: Any) -> None:
+    assert cli.infer(cli.fasta({"T1": SEQUENCE})).code == 0
+    (record,) = (path for path in (cli.out / ".fastfold" / "t1").glob("*.json") if path.name != "target.json")
+    content = json.loads(record.read_text())
+    content["scores"][score] = value
+    record.write_text(json.dumps(content))
+    done = fold(cli, "infer")
+    assert (done.code, done.out) == (1, f"1 folded, 1 failed; results in {cli.out}\n")
+    assert f"{record}: expected a number as {score} of a prediction's record, found " in done.err
+    assert "bug" not in done.err
+
+
+def test_a_folder_of_records_without_permission_fails_its_target_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = results_folder.ResultsFolder(tmp_path)
+    closed = folder.state / "t1"
+
+    def refuse(path: Path) -> Path:
+        raise output_error(path, "use output folder", denied) from denied
+
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    monkeypatch.setattr(results_folder, "prepare_output_directory", refuse)
+    with pytest.raises(PlaceError, match="permission denied"):
+        results_folder._prepare_records(closed)
+    denied = OSError(errno.EROFS, os.strerror(errno.EROFS))  # type: ignore[assignment]
+    with pytest.raises(WriteError) as found:
+        results_folder._prepare_records(closed)
+    assert type(found.value) is WriteError
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
+def test_a_disk_that_takes_nothing_ends_the_run(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(path: Path, data: object) -> None:
+        raise output_error(path, "write", OSError(number, os.strerror(number)))
+
+    monkeypatch.setattr(results_folder, "write_atomic", full)
+    done = fold(cli, "infer")
+    assert done.code == 1
+    assert "The run ends here; what was finished is kept, not finished: T1, T2" in done.err
