@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from fastfold._version import __version__
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.plan import add_plan_command
-from fastfold.cli.process import prepare_environment, silence_stdout
+from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
 from fastfold.cli.relax import add_relax_command
 from fastfold.cli.report import add_report_command
 from fastfold.cli.screen import add_screen_command
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Errors that a user can cause are printed as one message, without a traceback.
     """
+    open_standard_streams()
     parser = _parser()
     options = parser.parse_args(arguments)
     if not hasattr(options, "run"):
@@ -49,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         code = run(options)
-        sys.stdout.flush()
-        return code
+        return _flush_stdout() or code
     except FastFoldError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
@@ -62,6 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debugging():
             raise
         return _fail(internal_error(error), 1)
+
+
+def _flush_stdout() -> int:
+    """Flush the standard output; return 1 if it cannot take what was printed, as on a full disk."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        return _fail(f"cannot write to the standard output: {error.strerror}; print to another place", 1)
+    return 0
 
 
 def _fail(message: str, code: int) -> int:

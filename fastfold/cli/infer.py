@@ -136,6 +136,6 @@ def print_summary(summary: Summary, out: Path) -> int:
     where = f"; results in {out}" if summary.folded or summary.skipped else ""
     try:
         print(", ".join(counts) + where, flush=True)
-    except BrokenPipeError:  # the results are there anyway
+    except OSError:  # closed pipe or full disk: the results are there anyway
         silence_stdout()
     return 1 if summary.failed else 0

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from fastfold.cli import main
 from fastfold.cli.process import orderly_termination
+from tests.conftest import REPOSITORY
+from tests.helpers.results import helix_prediction
 
 
 def test_sigterm_runs_what_stands_in_finally() -> None:
@@ -40,3 +46,56 @@ def test_threads_which_hear_of_no_signals_go_on() -> None:
     thread.start()
     thread.join()
     assert done
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run a shell line in a folder, in which ``$FASTFOLD`` is the command."""
+    environment = os.environ | {
+        "FASTFOLD": f"{sys.executable} -m fastfold",
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, timeout=120
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_change_how_a_command_ends(tmp_path: Path, closed: str) -> None:
+    done = shell(f"$FASTFOLD --version {closed}", tmp_path)
+    assert done.returncode == 0
+    refused = shell(f"$FASTFOLD report missing {closed}", tmp_path)
+    assert refused.returncode == 1
+    assert b"bug" not in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full"])
+def test_a_fold_with_closed_or_full_streams_ends_well(tmp_path: Path, closed: str) -> None:
+    (tmp_path / "a.fasta").write_text(">T1\nMKTAYIAKQR\n")
+    done = shell(f"$FASTFOLD infer a.fasta --out out --num-recycles 0 --no-plots {closed}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "summary.tsv").exists()
+    written = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert not any(b"elapsed" in content for content in written)
+
+
+def test_a_closed_stream_gets_no_file_of_the_command() -> None:
+    code = (
+        "import os, sys; from fastfold.cli.process import open_standard_streams; open_standard_streams();"
+        "file = os.open(sys.argv[1], os.O_RDWR); assert file > 2, file; print('x'); print('x', file=sys.stderr);"
+        "assert all(os.get_inheritable(number) for number in range(3))"
+    )
+    line = f'exec {sys.executable} -c "{code}" {os.devnull} <&- >&- 2>&-'
+    assert shell(line, REPOSITORY).returncode == 0
+
+
+def test_a_full_standard_output_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helix_prediction("t", 6).save(tmp_path, plots=False)
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["report", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert "fastfold: cannot write to the standard output: No space left on device; print to" in told
