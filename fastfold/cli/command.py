@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush_stdout() -> int:
-    """Flush the standard output; return 1 if it cannot take what was printed, as on a full disk."""
+    """Flush the standard output; return 1 if it fails, as on a full disk."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

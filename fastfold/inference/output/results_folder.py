@@ -388,7 +388,7 @@ def _read_record(path: Path) -> PredictionRecord | None:
 
 
 def _is_score(value: Any) -> bool:
-    """Whether this is a finite number, or None where a network does not give the score."""
+    """Return True for a finite number, and for None: a network may not give the score."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value is None or (is_number and abs(value) < 1e300)
 

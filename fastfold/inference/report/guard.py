@@ -15,7 +15,7 @@ MAX_JSON_BYTES = 2**26
 
 @contextlib.contextmanager
 def leaving_out(name: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Turn any error of the block into a line that says what is left out, and why.
+    """Turn any error of the block into a line that names the item left out, and why.
 
     Args:
         name: The file or prediction that the block reads.

@@ -44,7 +44,8 @@ def write_report(
     """Make ``report.html`` of a folder of results; one that is there is replaced.
 
     The page needs no network and loads nothing: neither can what it shows, which may come from anywhere. Its 3D view
-    is Mol*, taken from the package ``molstar-cli``; without that it says which package to install.
+    is Mol*, taken from the package ``molstar-cli``; without that it says which package to install. Where its files
+    have other sums than the known ones the page has no 3D view and says so.
 
     Args:
         directory: The folder.
@@ -111,7 +112,11 @@ def _page(
             rows[number][key] = layout | {"blob": len(blobs)}
             blobs.append(text)
     script = "(() => {\n'use strict';\n" + "\n".join(_file(name) for name in _SCRIPTS) + "\n})();\n"
-    molstar = load_molstar()
+    try:
+        molstar, refused = load_molstar(), ""
+    except ValueError as error:
+        molstar, refused = None, str(error)
+        say(f"the 3D view: left out of the report, {refused}")
     meta = {
         "rows": rows,
         "viewer": None,
@@ -139,6 +144,7 @@ def _page(
         "title": title,
         "css": _file("page.css"),
         "package": PACKAGE,
+        "refused": refused,
         "about": about,
         "licence": "" if molstar is None else molstar.licence,
         "meta": _inert_json(meta),

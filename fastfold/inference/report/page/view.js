@@ -32,6 +32,9 @@ class View {
   }
 
   reason(prediction) {
+    if (this.note.dataset.refused) {
+      return `There is no 3D view: ${this.note.dataset.refused}.`;
+    }
     if (!meta.viewer) {
       return `There is no 3D view, because the viewer was not installed: pip install ${this.note.dataset.package}, ` +
         'and make the report again.';

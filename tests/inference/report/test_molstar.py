@@ -1,0 +1,76 @@
+"""Only the known files of the viewer go into a page."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastfold.inference.report import molstar, write_report
+from tests.conftest import REPOSITORY
+from tests.helpers.results import helix_prediction
+
+SCRIPT, STYLE = "'use strict';\r\nwindow.viewer = 1;\n", "body { margin: 0 }\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a viewer's files in a package of the viewer's name, whose sums are the known ones."""
+    folder = tmp_path / "site" / "small_viewer" / "static" / "molstar"
+    folder.mkdir(parents=True)
+    (tmp_path / "site" / "small_viewer" / "__init__.py").write_text("")
+    for name, content in (
+        ("molstar.js", SCRIPT),
+        ("molstar.css", STYLE),
+        ("LICENSE.molstar", "licence"),
+        ("VERSION", "1.2.3\n"),
+    ):
+        (folder / name).write_bytes(content.encode())
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    monkeypatch.setattr(molstar, "PACKAGE", "small-viewer")
+    sums = {
+        name: hashlib.sha256(text.encode()).hexdigest()
+        for name, text in (("molstar.js", SCRIPT), ("molstar.css", STYLE))
+    }
+    monkeypatch.setattr(molstar, "SHA256", sums)
+    return folder
+
+
+def page_of(tmp_path: Path, said: list[str]) -> str:
+    helix_prediction("t", 6).save(tmp_path / "results", plots=False)
+    return write_report(tmp_path / "results", say=said.append).read_text()
+
+
+def test_known_files_are_taken_byte_for_byte(package: Path, tmp_path: Path) -> None:
+    found = molstar.load_molstar()
+    assert found == molstar.Molstar(SCRIPT, STYLE, "licence", "1.2.3")
+    said: list[str] = []
+    assert "with the viewer Mol* 1.2.3" in page_of(tmp_path, said)
+    assert not said
+
+
+@pytest.mark.parametrize("name", ["molstar.js", "molstar.css"])
+def test_a_changed_file_is_left_out_and_the_page_says_why(package: Path, tmp_path: Path, name: str) -> None:
+    changed = (package / name).read_bytes() + b"/* changed */"
+    (package / name).write_bytes(changed)
+    found = hashlib.sha256(changed).hexdigest()
+    said: list[str] = []
+    page = page_of(tmp_path, said)
+    assert len(said) == 1
+    assert said[0].startswith(f"the 3D view: left out of the report, {name} of the package ")
+    assert said[0].endswith(f"found {found}")
+    assert re.search(rf'data-refused="{name} of the package [^"]*found {found}"', page)
+    assert "with the viewer" not in page
+    assert "unsafe-eval" not in page
+
+
+def test_the_pinned_version_is_the_one_whose_sums_are_known() -> None:
+    assert '"molstar-cli==0.0.1"' in (REPOSITORY / "pyproject.toml").read_text()
+    assert "molstar-cli==0.0.1" in (REPOSITORY / "constraints.txt").read_text().splitlines()
+    try:
+        assert molstar.load_molstar() is not None
+    except ValueError as error:
+        pytest.fail(str(error))
