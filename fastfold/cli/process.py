@@ -59,13 +59,18 @@ def silence_stdout() -> None:
 
 @contextlib.contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Let a batch system that ends the program (SIGTERM) leave no temporary files behind, as Ctrl-C does."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    except ValueError:  # not in the main thread, which alone hears of signals
-        yield
-        return
+    """Leave no temporary files behind when a batch system or a closed terminal ends the program, as Ctrl-C does.
+
+    A signal that is ignored stays ignored: ``nohup`` lets a command outlive its terminal.
+    """
+    before = {}
+    with contextlib.suppress(ValueError):  # not in the main thread, which alone hears of signals
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)  # Windows has no SIGHUP
+            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,22 +18,39 @@ from tests.conftest import REPOSITORY
 from tests.helpers.results import helix_prediction
 
 
-def test_sigterm_runs_what_stands_in_finally() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """Signals have their usual effect, although the tests may run under ``nohup``."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_the_program_runs_what_stands_in_finally(number: signal.Signals) -> None:
     tidied = []
 
     def ended() -> None:
         with orderly_termination():
             try:
-                os.kill(os.getpid(), signal.SIGTERM)
+                assert signal.getsignal(number) is not signal.SIG_DFL
+                os.kill(os.getpid(), number)
             finally:
                 tidied.append(True)
 
     with pytest.raises(SystemExit) as stopped:
         ended()
     assert tidied
-    assert stopped.value.code == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert stopped.value.code == 128 + number
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with orderly_termination():
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_threads_which_hear_of_no_signals_go_on() -> None:

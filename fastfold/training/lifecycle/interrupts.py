@@ -8,8 +8,9 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name))
-"""What batch systems send before the time is up, and Ctrl-C."""
+_NAMES = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Signals of batch systems before the time is up, of a terminal that closes, and Ctrl-C."""
 
 _AGAIN = b"stops with a checkpoint after this step; Ctrl-C once more stops at once\n"
 

@@ -16,6 +16,7 @@ def _handlers():
     """Ctrl-C works, although the tests may run in a background job; all is as before afterwards."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
