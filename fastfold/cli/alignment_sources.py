@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastfold.data.search.settings import HmmerSettings
 from fastfold.errors import ConfigError
+from fastfold.utils.packages import require_package
 
 if TYPE_CHECKING:
     from fastfold.data.search.colabfold.source import ColabFoldSource
@@ -89,6 +90,7 @@ def alignment_engines(options: argparse.Namespace) -> Engines:
         return _colabfold_source(options)
     if not options.db:
         return ()
+    require_package("pyhmmer", "a search of FASTA files (--db)")
     from fastfold.data.search.local import LocalSearch
 
     given = {one.name: getattr(options, one.name) for one in fields(HmmerSettings) if one.name in options}

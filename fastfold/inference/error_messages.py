@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from fastfold.errors import FastFoldError
+from fastfold.utils.packages import missing_module
 
 if TYPE_CHECKING:
     from fastfold.data.targets import Target
@@ -25,7 +26,9 @@ def reason(error: Exception, target: Target) -> str:
 
 
 def internal_error(error: Exception) -> str:
-    """What to tell a person of an error that should not exist."""
+    """Return the message for an error that should not exist, or for a package that is not installed."""
+    if isinstance(error, ModuleNotFoundError) and (message := missing_module(error)) is not None:
+        return message
     lines = str(error).strip().splitlines()
     what = type(error).__name__ + (f": {lines[0]}" if lines else "")
     return (

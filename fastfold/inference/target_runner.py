@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from fastfold.inference.progress import Progress
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.target_templates import TargetTemplates, find_templates, takes_templates
 from fastfold.utils.device import peak_memory
+from fastfold.utils.packages import is_installed, missing
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,11 @@ class TargetRunner:
 
     def __post_init__(self) -> None:
         self.ranking = partial(ranking_scores, self.config.rank)
+        if self.config.plots and not is_installed("matplotlib"):
+            self.config = replace(self.config, plots=False)
+            self.progress.line(
+                f"warning: no plots are drawn: they need {missing('matplotlib')}", important=True
+            )
 
     def fold(self, target: Target, label: str, cost: float) -> FoldedTarget:
         """Fold and write one target.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fastfold.utils.packages import is_installed
+
 
 def host_available_bytes() -> int:
     """Memory in bytes that the system can give this process now without swapping."""
@@ -12,7 +14,7 @@ def host_available_bytes() -> int:
 
 
 def _system_memory() -> int:
-    """What the whole machine can give."""
+    """Return the memory that the whole machine can give, in bytes; macOS and Windows tell it through psutil."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -20,6 +22,10 @@ def _system_memory() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
+    if is_installed("psutil"):
+        import psutil
+
+        return int(psutil.virtual_memory().available)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

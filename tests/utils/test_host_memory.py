@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -63,3 +66,22 @@ class TestControlGroups:
         assert host_available_bytes() == 5
         monkeypatch.setattr(host_memory, "_group_memory", lambda: [-1])
         assert host_available_bytes() == 0
+
+
+def test_a_system_without_meminfo_and_sysconf_asks_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows; macOS has the total by sysconf, and by psutil what is free."""
+
+    class Psutil(ModuleType):
+        @staticmethod
+        def virtual_memory() -> SimpleNamespace:
+            return SimpleNamespace(available=5 * GIB)
+
+    def no_file(*args: object, **options: object) -> None:
+        raise FileNotFoundError
+
+    stand_in = Psutil("psutil")
+    stand_in.__spec__ = ModuleSpec("psutil", None)
+    monkeypatch.setitem(sys.modules, "psutil", stand_in)
+    monkeypatch.setattr(host_memory, "open", no_file, raising=False)
+    monkeypatch.delattr(host_memory.os, "sysconf", raising=False)
+    assert host_memory._system_memory() == 5 * GIB

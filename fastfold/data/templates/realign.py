@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastfold.data.templates.outcome import TemplateSkipped
+from fastfold.utils.packages import require_package
 
 MIN_IDENTITY = 0.9
 """Share of the shorter sequence that must be equal."""
@@ -10,6 +11,7 @@ MIN_IDENTITY = 0.9
 
 def align_pair(first: str, second: str) -> tuple[str, str]:
     """Two sequences aligned by Kalign 3, ``-`` for gaps."""
+    require_package("kalign-python", "aligning a template whose file has another sequence")
     import kalign
 
     aligned = kalign.align([first, second], seq_type="protein", n_threads=1)

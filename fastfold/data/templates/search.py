@@ -19,6 +19,7 @@ import numpy as np
 from fastfold.data.msa.msa import Msa
 from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.errors import ConfigError, InputError
+from fastfold.utils.packages import require_package
 from fastfold.utils.text_files import PathLike
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def hmmsearch(msa: Msa, database: PathLike) -> str:
     Raises:
         InputError: The database cannot be read.
     """
+    require_package("pyhmmer", "a search for templates by hmmsearch")
     from pyhmmer import easel
 
     profile, pipeline = _profile(msa), _pipeline()
@@ -117,10 +119,11 @@ def align_to_profile(msa: Msa, sequences: Sequence[str]) -> list[dict[int, int]]
         For each sequence, where the query's residues stand in it: those of its largest domain, and of others that lie
         in the same order in both; empty if no part of it is related to the query.
     """
-    from pyhmmer import easel
-
     if not sequences:
         return []
+    require_package("pyhmmer", "the alignment of your own templates")
+    from pyhmmer import easel
+
     profile, pipeline = _profile(msa), _pipeline(filtered=False)
     given = [
         easel.TextSequence(name=f"c_{i}", description="mol:protein", sequence=sequence).digitize(

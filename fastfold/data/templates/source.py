@@ -29,6 +29,7 @@ from fastfold.data.templates.search import find_hhsearch, hhsearch, hmmsearch, i
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.errors import ConfigError, InputError
 from fastfold.utils.hashing import input_hash
+from fastfold.utils.packages import require_package
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
 MAX_HITS_BYTES = 1 << 30
@@ -69,6 +70,8 @@ class TemplateFinder:
                     "files (…/pdb70)",
                     path=options.database,
                 )
+            else:
+                require_package("pyhmmer", "a search for templates in a FASTA file")
 
     @cached_property
     def _entries(self) -> MmcifFolder:

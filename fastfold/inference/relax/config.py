@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 
 from fastfold.errors import ConfigError
+from fastfold.utils.packages import require_package
 
 PLATFORMS = ("CUDA", "HIP", "OpenCL", "CPU", "Reference")
 """OpenMM's platforms, the fastest first."""
@@ -58,7 +58,4 @@ def check_installed() -> None:
         ConfigError: OpenMM or pdbfixer is not installed.
     """
     for package in ("openmm", "pdbfixer"):
-        if importlib.util.find_spec(package) is None:
-            raise ConfigError(
-                f"relaxation needs the package {package}; install it with: pip install {package}"
-            )
+        require_package(package, "relaxation")

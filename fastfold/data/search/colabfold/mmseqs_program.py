@@ -86,7 +86,10 @@ class Mmseqs:
             try:
                 code = process.wait()
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
+                if hasattr(os, "killpg"):
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:  # Windows
+                    process.kill()
                 process.wait()
                 raise
         if code:
