@@ -16,7 +16,7 @@ from fastfold.cli.report import add_report_command
 from fastfold.cli.screen import add_screen_command
 from fastfold.cli.search import add_search_command
 from fastfold.cli.train import add_data_command, add_train_command
-from fastfold.cli.verify import add_verify_command
+from fastfold.cli.verify import add_environment_command, add_verify_command
 from fastfold.cli.weights import add_weights_command
 from fastfold.errors import FastFoldError
 from fastfold.inference.error_messages import debugging, internal_error
@@ -101,5 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     add_plan_command(commands)
     add_report_command(commands)
     add_verify_command(commands)
+    add_environment_command(commands)
     add_weights_command(commands)
     return parser

@@ -60,7 +60,9 @@ def test_the_help_of_infer_teaches(cli: CommandLine):
     assert max(map(len, done.out.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("command", [["verify"], ["weights"], ["weights", "info"], ["weights", "convert"]])
+@pytest.mark.parametrize(
+    "command", [["verify"], ["environment"], ["weights"], ["weights", "info"], ["weights", "convert"]]
+)
 def test_every_command_has_help(cli: CommandLine, command: list[str]):
     done = cli.run(*command, "--help")
     assert done.code == 0
@@ -87,7 +89,6 @@ def test_version(cli: CommandLine):
         (["infer", "a.fasta", "--out", "x", "--device", "tpu"], "'tpu' is not a device"),
         (["weights"], "required: ACTION"),
         (["weights", "info"], "required: FILE"),
-        (["verify"], "required: ORACLE_DIR"),
     ],
 )
 def test_wrong_use_says_what_is_wrong_with_exit_code_2(cli: CommandLine, arguments, message):

@@ -25,6 +25,7 @@ from fastfold.evoformer.execution import ExecutionPolicy, LazyRows, set_policy
 from fastfold.evoformer.losses import alphafold_loss
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.verify.data import EXPECTED, compute_recorded
+from fastfold.inference.verify.shipped import RECORD, compare_shipped
 from fastfold.inference.verify.templates import DECISIONS, ENTRIES, compare_entries, compare_templates
 
 RELATIVE_TOLERANCE = 1e-4
@@ -62,7 +63,8 @@ def verify(
             (:func:`fastfold.inference.verify.templates.compare_templates`); or with ``params.npz``, ``config.json``,
             ``features.npz``, ``outputs.npz`` and ``confidence.npz``, for the network. Loss targets that depend on
             the predicted structure through rounding alone (which of the two lowest bins a residue's aligned error in
-            its own frame, zero, falls in) are taken from the recorded structure, which is compared by itself.
+            its own frame, zero, falls in) are taken from the recorded structure, which is compared by itself. Or
+            :data:`~fastfold.inference.verify.shipped.RECORD`, the record that ships with the package.
         device: Where to run.
         policy: How to run the network; by default as it was made to.
 
@@ -73,6 +75,10 @@ def verify(
         InputError: A file is missing or unreadable, or the network lacks an output that was recorded.
     """
     directory = Path(directory)
+    if directory == RECORD:
+        for array in compare_shipped(_arrays(directory.parent, directory.name), device):
+            yield _compare(*array)
+        return
     if (directory / EXPECTED).exists():
         compare = compute_recorded
         if (directory / DECISIONS).exists():

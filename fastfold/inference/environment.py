@@ -1,0 +1,86 @@
+"""``fastfold environment``: what a bug report has to say of a machine and an installation."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+from fastfold._version import __version__
+from fastfold.utils.cores import available_cores
+from fastfold.utils.host_memory import host_available_bytes
+from fastfold.utils.units import GIB
+
+_SETTINGS = re.compile(r"(FASTFOLD|TRITON|PYTORCH|CUDA|OMP|MKL|NCCL)_\w+")
+_NOT_SHOWN = re.compile(r"[/\\]|TOKEN|KEY|PASSWORD")
+"""Paths and secrets stay with the user."""
+
+
+def describe_environment() -> dict[str, str]:
+    """Describe this machine and installation.
+
+    Returns:
+        Text by name: versions, processor, memory, GPUs, packages (``missing`` where one is not installed) and the
+        variables of the environment that change a run. There is no path and no name of the machine or its user.
+    """
+    import torch
+
+    found = {
+        "fastfold": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}, {' '.join(platform.libc_ver())}",
+        "processor": f"{_processor()}, {available_cores()} cores",
+        "free memory": f"{host_available_bytes() / GIB:.1f} GiB",
+        "torch": f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}, ROCm {torch.version.hip or 'none'}, "
+        f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}",
+        "NVIDIA driver": _driver(),
+    }
+    for number in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(number)
+        found[f"GPU {number}"] = (
+            f"{device.name}, capability {device.major}.{device.minor}, {device.total_memory / GIB:.1f} GiB"
+        )
+    if not torch.cuda.is_available():
+        found["GPU"] = "none that PyTorch can use"
+    found |= {package: _version(package) for package in _packages() if package != "torch"}
+    for name in sorted(filter(_SETTINGS.fullmatch, os.environ)):
+        value = os.environ[name]
+        found[name] = "set" if _NOT_SHOWN.search(name + value) else value
+    return found
+
+
+def _packages() -> list[str]:
+    """Names of the packages that FastFold declares, those of extras left out."""
+    try:
+        declared = metadata.requires("fastfold") or []
+    except metadata.PackageNotFoundError:  # run from a folder, not installed
+        return []
+    names = [re.match(r"[\w.-]+", line) for line in declared if "extra ==" not in line]
+    return [name[0] for name in names if name is not None]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _driver() -> str:
+    try:
+        line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError):
+        return "none found"
+    version = re.search(r"\d+\.\d+(\.\d+)?", line)
+    return version[0] if version else line
