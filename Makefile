@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # One thread per test process: two of them share the cores.
 WORKERS ?= 2
 
-.PHONY: demo test test-quick test-slow test-gpu test-nccl lint docs bench clean
+.PHONY: demo test test-quick test-slow test-gpu test-nccl lint docs dist bench clean
 
 # The stamps are older than what they were made from when that has changed.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -56,9 +56,16 @@ docs: $(VENV)/installed-docs
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/doctrees docs build/docs
 	@echo "Written to $(CURDIR)/build/docs/index.html"
 
+# What a package index takes, checked; uploads nothing.
+dist: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet build twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 bench: $(VENV)/installed-test
 	$(BIN)/python benchmarks/evoformer_block.py
 	$(BIN)/python benchmarks/train_step.py
 
 clean:
-	rm -rf $(VENV) demo_output predict_output gpu_results build docs/api *.egg-info
+	rm -rf $(VENV) demo_output predict_output gpu_results build dist docs/api *.egg-info

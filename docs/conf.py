@@ -23,6 +23,7 @@ version = release = __version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "myst_parser"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 templates_path = ["_templates"]
+exclude_patterns = ["package_index.md"]  # a page of its own
 
 html_theme = "furo"
 html_title = f"FastFold {version}"

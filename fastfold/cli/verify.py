@@ -18,8 +18,8 @@ def add_verify_command(commands: Any) -> None:
         description="Repeat a recorded run of the official program, of its network, of its data pipeline (a folder "
         "with expected.npz, query.fasta and alignments) or of its template search, and print, for each output, the "
         "relative error, the largest absolute error (Å for positions) and whether both are within tolerance. A folder "
-        "of such folders stands for all of them. Without a folder, a small fold by mini is repeated, whose record "
-        "ships with FastFold: it shows that this installation computes what the release was tested with.",
+        "of such folders means all of them. Without a folder, a small fold by mini is repeated, whose record "
+        "ships with FastFold: it finds a broken installation or device.",
     )
     verify.add_argument("directories", nargs="*", type=Path, metavar="ORACLE_DIR")
     verify.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
@@ -50,7 +50,7 @@ def add_environment_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     environment = commands.add_parser(
         "environment",
-        help="print what a bug report needs: versions, devices, packages and settings",
+        help="print versions, devices, packages and settings, for a bug report",
         description="Print versions, processor, memory, GPUs, packages and FASTFOLD variables of this installation, "
         "to be copied into a bug report. Nothing is sent, and no path is printed.",
     )

@@ -1,4 +1,4 @@
-"""``fastfold environment``: what a bug report has to say of a machine and an installation."""
+"""``fastfold environment``: the machine and the installation, for bug reports."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def describe_environment() -> dict[str, str]:
 
 
 def _packages() -> list[str]:
-    """Names of the packages that FastFold declares, those of extras left out."""
+    """Return names of the packages that FastFold requires, without those of extras."""
     try:
         declared = metadata.requires("fastfold") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed

@@ -6,6 +6,7 @@ uv resolves for machines that are not there; it asks the package index.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def resolve(platform: str, python: str, folder: Path) -> str:
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     command += ["--only-binary", ":all:", "--python-platform", PLATFORMS[platform]]
     command += ["--override", "overrides.txt", "--python-version", python, "requirements.in"]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    environment = {**os.environ, "MACOSX_DEPLOYMENT_TARGET": "14.0"}
+    found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if found.returncode:
         absent = re.search(r"Because (?:only |all versions of )?([a-z0-9-]+)", found.stderr)
         if "No solution found" not in found.stderr or absent is None:
