@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, strides
 from fastfold.kernels.common.triton_math import cast, precision
 from fastfold.kernels.ops.attention.triton_bwd_kernels import (
@@ -136,37 +137,34 @@ def attend_backward_triton(
     if programs == 0 or channels == 0:
         return None if bias is None or not need_bias else bias.new_zeros(bias.shape, dtype=torch.float32)
     grad_out = grad if gate is None else torch.empty_like(q, memory_format=torch.contiguous_format)
-    with torch.cuda.device_of(q):
-        attention_ungate_kernel[(programs,)](
-            *(out, grad, gate, grad_out, grads.gate, delta, heads, rows, queries),
-            *(strides(out, 4), strides(grad, 4), strides(gate, 4), strides(grads.gate, 4)),
-            **sizes,
-            HAS_GATE=gate is not None,
-            **chosen.launch,
-        )
+    launch(attention_ungate_kernel, (programs,))(
+        *(out, grad, gate, grad_out, grads.gate, delta, heads, rows, queries),
+        *(strides(out, 4), strides(grad, 4), strides(gate, 4), strides(grads.gate, 4)),
+        **sizes,
+        HAS_GATE=gate is not None,
+        **chosen.launch,
+    )
     read = BackwardOperands(q, k, v, bias, hidden, grad_out, lse, delta)
     of = operands.strides
     read_strides = BackwardOperands(of.q, of.k, of.v, of.bias, of.hidden, strides(grad_out, 4))
     numbers = (scale, heads, rows, queries, keys)
     sizes |= {"HAS_MASK": hidden is not None}
     chosen = config("attention_grad_q", q)
-    with torch.cuda.device_of(q):
-        attention_grad_q_kernel[(triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch,)](
-            *(read, grads.q, *numbers, read_strides, strides(grads.q, 4)),
-            **sizes,
-            HAS_BIAS=bias is not None,
-            PRECISION=precision(q, chosen),
-            **chosen.launch,
-        )
+    launch(attention_grad_q_kernel, (triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch,))(
+        *(read, grads.q, *numbers, read_strides, strides(grads.q, 4)),
+        **sizes,
+        HAS_BIAS=bias is not None,
+        PRECISION=precision(q, chosen),
+        **chosen.launch,
+    )
     chosen = config("attention_grad_kv", q)
-    with torch.cuda.device_of(q):
-        attention_grad_kv_kernel[(triton.cdiv(keys, chosen.blocks["BK"]) * rows * heads * batch,)](
-            *(read, grads.k, grads.v, *numbers, read_strides, strides(grads.k, 4), strides(grads.v, 4)),
-            **sizes,
-            HAS_BIAS=bias is not None,
-            PRECISION=precision(q, chosen),
-            **chosen.launch,
-        )
+    launch(attention_grad_kv_kernel, (triton.cdiv(keys, chosen.blocks["BK"]) * rows * heads * batch,))(
+        *(read, grads.k, grads.v, *numbers, read_strides, strides(grads.k, 4), strides(grads.v, 4)),
+        **sizes,
+        HAS_BIAS=bias is not None,
+        PRECISION=precision(q, chosen),
+        **chosen.launch,
+    )
     if bias is None or not need_bias:
         return None
     chosen = config("attention_grad_bias", q)
@@ -177,13 +175,12 @@ def attend_backward_triton(
     row_step = triton.cdiv(rows, groups)
     groups = triton.cdiv(rows, row_step)
     parts = q.new_empty(groups, batch, heads, queries, keys, dtype=torch.float32)
-    with torch.cuda.device_of(q):
-        attention_grad_bias_kernel[(blocks * groups,)](
-            *(read, parts, *numbers, row_step, read_strides),
-            **sizes,
-            PRECISION=precision(q, chosen),
-            **chosen.launch,
-        )
+    launch(attention_grad_bias_kernel, (blocks * groups,))(
+        *(read, parts, *numbers, row_step, read_strides),
+        **sizes,
+        PRECISION=precision(q, chosen),
+        **chosen.launch,
+    )
     return parts[0] if groups == 1 else parts.sum(0)
 
 

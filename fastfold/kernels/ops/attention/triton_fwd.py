@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import batched, innermost, padded, strides
 from fastfold.kernels.common.triton_math import LOG2E, cast, dot, dot_plus, plus, precision, products_suffix
 from fastfold.kernels.common.tuning import TRITON_TYPES, LaunchConfig, launch_config
@@ -335,18 +336,17 @@ def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor
     programs = triton.cdiv(queries, chosen.blocks["BQ"]) * rows * heads * batch
     if programs == 0 or channels == 0:
         return lse
-    with torch.cuda.device_of(q):
-        attention_forward_kernel[(programs,)](
-            *(operands, out, lse, scale, heads, rows, queries, operands.k.shape[2]),
-            *(operands.strides, strides(out, 4)),
-            D=channels,
-            BD=padded(channels),
-            HAS_BIAS=operands.bias is not None,
-            HAS_MASK=operands.hidden is not None,
-            HAS_GATE=operands.gate is not None,
-            PRECISION=precision(q, chosen),
-            **chosen.launch,
-        )
+    launch(attention_forward_kernel, (programs,))(
+        *(operands, out, lse, scale, heads, rows, queries, operands.k.shape[2]),
+        *(operands.strides, strides(out, 4)),
+        D=channels,
+        BD=padded(channels),
+        HAS_BIAS=operands.bias is not None,
+        HAS_MASK=operands.hidden is not None,
+        HAS_GATE=operands.gate is not None,
+        PRECISION=precision(q, chosen),
+        **chosen.launch,
+    )
     return lse
 
 

@@ -39,8 +39,7 @@ def _layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: floa
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_fwd import layer_norm_forward
 
-        with torch.cuda.device_of(x):
-            return layer_norm_forward(x, weight, bias, eps)
+        return layer_norm_forward(x, weight, bias, eps)
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)
     bias = None if bias is None else bias.to(exact)
@@ -68,10 +67,9 @@ def _layer_norm_backward(
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
 
-        with torch.cuda.device_of(x):
-            grads = layer_norm_backward(
-                grad, x, weight, eps, need_x=need_x, need_weight=need_weight, need_bias=need_bias
-            )
+        grads = layer_norm_backward(
+            grad, x, weight, eps, need_x=need_x, need_weight=need_weight, need_bias=need_bias
+        )
         return [g for g in grads if g is not None]
     exact = accumulation_dtype(x)
     weight = None if weight is None else weight.to(exact)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
@@ -90,7 +91,7 @@ def layer_norm_backward(
         x.new_empty(programs, channels, dtype=torch.float32) if need else None
         for need in (need_weight, need_bias)
     )
-    layer_norm_backward_kernel[(programs,)](
+    launch(layer_norm_backward_kernel, (programs,))(
         *(*rows.tensors, contiguous(weight), grad_x, partial_weight, partial_bias),
         *(rows.count, channels, *rows.sizes, *rows.strides, eps),
         AXES=rows.axes,

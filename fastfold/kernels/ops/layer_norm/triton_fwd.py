@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
@@ -70,7 +71,7 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
         return out
     rows = rows_of(x)
     config = launch_config("layer_norm_forward", str(padded(x.shape[-1])), x.device)
-    layer_norm_forward_kernel[(triton.cdiv(rows.count, config.blocks["BT"]),)](
+    launch(layer_norm_forward_kernel, (triton.cdiv(rows.count, config.blocks["BT"]),))(
         *(rows.tensors[0], contiguous(weight), contiguous(bias), out),
         *(rows.count, x.shape[-1], *rows.sizes, rows.strides[0], eps),
         AXES=rows.axes,

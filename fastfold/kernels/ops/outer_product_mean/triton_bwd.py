@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, splits
 from fastfold.kernels.common.scratch import share_of
@@ -115,7 +116,7 @@ def write_side(
         triton.cdiv(sequences, blocks["BS"]),
     )
     share = share_of(sequences, right.dtype)
-    outer_product_mean_side_kernel[grid](
+    launch(outer_product_mean_side_kernel, grid)(
         *(right, left_mask, weight, counts, grad, grad_left, share, sequences, rows, columns),
         *(*(x.stride() for x in (left_mask, counts, grad, grad_left)), eps),
         C=c,
@@ -177,7 +178,7 @@ def _weights(x: Projections, counts: Tensor, eps: float, grad: Tensor) -> tuple[
     parts = splits(tiles, 1, programs)
     partial = left.new_empty(parts, c_z, c * c, dtype=torch.float32)
     partial_bias = left.new_empty(parts, c_z, dtype=torch.float32)
-    outer_product_mean_weights_kernel[(programs, parts)](
+    launch(outer_product_mean_weights_kernel, (programs, parts))(
         *(x, counts, grad, partial, partial_bias, sequences, rows, columns),
         *(counts.stride(), grad.stride(), eps),
         C=c,

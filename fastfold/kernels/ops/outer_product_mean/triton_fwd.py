@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, part
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, pair_tile, precision
@@ -176,7 +177,7 @@ def forward(
         b_out, counts = part(out, i), counts_of(part(left_mask, i), part(right_mask, i))
         b_residual = b_out if residual is None else part(residual, i)
         programs = triton.cdiv(rows, config.blocks["BI"]) * triton.cdiv(columns, config.blocks["BJ"])
-        outer_product_mean_forward_kernel[(programs,)](
+        launch(outer_product_mean_forward_kernel, (programs,))(
             *(x, weight, bias, counts, b_residual, b_out, sequences, rows, columns),
             *(counts.stride(), b_residual.stride(), b_out.stride(), eps),
             C=c,

@@ -53,8 +53,7 @@ def _pair_bias(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
     if backend == "triton":
         from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 
-        with torch.cuda.device_of(z):
-            return pair_bias_forward(z, PairBiasParams(norm_weight, norm_bias, weight), EPS)
+        return pair_bias_forward(z, PairBiasParams(norm_weight, norm_bias, weight), EPS)
     exact = accumulation_dtype(z)
     norm = norm_weight.to(exact), norm_bias.to(exact)
     out = _fake(z, parameters, backend)
@@ -87,8 +86,7 @@ def _pair_bias_backward(
         need_z, *need_each = needs
         group = PairBiasParams(*parameters)
         group = group._replace(weight=group.weight.to(z.dtype))
-        with torch.cuda.device_of(z):
-            grads = pair_bias_backward(grad, z, group, EPS, need_z=need_z, need_parameters=any(need_each))
+        grads = pair_bias_backward(grad, z, group, EPS, need_z=need_z, need_parameters=any(need_each))
         return cast_grads(grads, (z, *parameters), needs)
     norm_weight, norm_bias, weight = (p.to(exact) for p in parameters)
     totals = [torch.zeros_like(p) for p in (norm_weight, norm_bias, weight)]
@@ -180,6 +178,5 @@ def _aligned(z: Tensor, parameters: PairBiasParams) -> Tensor:
     """Without an operator's record, which knows contiguous results alone."""
     from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 
-    with torch.cuda.device_of(z):
-        cast = parameters._replace(weight=parameters.weight.to(z.dtype))
-        return pair_bias_forward(z, cast, EPS, multiple=16)
+    cast = parameters._replace(weight=parameters.weight.to(z.dtype))
+    return pair_bias_forward(z, cast, EPS, multiple=16)

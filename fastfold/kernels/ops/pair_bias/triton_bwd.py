@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import rows_of
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
@@ -87,7 +88,7 @@ def pair_bias_backward(
     product = z.new_empty(programs, heads, channels, dtype=torch.float32) if need_parameters else None
     total = z.new_empty(programs, heads, dtype=torch.float32) if need_parameters else None
     if rows.count > 0:
-        pair_bias_backward_kernel[(programs,)](
+        launch(pair_bias_backward_kernel, (programs,))(
             *(*rows.tensors, norm_weight.contiguous(), weight.contiguous(), grad_z, product, total),
             *(rows.count, channels, heads, *rows.sizes, *rows.strides, rows.tensors[0].stride(-1), eps),
             AXES=rows.axes,

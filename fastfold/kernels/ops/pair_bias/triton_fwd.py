@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded, rows_of
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration
 from fastfold.kernels.common.triton_math import cast, dot, precision, row_offset
@@ -74,7 +75,7 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
         return out
     rows = rows_of(z, out.movedim(-3, -1), channels_apart=(1,))
     config = configuration("pair_bias_forward", z, channels)
-    pair_bias_forward_kernel[(triton.cdiv(rows.count, config.blocks["BT"]),)](
+    launch(pair_bias_forward_kernel, (triton.cdiv(rows.count, config.blocks["BT"]),))(
         *(rows.tensors[0], *(x.contiguous() for x in parameters), out),
         *(rows.count, channels, heads, *rows.sizes, *rows.strides, out.stride(-3), eps),
         AXES=rows.axes,

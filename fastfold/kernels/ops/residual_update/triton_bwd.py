@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import ROW_WIDTHS, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
@@ -79,18 +80,17 @@ def update_backward(
     programs = min(PROGRAMS, triton.cdiv(rows.count, config.blocks["BT"]))
     partial = x.new_empty(programs, channels, dtype=torch.float32) if need_bias else None
     b_grad, b_x, b_gate, b_dropout = rows.tensors
-    with torch.cuda.device_of(x):
-        residual_update_backward_kernel[(programs,)](
-            *(b_grad, b_x, contiguous(bias), b_gate, b_dropout, grad_x, partial, grad_gate),
-            *(rows.count, channels, *rows.sizes, *strides_of(rows)),
-            AXES=rows.axes,
-            HAS_BIAS=bias is not None,
-            HAS_GATE=gate is not None,
-            HAS_DROPOUT=dropout is not None,
-            NEED_BIAS=need_bias,
-            BC=padded(channels),
-            **config.launch,
-        )
+    launch(residual_update_backward_kernel, (programs,))(
+        *(b_grad, b_x, contiguous(bias), b_gate, b_dropout, grad_x, partial, grad_gate),
+        *(rows.count, channels, *rows.sizes, *strides_of(rows)),
+        AXES=rows.axes,
+        HAS_BIAS=bias is not None,
+        HAS_GATE=gate is not None,
+        HAS_DROPOUT=dropout is not None,
+        NEED_BIAS=need_bias,
+        BC=padded(channels),
+        **config.launch,
+    )
     return [grad_x, None if partial is None else partial.sum(0), grad_gate]
 
 

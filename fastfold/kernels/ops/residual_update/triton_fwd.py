@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import ROW_WIDTHS, Rows, contiguous, padded, rows_of
 from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
@@ -74,18 +74,17 @@ def write_update(out: Tensor, operands: UpdateOperands) -> None:
     rows = rows_of(*given, out, channels_apart=tuple(range(5)))
     b_x, b_residual, b_gate, b_dropout, target = rows.tensors
     config = launch_config("residual_update_forward", str(padded(channels)), x.device)
-    with torch.cuda.device_of(x):
-        residual_update_forward_kernel[(triton.cdiv(rows.count, config.blocks["BT"]),)](
-            *(b_x, b_residual, contiguous(bias), b_gate, b_dropout, target),
-            *(rows.count, channels, *rows.sizes, *strides_of(rows)),
-            AXES=rows.axes,
-            HAS_RESIDUAL=residual is not None,
-            HAS_BIAS=bias is not None,
-            HAS_GATE=gate is not None,
-            HAS_DROPOUT=dropout is not None,
-            BC=padded(channels),
-            **config.launch,
-        )
+    launch(residual_update_forward_kernel, (triton.cdiv(rows.count, config.blocks["BT"]),))(
+        *(b_x, b_residual, contiguous(bias), b_gate, b_dropout, target),
+        *(rows.count, channels, *rows.sizes, *strides_of(rows)),
+        AXES=rows.axes,
+        HAS_RESIDUAL=residual is not None,
+        HAS_BIAS=bias is not None,
+        HAS_GATE=gate is not None,
+        HAS_DROPOUT=dropout is not None,
+        BC=padded(channels),
+        **config.launch,
+    )
     if target is not out:  # its axes could not be walked over: the kernel has filled a copy
         out.copy_(target)
 

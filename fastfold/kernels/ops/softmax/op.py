@@ -38,8 +38,7 @@ def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: 
     if backend == "triton":
         from fastfold.kernels.ops.softmax.triton_fwd import softmax_forward
 
-        with torch.cuda.device_of(scores):
-            softmax_forward(*operands)
+        softmax_forward(*operands)
     else:
         _forward(*operands)
     return out
@@ -77,8 +76,7 @@ def _softmax_backward(
     if backend == "triton":
         from fastfold.kernels.ops.softmax.triton_bwd import softmax_backward
 
-        with torch.cuda.device_of(out):
-            grad_bias = softmax_backward(*operands, need_bias)
+        grad_bias = softmax_backward(*operands, need_bias)
     else:
         flat = operands[1].shape[:1] + operands[1].shape[2:]
         grad_bias = out.new_zeros(flat, dtype=accumulation_dtype(out)) if need_bias else None

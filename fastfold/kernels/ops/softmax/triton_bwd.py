@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import ROW_WIDTHS, innermost, padded, strides
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
@@ -78,7 +79,7 @@ def softmax_backward(
     chunk_rows = triton.cdiv(rows, max(1, PROGRAMS // programs)) if need_bias else 1
     chunks = triton.cdiv(rows, chunk_rows)
     partial = out.new_empty(chunks, batch, heads, queries, keys, dtype=torch.float32) if need_bias else None
-    softmax_backward_kernel[(programs * chunks,)](
+    launch(softmax_backward_kernel, (programs * chunks,))(
         *(grad, out, mask, grad_scores, partial, batch, rows, heads, queries, keys, chunk_rows),
         *(strides(grad, 4), strides(mask, 2)),
         HAS_MASK=mask is not None,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastfold.kernels.common.constants import MASKED_LOGIT
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import ROW_WIDTHS, innermost, padded, strides
 from fastfold.kernels.common.triton_math import cast
 from fastfold.kernels.common.tuning import launch_config
@@ -87,7 +88,7 @@ def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tens
     scores, mask = innermost(scores), readable(mask)
     bias = None if bias is None else innermost(bias)
     config = launch_config("softmax_forward", str(padded(keys)), scores.device)
-    softmax_forward_kernel[(batch * rows * heads * triton.cdiv(queries, config.blocks["BQ"]),)](
+    launch(softmax_forward_kernel, (batch * rows * heads * triton.cdiv(queries, config.blocks["BQ"]),))(
         *(scores, bias, mask, out, rows, heads, queries, keys),
         *(strides(scores, 4), strides(bias, 3), strides(mask, 2)),
         HAS_BIAS=bias is not None,

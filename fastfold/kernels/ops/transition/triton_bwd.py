@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
@@ -165,7 +166,7 @@ def backward(
             config = configuration("transition_backward_rows", x, c)
             programs = min(PROGRAMS, triton.cdiv(rows, config.blocks["BM"]))
             partial = x.new_empty(programs, 2, c, dtype=torch.float32)
-            transition_backward_rows_kernel[(programs,)](
+            launch(transition_backward_rows_kernel, (programs,))(
                 *(b_x, b_grad, b_grad_x, partial, weights, rows, hidden),
                 *(b_x.stride(), b_grad.stride(), b_grad_x.stride(), EPS),
                 ADD_GRAD=add_grad,
@@ -180,7 +181,7 @@ def backward(
             parts = splits(rows, config.blocks["BM"], programs)
             partial_w1, partial_w2 = x.new_empty(2, parts, hidden, c, dtype=torch.float32)
             partial_b1 = x.new_empty(parts, hidden, dtype=torch.float32)
-            transition_backward_weights_kernel[(programs, parts)](
+            launch(transition_backward_weights_kernel, (programs, parts))(
                 *(b_x, b_grad, partial_w1, partial_w2, partial_b1, weights, rows, hidden),
                 *(b_x.stride(), b_grad.stride(), EPS),
                 PRECISION=precision(x, config),

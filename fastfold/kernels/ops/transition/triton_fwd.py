@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
 from fastfold.kernels.common.parameters import in_dtype
@@ -69,7 +70,7 @@ def forward(out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tens
         if rows == 0:
             continue
         b_add = b_residual[0] if b_residual else b_x
-        transition_forward_kernel[(triton.cdiv(rows, config.blocks["BM"]),)](
+        launch(transition_forward_kernel, (triton.cdiv(rows, config.blocks["BM"]),))(
             *(b_x, b_add, b_out, weights, rows, len(weights.w1)),
             *(b_x.stride(), b_add.stride(), b_out.stride(), EPS),
             C=c,

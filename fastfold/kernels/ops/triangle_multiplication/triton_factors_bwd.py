@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
@@ -133,7 +134,7 @@ def projection_backward(
     size, width = grad_projections.shape[1] * grad_projections.shape[2], grad_projections.shape[2]
     programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c_z, dtype=torch.float32)
-    triangle_project_backward_kernel[(programs,)](
+    launch(triangle_project_backward_kernel, (programs,))(
         *(grad_projections, z, mask, grad, grad_z, partial, weights, rows, n, width, size),
         *(z.stride(), mask.stride(), grad.stride(), grad_z.stride(), EPS),
         C=len(grad_projections) // 2,
@@ -201,7 +202,7 @@ def projection_weights_backward(
     parts = splits(size, config.blocks["BM"], programs)
     partial, partial_gate = z.new_empty(2, parts, 2 * c, c_z, dtype=torch.float32)
     partial_bias = z.new_empty(parts, 2, 2 * c, dtype=torch.float32)
-    triangle_project_weights_kernel[(programs, parts)](
+    launch(triangle_project_weights_kernel, (programs, parts))(
         *(grad_projections, z, mask, partial, partial_gate, partial_bias, weights, rows, n, width, size),
         *(z.stride(), mask.stride(), EPS),
         C=c,

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
 from fastfold.kernels.common.triton_math import cast, precision, sigmoid
@@ -113,7 +114,7 @@ def project(
     rows, n, c_z = z.shape
     size, width = projections.shape[1] * projections.shape[2], projections.shape[2]
     config = configuration("triangle_project", z, c_z)
-    triangle_project_kernel[(triton.cdiv(size, config.blocks["BM"]),)](
+    launch(triangle_project_kernel, (triton.cdiv(size, config.blocks["BM"]),))(
         *(z, mask, projections, weights, rows, n, width, size, first, group, z.stride(), mask.stride(), EPS),
         C=len(weights.proj_weight) // 2,
         CZ=c_z,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import (
     PROGRAMS,
@@ -158,7 +159,7 @@ def output_backward(
     config = configuration("triangle_output_backward", z, max(c, c_z))
     programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
     partial = z.new_empty(programs, 2, c, dtype=torch.float32)
-    triangle_output_backward_kernel[(programs,)](
+    launch(triangle_output_backward_kernel, (programs,))(
         *(product, z, b_dropout, grad, grad_x, partial, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), grad_x.stride(), EPS, share),
         SPLIT=z.dtype == torch.bfloat16,
@@ -236,7 +237,7 @@ def output_weights_backward(
     partial, partial_gate, partial_bias = (
         z.new_empty(parts, *shape, dtype=torch.float32) for shape in ((c_z, c), (c_z, c_z), (2, c_z))
     )
-    triangle_output_weights_kernel[(programs, parts)](
+    launch(triangle_output_weights_kernel, (programs, parts))(
         *(product, z, b_dropout, grad, partial, partial_gate, partial_bias, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), grad.stride(), EPS, share),
         PRECISION=precision(z, config),

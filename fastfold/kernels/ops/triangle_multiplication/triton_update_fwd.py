@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastfold.kernels.common.kernel_variant import KernelVariant, NewTensor, recorded_variants
+from fastfold.kernels.common.launch import launch
 from fastfold.kernels.common.layout import padded
 from fastfold.kernels.common.normalised_rows import WIDTHS, configuration, load_normalised, projected
 from fastfold.kernels.common.triton_math import cast, pair_tile, precision, sigmoid
@@ -85,7 +86,7 @@ def write_update(
     config = configuration("triangle_output", z, max(c, c_z))
     b_dropout = z if dropout is None else dropout
     b_residual = z if residual is None else residual
-    triangle_output_kernel[(triton.cdiv(size, config.blocks["BM"]),)](
+    launch(triangle_output_kernel, (triton.cdiv(size, config.blocks["BM"]),))(
         *(product, z, b_dropout, b_residual, out, weights, rows, n, width, size),
         *(z.stride(), b_dropout.stride(), b_residual.stride(), out.stride(), EPS, share),
         C=c,
