@@ -41,11 +41,23 @@ def debugging() -> bool:
     return os.environ.get("FASTFOLD_DEBUG", "0") not in ("", "0")
 
 
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "[CUDA]: out of memory",  # Triton
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "hipErrorOutOfMemory",
+)
+"""Words of errors that have no type of their own: libraries other than PyTorch's allocator raise them."""
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error says that the memory of a device or of the machine was not enough."""
     # PyTorch has a type of its own for an accelerator, which is not imported for this, and none for the CPU.
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or "DefaultCPUAllocator" in str(error)
+        or any(words in str(error) for words in _OUT_OF_MEMORY)
     )

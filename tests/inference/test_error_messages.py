@@ -37,6 +37,11 @@ def test_an_error_without_words_has_its_type() -> None:
         (MemoryError(), True),
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"), True),
+        (RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), False),
         (RuntimeError("shapes differ"), False),
     ],
 )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from fastfold.kernels.common.float32_setting import exact_on_gpu, float32_setting
+
 _CPUINFO = Path("/proc/cpuinfo")
 _onednn_multiplies = False
 _ROUNDING = 1e-6
@@ -25,8 +27,13 @@ def exact_products(device: torch.device) -> Iterator[None]:
     changes. The setting is the process's.
 
     Args:
-        device: Where the products are made; nothing is done but for a CPU.
+        device: Where the products are made; on a GPU see
+            :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
     """
+    if device.type == "cuda":
+        with exact_on_gpu():
+            yield
+        return
     if device.type != "cpu" or not multiplied_by_onednn():
         yield
         return
@@ -97,7 +104,7 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 def multiplied_by_onednn() -> bool:
     """Whether :func:`exact_products` gives a CPU's products to oneDNN."""
-    untouched = torch.get_float32_matmul_precision() == "highest" and not torch.cuda.is_initialized()
+    untouched = float32_setting() == "highest" and not torch.cuda.is_initialized()
     return untouched and _onednn_is_better()
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import launches_replaced
+from fastfold.kernels.common.float32_setting import float32_setting
 from fastfold.kernels.common.tuning import CHIPS, FALLBACK, TF32X3, as_chip
 
 ARITHMETICS = (
@@ -125,7 +126,7 @@ def _kept_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]
 
 @contextmanager
 def _float32_products(setting: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    before = float32_setting()
     torch.set_float32_matmul_precision(setting)
     try:
         yield

@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from fastfold.kernels.common.backend import interpreted
+from fastfold.kernels.common.float32_setting import float32_setting
 from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_products
 
 INTERPRETED = tl.constexpr(interpreted())
@@ -88,14 +89,14 @@ def precision(x: Tensor, config: LaunchConfig | None = None) -> str:
     """
     if x.dtype != torch.float32:
         return "ieee"
-    if torch.get_float32_matmul_precision() != "highest":
+    if float32_setting() != "highest":
         return "tf32"
     return "ieee" if config is None else config.float32
 
 
 def products_suffix(x: Tensor) -> str:
     """Ending of a key of the table of configurations: ``_tf32x3`` where products may be made so, else none."""
-    exact = x.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    exact = x.dtype == torch.float32 and float32_setting() == "highest"
     return f"_{TF32X3}" if exact and float32_products(x.device) == TF32X3 else ""
 
 

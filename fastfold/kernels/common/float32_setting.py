@@ -1,0 +1,44 @@
+"""PyTorch's setting for products of float32, whichever of its interfaces it was given by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def float32_setting() -> str:
+    """Return ``highest`` where float32 products must be exact, else ``high`` or ``medium``.
+
+    PyTorch's own getter raises an error after a backend's ``fp32_precision`` was set, which PyTorch recommends.
+    """
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+@contextmanager
+def exact_on_gpu() -> Iterator[None]:
+    """Inside, cuDNN's convolutions of float32 are exact, and sums of 16-bit products are kept in float32.
+
+    PyTorch rounds both by default. Products of float32 stay as :func:`float32_setting` says.
+    """
+    convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    before = (
+        convolutions.fp32_precision,
+        products.allow_bf16_reduced_precision_reduction,
+        products.allow_fp16_reduced_precision_reduction,
+    )
+    convolutions.fp32_precision = "ieee"
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        (
+            convolutions.fp32_precision,
+            products.allow_bf16_reduced_precision_reduction,
+            products.allow_fp16_reduced_precision_reduction,
+        ) = before
