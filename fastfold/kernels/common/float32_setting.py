@@ -25,7 +25,7 @@ def exact_on_gpu() -> Iterator[None]:
 
     PyTorch rounds both by default. Products of float32 stay as :func:`float32_setting` says.
     """
-    convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+    convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = (
         convolutions.fp32_precision,
         products.allow_bf16_reduced_precision_reduction,

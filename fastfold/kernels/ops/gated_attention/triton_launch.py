@@ -16,7 +16,7 @@ from fastfold.kernels.ops.residual_update.op import fill_update
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 # Positions of a block: enough for a whole GPU, and of a large tensor a small part. A quarter of a tensor between.
-_MIN_POSITIONS, _MAX_POSITIONS = 2**14, 2**17
+_MIN_POSITIONS, _MAX_POSITIONS = 2**16, 2**17
 
 
 def prepare(
