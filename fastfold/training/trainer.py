@@ -148,7 +148,7 @@ class Trainer:
     # ---- the loop --------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train until the configured number of steps; on SIGTERM, SIGUSR1 and Ctrl-C save and return early.
+        """Train until the configured number of steps; on SIGTERM, SIGUSR1, SIGHUP and Ctrl-C save and return early.
 
         Raises:
             TrainingStopped: Too many steps in a row had no finite numbers.

@@ -174,13 +174,14 @@ def test_killed_at_any_moment_a_run_continues_as_if_nothing_had_happened(
     assert all(torch.equal(killed[name], x) for name, x in uninterrupted.items())
 
 
-def test_sigterm_saves_and_ends(data_folder: Path, tmp_path: Path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_ends(data_folder: Path, tmp_path: Path, number: signal.Signals):
     out = tmp_path / "run"
     process = start_forked(data_folder, out, "trainer.steps=100000", "trainer.checkpoint_every=100000")
     wait_for(out / "metrics.jsonl", process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     printed, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
     assert "the same command continues" in printed
     assert len(list((out / "checkpoints").iterdir())) == 1
 
