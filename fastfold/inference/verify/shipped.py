@@ -15,6 +15,8 @@ from fastfold.evoformer.config import MINI
 from fastfold.inference.verify.recorded_array import RecordedArray
 
 RECORD = Path(__file__).with_name("mini_record.npz")
+"""The record's file."""
+
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
 """An invented sequence."""
 
