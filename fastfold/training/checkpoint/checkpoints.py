@@ -227,6 +227,8 @@ class Checkpoints:
         own = slice(None) if is_url(path) else slice(self._context.rank, None, self._context.size)
         problem = None
         try:
+            if not is_url(path):
+                problem = _find_unlisted(Path(path), manifest)
             for name in sorted(manifest.files)[own]:
                 problem = problem or self._examine_file(storage, path, name, manifest)
         except Exception as error:  # what drivers raise has no common base
@@ -240,8 +242,11 @@ class Checkpoints:
             return f"its shard {name} is missing"
         if size != record.size:
             return f"its shard {name} has {size} bytes instead of {record.size}"
-        file = self._local(path) / name
+        folder = self._local(path)
+        file = folder / name
         if is_url(path):
+            if file.resolve().parent != folder.resolve():
+                return f"its shard {name} would be written outside {folder}"
             storage.fetch(f"{path}/{name}", file)
         if record.sha256 is not None and file_digest(file) != record.sha256:
             return f"its shard {name} was changed after it was written"
@@ -307,6 +312,12 @@ def _manifest_text(storage: Storage, path: str) -> bytes:
         return storage.read(f"{path}/{MANIFEST}")
     except FileNotFoundError as error:
         raise ConfigError(f"it has no {MANIFEST}") from error
+
+
+def _find_unlisted(folder: Path, manifest: Manifest) -> str | None:
+    """Return what is wrong where a folder has a shard without a hash: the reader opens all that lie there."""
+    names = sorted(file.name for file in folder.glob("*.safetensors") if file.name not in manifest.files)
+    return f"it has a file {names[0]} that its {MANIFEST} does not list; remove that file" if names else None
 
 
 def _reason(error: BaseException) -> str:

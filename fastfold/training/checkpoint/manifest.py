@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ MANIFEST = "state.json"
 
 _FORMATS = (1, 2)
 """The first one has lengths, but no hashes."""
+
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]+")
+"""Names of files that stay in the checkpoint's folder."""
 
 Json = dict[str, Any]
 
@@ -61,7 +65,7 @@ class Manifest:
         """Undoes :meth:`to_json`.
 
         Raises:
-            ManifestError: It is damaged, or of a version that is not known.
+            ManifestError: It is damaged, of a version that is not known, or names a file outside its folder.
         """
         try:
             content = json.loads(text)
@@ -79,6 +83,11 @@ class Manifest:
                 else FileRecord(int(file), None)
                 for name, file in content["files"].items()
             }
+            for name in files:
+                if _NAME.fullmatch(name) is None:
+                    raise ManifestError(
+                        f"its {MANIFEST} names the file {name[:60]!r}; expected letters, digits, '.', '_' and '-'"
+                    )
             return cls(int(content["step"]), files, dict(content["state"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
             raise ManifestError(f"its {MANIFEST} cannot be read") from error

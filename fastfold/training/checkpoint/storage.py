@@ -101,6 +101,8 @@ class FolderStorage:
 
     def read(self, path: str) -> bytes:
         """See :class:`Storage`."""
+        if not Path(path).is_file():  # a pipe would be waited for
+            raise FileNotFoundError(path)
         return Path(path).read_bytes()
 
     def size(self, path: str) -> int | None:

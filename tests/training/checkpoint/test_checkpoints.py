@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
 import threading
 import time
@@ -16,6 +17,8 @@ import torch.distributed.checkpoint as dcp
 from fastfold.errors import ConfigError
 from fastfold.parallel import DistributedContext
 from fastfold.training.checkpoint.checkpoints import Checkpoints
+from fastfold.training.checkpoint.manifest import FileRecord, Manifest
+from fastfold.utils.hashing import file_digest
 from tests.helpers.forked import Forked
 
 
@@ -247,3 +250,32 @@ def test_a_process_that_fails_does_not_wait_for_its_checkpoint(tmp_path: Path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "the reason" in said
+
+
+@pytest.mark.parametrize("is_url", [False, True])
+def test_a_foreign_checkpoint_touches_no_file_elsewhere(tmp_path: Path, is_url: bool):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    folder = tmp_path / "run" / "step_00000001"
+    folder.mkdir(parents=True)
+    name = str(victim) if is_url else "../../victim"
+    files = {name: FileRecord(4, file_digest(victim))}
+    (folder / "state.json").write_bytes(Manifest(1, files, {}).to_json())
+    with pytest.raises(ConfigError, match="names the file"):
+        Run(tmp_path / "own").checkpoints.find(f"file://{folder}" if is_url else str(folder))
+    assert victim.read_bytes() == b"mine"
+
+
+def test_a_shard_without_a_hash_is_not_read(run: Run):
+    run.save(1)
+    os.mkfifo(run.found() / "more.safetensors")
+    assert run.found() is None
+    assert "does not list; remove that file" in run.said[-1]
+
+
+def test_a_pipe_as_manifest_is_not_waited_for(run: Run):
+    run.save(1)
+    manifest = run.found() / "state.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert run.found() is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import pytest
 
 from fastfold.training.checkpoint.manifest import FileRecord, Manifest, ManifestError
@@ -43,3 +46,36 @@ def test_no_flipped_bit_is_missed():
 def test_what_is_no_manifest_is_refused(text: bytes, problem: str):
     with pytest.raises(ManifestError, match=problem):
         Manifest.from_json(text)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "a\\b", ".", "..", "", "a\n", "ä"])
+def test_a_name_that_leaves_the_folder_is_refused(name: str):
+    with pytest.raises(ManifestError, match="names the file"):
+        Manifest.from_json(Manifest(3, {name: FileRecord(1, "0" * 64)}, {}).to_json())
+
+
+def _refused(number: int) -> int:
+    """Read mutated manifests and return how many were refused."""
+    rng, refused = random.Random(0), 0
+    pieces = ["../", "/", "1e999", "Infinity", "-1", "[" * 2000, "9" * 5000, "\\ud800", "null", '"', "}"]
+    for _ in range(number):
+        text = '{"format": 1, "step": 3, "files": {"a.safetensors": 12, "b": 7}, "state": {"seconds": 0.5}}'
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice(pieces) + text[at + rng.choice((0, 1, 1, 5)) :]
+        try:
+            names = Manifest.from_json(text.encode()).files
+        except ManifestError:
+            refused += 1
+        else:
+            assert all(Path("/checkpoint", name).resolve().parent == Path("/checkpoint") for name in names)
+    return refused
+
+
+def test_mutated_manifests_are_read_or_refused():
+    assert 50 < _refused(300) < 300
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_manifests_are_read_or_refused():
+    assert 1000 < _refused(10_000) < 10_000
