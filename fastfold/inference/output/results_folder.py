@@ -27,7 +27,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from fastfold.data.targets import Target, marked_stem
+from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
 from fastfold.utils.atomic_files import (
     output_error,
@@ -87,6 +87,8 @@ class ResultsFolder:
 
     def __init__(self, path: str | os.PathLike[str], say: Callable[[str], None] = lambda _: None) -> None:
         self.path, self.say = prepare_output_directory(path), say
+        if (self.path / STATE).is_symlink():
+            raise WriteError(f"{self.path / STATE} is a link to another folder; remove it")
         self.state = prepare_output_directory(self.path / STATE)
         for folder in (self.path, self.state):
             sweep_temporary(folder)
@@ -109,15 +111,17 @@ class ResultsFolder:
                 # Case does not count, because it does not on every file system.
                 folder = self.state / stem.casefold()
                 known = _read_json(folder / "target.json")
-                if known is None and any(folder.glob("*.json")):
+                if folder.is_symlink() or (known is None and any(folder.glob("*.json"))):
                     continue  # damaged: nobody knows whose it is
+                if known is not None and not _owns(folder, known.get("stem")):
+                    continue
                 if known is None:
                     _prepare_records(folder)
                     write_atomic(folder / "target.json", json.dumps(owner | {"stem": stem}) + "\n")
                 elif {key: known.get(key) for key in owner} != owner:
                     continue
                 else:
-                    stem = str(known.get("stem", stem))
+                    stem = known["stem"]
                 sweep_temporary(folder)
                 if stem != target.name:
                     self.say(
@@ -265,7 +269,8 @@ class TargetResults:
     def _whole(self, record: PredictionRecord, ending: str) -> bool:
         """Whether a file of a prediction is as it was written."""
         try:
-            return file_digest(self.path(record, ending)) == record.files[ending][1]
+            path = self.path(record, ending)
+            return path.is_file() and file_digest(path) == record.files[ending][1]
         except OSError:
             return False
 
@@ -273,7 +278,7 @@ class TargetResults:
         """Bring what is finished to its place: files first, then the record that speaks for them."""
         for folder in sorted(self.state.glob(f"*{_PENDING}")):
             record = _read_record(folder / "record.json")
-            if record is None:  # not ours: a finished prediction always has its record
+            if record is None or folder.is_symlink():  # not ours: a finished prediction always has its record
                 continue
             place = _read_record(self.state / f"{record.id}.json")
             record = replace(record, rank=place.rank if place else record.rank or len(self.records()) + 1)
@@ -338,6 +343,16 @@ def _file_lock(path: Path, timeout: float = -1) -> FileLock:
     return FileLock(path, timeout=timeout, is_singleton=timeout < 0)
 
 
+def _owns(folder: Path, stem: object) -> bool:
+    """Whether a stem from a record belongs to the record's folder, and so cannot lead out of the results."""
+    return isinstance(stem, str) and stem == safe_stem(stem) and stem.casefold() == folder.name
+
+
+def _is_part_of_name(text: object) -> bool:
+    """Whether a file's name may hold this text."""
+    return isinstance(text, str) and text.isprintable() and not set(text) & set("/\\") and len(text) <= 120
+
+
 def _has_size(path: Path, size: int) -> bool:
     try:
         return path.stat().st_size == size
@@ -352,7 +367,8 @@ def _record_json(record: PredictionRecord) -> str:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if there is none, or something else."""
     try:
-        found = json.loads(path.read_bytes())
+        # A pipe would be waited for, with the folder's lock held.
+        found = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -371,7 +387,7 @@ def _read_record(path: Path) -> PredictionRecord | None:
     names = [found.get("id"), found.get("key"), *(files if isinstance(files, dict) else ())]
     if not (isinstance(files, dict) and isinstance(scores, dict) and type(rank) is int):
         return None
-    if any(not isinstance(name, str) or set(name) & set("/\\\0") for name in names):
+    if not all(_is_part_of_name(name) for name in names):
         return None
     if any(not _is_entry(entry) for entry in files.values()):
         return None

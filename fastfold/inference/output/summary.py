@@ -69,15 +69,17 @@ class SummaryFile:
         with self.folder.locked():
             lines: dict[str, list[str]] = {}
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                for line in self.path.read_text(encoding="utf-8").splitlines()[1:]:
+                # A pipe would be waited for, with the folder's lock held.
+                text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+                for line in text.splitlines()[1:]:
                     lines.setdefault(line.partition("\t")[0], []).append(line)
             for stem, target in self._changed.items():
                 lines[stem] = [
                     _line(stem, record.rank, record.scores, record.name(stem, ""))
                     for record in target.records()
                 ]
-            text = ["\t".join(COLUMNS), *(line for found in lines.values() for line in found)]
-            write_atomic(self.path, "\n".join(text) + "\n")
+            table = ["\t".join(COLUMNS), *(line for found in lines.values() for line in found)]
+            write_atomic(self.path, "\n".join(table) + "\n")
             self._changed.clear()
         end = time.monotonic()
         self._next = end + 20 * (end - start)
@@ -97,7 +99,7 @@ def _cell(value: Any) -> str:
 def read_summary(path: Path) -> list[dict[str, str]]:
     """The lines of a table, each by column; empty if there is no table."""
     try:
-        header, *lines = path.read_text(encoding="utf-8").splitlines()
+        header, *lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()
     except (OSError, ValueError):
         return []
     return [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,8 @@ import pytest
 
 from fastfold.data.targets import Target, target_from_sequence
 from fastfold.errors import WriteError
-from fastfold.inference.output.results_folder import STATE, ResultsFolder, TargetResults
+from fastfold.inference.output.results_folder import STATE, PredictionRecord, ResultsFolder, TargetResults
+from fastfold.inference.output.summary import read_summary
 from tests.conftest import REPOSITORY
 
 TARGET = target_from_sequence("MKTAYIAKQR", "t")
@@ -253,6 +256,7 @@ with results.claimed("1" * 64) as mine:
 def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not(tmp_path: Path):
     code = """
 import os
+import random
 from fastfold.utils.atomic_files import temporary_name
 for folder in (results.parent.path, results.parent.state, results.state):
     (folder / temporary_name()).mkdir()
@@ -307,3 +311,70 @@ def test_a_target_is_known_by_all_of_its_chains(tmp_path: Path):
     second: Target = target_from_sequence("MKTMKT", "c")
     assert folder.target(first).stem == "c"
     assert folder.target(second).stem != "c"
+
+
+@pytest.mark.parametrize("stem", ["../victim", "/tmp/victim", "other", "", ".", 7, None])
+def test_a_foreign_stem_never_becomes_a_path(tmp_path: Path, stem: object):
+    folder = ResultsFolder(tmp_path / "out")
+    results = folder.target(TARGET)
+    add(results, 0, 50.0)
+    owner = json.loads((results.state / "target.json").read_text())
+    (results.state / "target.json").write_text(json.dumps(owner | {"stem": stem}))
+    found = folder.target(TARGET)
+    assert found.stem != TARGET.name
+    assert found.stem.startswith("t_")
+    add(found, 1, 50.0)
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("place", [STATE, f"{STATE}/t"])
+def test_a_link_in_place_of_the_records_is_not_followed(tmp_path: Path, place: str):
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "out" / place
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "elsewhere")
+    with contextlib.suppress(WriteError):
+        add(ResultsFolder(tmp_path / "out").target(TARGET), 0, 50.0)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(results: TargetResults):
+    add(results, 0, 50.0)
+    structure = results.path(results.records()[0], ".pdb")
+    for path in (structure, results.state / f"{1:064x}.json"):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert results.find(f"{0:064x}") is None
+    assert [record.key for record in results.records()] == ["model_seed_0"]
+    table = results.parent.path / "summary.tsv"
+    os.mkfifo(table)
+    assert read_summary(table) == []
+
+
+def _unusable(number: int, tmp_path: Path) -> int:
+    """Open results with mutated records of targets; return how many were not taken."""
+    rng, unusable = random.Random(0), 0
+    place = tmp_path / "out" / STATE / "t" / "target.json"
+    ResultsFolder(tmp_path / "out").target(TARGET)
+    good = place.read_text()
+    pieces = ["../", "/", "1e999", "[" * 2000, "9" * 5000, "\\ud800", "null", '"', "}", "x"]
+    for _ in range(number):
+        text = good
+        for _ in range(rng.randint(1, 2)):
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice(pieces) + text[at + rng.choice((0, 1, 1, 5)) :]
+        place.write_text(text)
+        results = ResultsFolder(tmp_path / "out").target(TARGET)
+        unusable += results.stem != "t"
+        assert results.path(PredictionRecord("0", "k", {}, {}), ".pdb").parent == tmp_path / "out"
+    assert names(tmp_path) == ["out"]
+    return unusable
+
+
+def test_mutated_records_of_targets_stay_inside(tmp_path: Path):
+    assert 50 < _unusable(200, tmp_path) <= 200
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_records_of_targets_stay_inside(tmp_path: Path):
+    assert 1000 < _unusable(10_000, tmp_path) <= 10_000
