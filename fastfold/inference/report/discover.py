@@ -64,10 +64,11 @@ def find_predictions(
     Raises:
         OSError: The folder cannot be read.
     """
-    names = sorted(entry.name for entry in os.scandir(directory) if entry.is_file() and _is_text(entry.name))
+    names = _regular_files(directory, say)
+    own = set(names)
     stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
     files = _files_by_stem(names, stems, directory)
-    table = _table(directory / "summary.tsv")
+    table = _table(directory / "summary.tsv") if "summary.tsv" in names else {}
     found = []
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
@@ -76,13 +77,26 @@ def find_predictions(
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else str(scores["name"])
             for ending in ("_coverage.json", "_config.json"):  # may belong to the target
-                path = directory / f"{target}{ending}"
-                if ending not in files[stem] and path.is_file():
-                    files[stem][ending] = path
+                name = f"{target}{ending}"
+                if ending not in files[stem] and name in own:
+                    files[stem][ending] = directory / name
             line = table.get(stem, {})
             rank = int(match["rank"]) if match else None
             found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
     return sorted(found, key=lambda one: (one.target, one.rank or math.inf, one.stem))
+
+
+def _regular_files(directory: Path, say: Callable[[str], None]) -> list[str]:
+    """Return names of a folder's own files, sorted; links could lead to any file of the machine."""
+    names = []
+    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        if not _is_text(entry.name) or entry.is_dir(follow_symlinks=False):
+            continue
+        if entry.is_file(follow_symlinks=False):
+            names.append(entry.name)
+        else:
+            say(f"{entry.name}: left out of the report, it is not a regular file")
+    return names
 
 
 def _is_text(name: str) -> bool:

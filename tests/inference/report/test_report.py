@@ -282,3 +282,23 @@ def test_a_package_without_the_files_counts_as_none(monkeypatch: pytest.MonkeyPa
     assert load_molstar() is None
     monkeypatch.setattr("fastfold.inference.report.molstar.PACKAGE", "no-such-package")
     assert load_molstar() is None
+
+
+def test_files_outside_the_folder_are_never_read(tmp_path: Path) -> None:
+    folder, secret = tmp_path / "results", tmp_path / "secret_config.json"
+    secret.write_text('{"token": 1}')
+    path = helix_prediction("a", 6).save(folder, plots=False)["scores"]
+    scores = json.loads(path.read_text())
+    (folder / "a_model_scores.json").write_text(json.dumps(scores | {"name": "../secret"}))
+    (folder / "a_model_config.json").symlink_to(secret)
+    os.mkfifo(folder / "summary.tsv")
+    said: list[str] = []
+    found = find_predictions(folder, said.append)
+    assert len(found) == 2
+    assert all(
+        file.parent == folder and not file.is_symlink() for one in found for file in one.files.values()
+    )
+    assert said == [
+        f"{name}: left out of the report, it is not a regular file"
+        for name in ("a_model_config.json", "summary.tsv")
+    ]
