@@ -31,29 +31,37 @@ def read_archive(data: bytes, wanted: frozenset[str], *, origin: str) -> dict[st
     """
     found: dict[str, bytes] = {}
     try:
-        with (
-            gzip.GzipFile(fileobj=io.BytesIO(data)) as packed,
-            tarfile.open(fileobj=_Limited(packed, origin), mode="r|") as archive,
-        ):
+        content = _unpack(data, origin)
+        if b"GNU.sparse." in content:  # tarfile would read a map of any length
+            raise _harmful(origin, "has a sparse member")
+        # Seekable, so that a size in a header is an offset and nothing that is read piece by piece.
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for number, member in enumerate(archive):
                 name = member.name.removeprefix("./")
                 if number >= _MAX_MEMBERS:
                     raise _harmful(origin, f"has more than {_MAX_MEMBERS} members")
                 if name.startswith(("/", "\\")) or ".." in name.replace("\\", "/").split("/"):
                     raise _harmful(origin, f"has a member {name[:60]!r} that leads out of it")
+                if not 0 <= member.size <= MAX_UNPACKED:
+                    raise _harmful(origin, f"has a member {name[:60]!r} of {member.size} bytes")
                 if not (member.isfile() or member.isdir()) or member.issparse():
                     raise _harmful(origin, f"has a member {name[:60]!r} that is no plain file")
                 if name not in wanted or member.isdir():
                     continue
                 if name in found:
                     raise _harmful(origin, f"has two members {name!r}")
-                content = archive.extractfile(member)
-                assert content is not None
-                found[name] = content.read()
-            # A tar ends with empty blocks, and whoever cut it off there would leave a damaged gzip.
-            while packed.read(1 << 20):
-                pass
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+                file = archive.extractfile(member)
+                assert file is not None
+                found[name] = file.read()
+    except (
+        tarfile.TarError,
+        EOFError,
+        ArithmeticError,
+        OSError,
+        RecursionError,
+        ValueError,
+        zlib.error,
+    ) as error:
         raise InputError(
             f"the result is damaged or cut off ({error}); run the same command again", path=origin
         ) from None
@@ -64,21 +72,17 @@ def _harmful(origin: str, what: str) -> InputError:
     return InputError(f"the result {what}; nothing of it was used. Do not use this server", path=origin)
 
 
-class _Limited(io.RawIOBase):
-    """A stream that ends in an error when it gives more than is allowed."""
+def _unpack(data: bytes, origin: str) -> bytes:
+    """Return what a gzip unpacks to, read to its end so that a cut shows.
 
-    def __init__(self, packed: gzip.GzipFile, origin: str) -> None:
-        super().__init__()
-        self._packed, self._origin, self._left = packed, origin, MAX_UNPACKED
-
-    def readable(self) -> bool:
-        """Always."""
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        """Read up to ``size`` bytes."""
-        piece = self._packed.read(min(self._left + 1, 1 << 20 if size is None or size < 0 else size))
-        self._left -= len(piece)
-        if self._left < 0:
-            raise _harmful(self._origin, f"unpacks to more than {MAX_UNPACKED >> 20} MiB")
-        return piece
+    Raises:
+        InputError: It is more than an archive may unpack to.
+    """
+    pieces, left = [], MAX_UNPACKED
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        while piece := packed.read(1 << 20):
+            left -= len(piece)
+            if left < 0:
+                raise _harmful(origin, f"unpacks to more than {MAX_UNPACKED >> 20} MiB")
+            pieces.append(piece)
+    return b"".join(pieces)

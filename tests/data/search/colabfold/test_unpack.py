@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import tarfile
+import time
 
 import pytest
 
@@ -71,3 +72,74 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unpack, "MAX_UNPACKED", 4 << 20)
     with pytest.raises(InputError, match="unpacks to more than 4 MiB"):
         read_archive(bomb(64 << 20), WANTED, origin="server")
+
+
+def with_pax(headers: dict[str, str]) -> bytes:
+    """An archive whose first member, which is not wanted, has PAX headers."""
+    member = tarfile.TarInfo("x")
+    member.pax_headers = headers
+    return tar_gz({"x": member, "uniref.a3m": b"y"})
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"size": str(10**17)},
+        {"size": str(10**30)},
+        {"size": "-512"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(10**17)},
+        {"GNU.sparse.map": "0,x", "GNU.sparse.size": "1"},
+    ],
+)
+def test_sizes_in_pax_headers_neither_hang_nor_crash(headers: dict[str, str]) -> None:
+    start = time.monotonic()
+    with pytest.raises(InputError, match="server: the result"):
+        read_archive(with_pax(headers), WANTED, origin="server")
+    assert time.monotonic() - start < 5
+
+
+def test_a_long_row_of_headers_without_a_file_is_an_error() -> None:
+    header = gzip.decompress(with_pax({"comment": "x"}))[:1024]
+    with pytest.raises(InputError, match="damaged or cut off"):
+        read_archive(gzip.compress(header * 3000), WANTED, origin="server")
+
+
+def _refused(number: int) -> int:
+    """Read mutated archives and return how many were refused."""
+    rng, refused = random.Random(0), 0
+    pax = {"size": "1", "path": "uniref.a3m", "mtime": "1.5"}
+    sources = [
+        gzip.decompress(data)
+        for data in (tar_gz({"uniref.a3m": b"x" * 700, "pair.a3m": b"y"}), with_pax(pax))
+    ]
+    sparse = with_pax({"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "uniref.a3m"})
+    sources.append(gzip.decompress(sparse))
+    pieces = [b"9" * 11, b"\x80" + b"\xff" * 11, b"-1", b"../", b"\0", b"S", b"x", b"g", b"L", b"\n", b"="]
+    for _ in range(number):
+        data = bytearray(rng.choice(sources))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(min(len(data), 3000))
+            piece = rng.choice(pieces)
+            data[at : at + len(piece)] = piece
+        for start in range(0, len(data) - 512, 512):  # honest checksums, so that headers are read further
+            if data[start + 257 : start + 262] == b"ustar":
+                block = data[start : start + 148] + b" " * 8 + data[start + 156 : start + 512]
+                data[start + 148 : start + 156] = b"%06o\0 " % sum(block)
+        begin = time.monotonic()
+        try:
+            found = read_archive(gzip.compress(bytes(data), 1), WANTED, origin="server")
+        except InputError:
+            refused += 1
+        else:
+            assert set(found) <= WANTED
+        assert time.monotonic() - begin < 5
+    return refused
+
+
+def test_mutated_archives_are_read_or_refused() -> None:
+    assert 100 < _refused(400) < 400
+
+
+@pytest.mark.slow
+def test_ten_thousand_mutated_archives_are_read_or_refused() -> None:
+    assert 3000 < _refused(10_000) < 10_000
