@@ -31,6 +31,7 @@ MAX_RESULT = 1 << 30
 
 _MAX_ANSWER = 1 << 20
 _PIECE = 1 << 20
+_DOWNLOAD_S = 3600.0
 _WAITING = frozenset(("UNKNOWN", "RATELIMIT", "PENDING", "RUNNING"))
 _ATTEMPTS = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 4.0, 60.0, 1.3
@@ -176,8 +177,19 @@ class TicketServer:
     def _fetch_once(self, path: str, form: bytes | None, limit: int) -> bytes:
         with open_url(f"{self.url}{path}", data=form, timeout=self._timeout_s) as response:
             length = response.headers.get("Content-Length")
-            pieces, size = [], 0
-            while piece := response.read(_PIECE):
+            if length is not None and re.fullmatch(r"[0-9]{1,15}", length) is None:
+                raise NetworkError(
+                    f"{self.url}{path}: expected a Content-Length in digits, found {length[:60]!r}; is this the "
+                    "address of an MSA server?"
+                )
+            pieces, size, end = [], 0, self._now() + _DOWNLOAD_S
+            # One piece of what has arrived: a full one could be waited for as long as the server drips.
+            while piece := response.read1(_PIECE):
+                if self._now() > end:
+                    raise NetworkError(
+                        f"{self.url}{path}: the answer did not arrive within {clock(_DOWNLOAD_S)}. What has arrived "
+                        "before is kept; run the same command later to ask again"
+                    )
                 pieces.append(piece)
                 size += len(piece)
                 if size > limit:
@@ -185,7 +197,7 @@ class TicketServer:
                         f"{self.url}{path}: the server sends more than {limit >> 20} MiB, which no answer has: it was "
                         "not read further"
                     )
-            if length is not None and length.isdigit() and size < int(length):
+            if length is not None and size < int(length):
                 raise OSError(f"closed after {size:,} of {int(length):,} bytes")
             return b"".join(pieces)
 

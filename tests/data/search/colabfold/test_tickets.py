@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from fastfold.data.search.colabfold import tickets
 from fastfold.data.search.colabfold.tickets import TicketServer
 from fastfold.errors import ConfigError, NetworkError
 from fastfold.utils.http import USER_AGENT
+from tests.helpers.loopback import loopback
 from tests.helpers.stand_in_msa_server import StandIn, msa_server
 
 QUERY = ">101\nMKVL\n"
@@ -183,3 +185,22 @@ def test_a_server_that_says_nothing_is_given_up() -> None:
 def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="--msa-server 'colabfold' is not the address of a server"):
         TicketServer("colabfold")
+
+
+@pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000, ""])
+def test_a_length_that_is_no_number_is_an_error_at_once(length: str) -> None:
+    said = list[str]()
+    with (
+        loopback(lambda request: request.send(200, b"{}", {"Content-Length": length})) as server,
+        pytest.raises(NetworkError, match="expected a Content-Length in digits"),
+    ):
+        client(server.url, said=said).result("msa", QUERY, "env")
+    assert said == []
+
+
+def test_an_answer_that_drips_ends_at_the_deadline() -> None:
+    ticks = itertools.count(0.0, 3700.0)
+    with msa_server(StandIn()) as server:
+        slow = TicketServer(server.url, pause=lambda seconds: None, now=lambda: next(ticks), timeout_s=5)
+        with pytest.raises(NetworkError, match="did not arrive within"):
+            slow.result("msa", QUERY, "env")
