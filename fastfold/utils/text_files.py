@@ -89,6 +89,16 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
     return _checked(data, path, limit)
 
 
+def check_listed(path: Path) -> None:
+    """Check that a file found in a folder is no pipe or device, which would be waited for.
+
+    Raises:
+        InputError: It is one. What is missing is an error of the reader.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError("is not a regular file; remove it from the folder", path=path)
+
+
 def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any]:
     """A JSON object that is a table, read as :func:`read_text_bytes` reads a file.
 

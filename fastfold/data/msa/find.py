@@ -27,7 +27,7 @@ from fastfold.data.msa.msa import ChainMsas, Msa, check_query, colabfold_header,
 from fastfold.data.msa.stockholm import parse_stockholm
 from fastfold.data.targets import Chain, Target, mask_unknown, safe_stem
 from fastfold.errors import InputError
-from fastfold.utils.text_files import FileSlice, PathLike, read_text_bytes
+from fastfold.utils.text_files import FileSlice, PathLike, check_listed, read_text_bytes
 
 MAX_ALIGNMENT_BYTES = 1 << 32
 
@@ -339,6 +339,7 @@ def _files_at(place: Path) -> ChainAlignments:
     for extension in _EXTENSIONS:
         file = place.parent / (place.name + extension)
         if os.path.lexists(file):
+            check_listed(file)
             return ChainAlignments([file], [])
     if not place.is_dir():
         return ChainAlignments()
@@ -346,6 +347,7 @@ def _files_at(place: Path) -> ChainAlignments:
     for folder in (place, place / _RAW_ALIGNMENTS):
         for file in sorted(folder.iterdir()) if folder.is_dir() else ():
             if file.name.endswith(_EXTENSIONS) and not file.name.startswith("."):
+                check_listed(file)
                 files.setdefault(file.name.removesuffix(".gz"), file)
     return sorted_alignments(files.values())
 

@@ -19,7 +19,7 @@ from fastfold.data.queries.entities import ENTITY_ENDINGS, parse_entities
 from fastfold.data.queries.table import MAX_A3M_BYTES, parse_table
 from fastfold.data.targets import FoundTarget, Target, unique_targets
 from fastfold.errors import InputError
-from fastfold.utils.text_files import STDIN_NAME, PathLike, read_stdin_bytes, read_text_bytes
+from fastfold.utils.text_files import STDIN_NAME, PathLike, check_listed, read_stdin_bytes, read_text_bytes
 
 STDIN = "-"
 FASTA_ENDINGS = (".fasta", ".fa", ".faa", ".fas")
@@ -92,7 +92,13 @@ def _files(inputs: Iterable[PathLike], errors: list[InputError]) -> Iterator[Pat
         if not queries:
             endings = ", ".join((*FASTA_ENDINGS, A3M_ENDING, *TABLE_ENDINGS))
             errors.append(InputError(f"is a folder without a query in it ({endings}, or .gz)", path=path))
-        yield from queries
+        for file in queries:
+            try:
+                check_listed(file)
+            except InputError as error:
+                errors.append(error)
+            else:
+                yield file
 
 
 def _is_query(file: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
@@ -360,3 +361,11 @@ def test_raw_openproteinset_folders(tmp_path: Path) -> None:
     assert find_hits(tmp_path, "1abc_A") == [tmp_path / "1abc_A" / "hhr" / "pdb70_hits.hhr"]
     assert find_hits(tmp_path, "1abc", chain=Chain("A", "MKV")) == find_hits(tmp_path, "1abc_A")
     assert find_hits(tmp_path, "2abc_A") == []
+
+
+@pytest.mark.parametrize("name", ["a.a3m", "a/x.a3m", "a/msas/x.sto"])
+def test_a_pipe_among_alignments_is_named_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="is not a regular file"):
+        load_alignments(tmp_path, target_from_sequence("MKV", "a"))

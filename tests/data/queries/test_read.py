@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -255,3 +257,20 @@ def test_what_colabfold_fails_on_is_refused_clearly_or_read() -> None:
     for name, message in REFUSED.items():
         assert refused[name].startswith(message)
     assert all((folder / name).exists() and name not in refused for name in ACCEPTED)
+
+
+def test_a_pipe_in_a_folder_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "a.fasta").write_text(">a\nMKV\n")
+    os.mkfifo(tmp_path / "b.fasta")
+    targets, (error,) = read_targets([tmp_path])
+    assert [target.name for target in targets] == ["a"]
+    assert "b.fasta" in str(error)
+    assert "is not a regular file" in str(error)
+
+
+def test_a_pipe_that_is_named_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.fasta")
+    writer = threading.Thread(target=(tmp_path / "a.fasta").write_text, args=(">a\nMKV\n",), daemon=True)
+    writer.start()
+    targets, errors = read_targets([tmp_path / "a.fasta"])
+    assert ([target.name for target in targets], errors) == (["a"], [])
