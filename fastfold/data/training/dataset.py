@@ -266,7 +266,8 @@ def _structure_files(folder: Path) -> dict[str, Path]:
     """Structure files of a folder by name without endings; plain ones before packed ones."""
     files: dict[str, Path] = {}
     if folder.is_dir():
-        for name in sorted(os.listdir(folder)):
+        # A pipe would be waited for.
+        for name in sorted(entry.name for entry in os.scandir(folder) if entry.is_file()):
             stem, ending = os.path.splitext(name.removesuffix(".gz"))
             if ending.lower() in _STRUCTURE_ENDINGS and not name.startswith("."):
                 files.setdefault(stem, folder / name)

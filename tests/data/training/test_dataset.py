@@ -10,7 +10,7 @@ import pytest
 
 from fastfold.data.training.cache import FeatureCache
 from fastfold.data.training.complex_entry import group_complexes, read_complex
-from fastfold.data.training.dataset import open_dataset
+from fastfold.data.training.dataset import _structure_files, open_dataset
 from fastfold.data.training.entry import DISTILLATION, mask_low_plddt, read_chain_msa, read_entry
 from fastfold.data.training.index_tables import read_chain_data_cache, read_duplicates, read_index
 from fastfold.errors import ConfigError, InputError
@@ -291,3 +291,10 @@ def test_where_alignments_are_is_said_or_refused(tmp_path: Path) -> None:
         write(tmp_path / "bad.txt", text)
         with pytest.raises(InputError, match="a name comes twice, or is not the name of a file"):
             read_duplicates(tmp_path / "bad.txt")
+
+
+def test_a_pipe_among_structures_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "1abc.pdb")
+    write(tmp_path / "2abc.pdb", "")
+
+    assert _structure_files(tmp_path) == {"2abc": tmp_path / "2abc.pdb"}
