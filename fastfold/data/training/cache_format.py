@@ -6,6 +6,7 @@ The zip's checksums tell damage. Atoms that are not there and columns without de
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -49,6 +50,10 @@ def from_bytes(content: bytes, version: str, digest: str) -> Arrays:
         Unusable: The entry is damaged, or an entry of other sources.
     """
     try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > len(content):  # entries are stored without compression
+            raise Unusable(f"it unpacks to {size:,} bytes, more than its own {len(content):,}")
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             if file["version"][0] != version:
                 raise OtherVersion

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import pickle
@@ -291,3 +292,10 @@ def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "_PARSERS", ("fastfold.data.missing",))
     with pytest.raises(ModuleNotFoundError):
         version()
+
+
+def test_an_entry_that_unpacks_to_more_than_it_is_is_refused() -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, version=np.array(["1", "x"]), rows=np.zeros(1 << 20, np.uint8))
+    with pytest.raises(cache_format.Unusable, match="it unpacks to"):
+        cache_format.from_bytes(buffer.getvalue(), "1", "x")

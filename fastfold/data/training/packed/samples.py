@@ -14,6 +14,7 @@ from fastfold.errors import InputError
 SAMPLES = "samples"
 """Name of the table of these records."""
 _VERSION = f"records of layout {cache_format.LAYOUT_VERSION}"
+_MAX_RECORD = 1 << 30
 _LEVEL = 1
 """Of zlib: alignments become a quarter of their size, and are unpacked faster than most disks read."""
 
@@ -60,7 +61,13 @@ def of_record(record: bytes) -> EntryData | ComplexData:
         InputError: It is a record of another version.
     """
     try:
-        arrays = cache_format.from_bytes(zlib.decompress(record), _VERSION, "")
+        unpacker = zlib.decompressobj()
+        content = unpacker.decompress(record, _MAX_RECORD)
+        if unpacker.unconsumed_tail:
+            raise cache_format.Unusable(f"it unpacks to more than {_MAX_RECORD >> 20} MiB")
+        if not unpacker.eof:
+            raise cache_format.Unusable("it is cut off")
+        arrays = cache_format.from_bytes(content, _VERSION, "")
     except cache_format.OtherVersion:
         raise InputError("the packed set was built by another version of FastFold; build it again") from None
     except (cache_format.Unusable, zlib.error) as error:

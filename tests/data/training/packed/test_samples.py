@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,3 +67,9 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "_VERSION", "another")
     with pytest.raises(InputError, match="by another version of FastFold; build it again"):
         of_record(record)
+
+
+def test_a_record_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "_MAX_RECORD", 1 << 20)
+    with pytest.raises(InputError, match="unpacks to more than 1 MiB"):
+        of_record(zlib.compress(bytes(4 << 20)))
