@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from fastfold.errors import ConfigError, WeightsError
 from fastfold.evoformer.weights.published import ARCHIVE, SOURCE
@@ -83,6 +84,10 @@ def open_pieces(
     """
     if mirror is None or "://" in mirror:
         url = SOURCE if mirror is None else check_url(mirror, setting="--mirror")
+        if urlsplit(url).scheme == "http" and urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
+            say(
+                f"--mirror {url}: anybody on the way can change what comes over http://; use https:// if you can"
+            )
         with RemoteFile(url if url.endswith(".tar") else f"{url}/{ARCHIVE}", say=say) as remote:
             found = _pieces(remote, remote.url, wanted, (remote.version,))
             yield list(found) if remote.ranges else found

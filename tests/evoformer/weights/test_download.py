@@ -433,3 +433,22 @@ def test_a_killed_download_goes_on_and_two_at_once_do_the_work_once(
     assert f"{file_name(PTM[0])}: continues after " in err
     assert out == f"{folder / file_name(PTM[0])}\n"
     check(folder, PTM[:1])
+
+
+@pytest.mark.parametrize(("scheme", "number"), [("http", 1), ("HTTP", 1), ("https", 0)])
+def test_a_mirror_without_encryption_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, number: int
+) -> None:
+    def unreachable(url: str, say: Callable[[str], None]) -> None:
+        raise NetworkError(f"cannot reach {url}")
+
+    monkeypatch.setattr(archives, "RemoteFile", unreachable)
+    said: list[str] = []
+    with (
+        pytest.raises(NetworkError, match="cannot reach"),
+        archives.open_pieces(f"{scheme}://mirror.example", [], said.append),
+    ):
+        raise AssertionError("not reached")
+    assert [f"--mirror {scheme}://mirror.example: anybody on the way" in line for line in said] == [
+        True
+    ] * number
