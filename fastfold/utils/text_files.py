@@ -90,7 +90,7 @@ def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
 
 
 def check_listed(path: Path) -> None:
-    """Check that a file found in a folder is no pipe or device, which would be waited for.
+    """Check that a file found in a folder is not a pipe or device.
 
     Raises:
         InputError: It is one. What is missing is an error of the reader.

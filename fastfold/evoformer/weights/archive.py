@@ -85,9 +85,7 @@ def open_pieces(
     if mirror is None or "://" in mirror:
         url = SOURCE if mirror is None else check_url(mirror, setting="--mirror")
         if urlsplit(url).scheme == "http" and urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
-            say(
-                f"--mirror {url}: anybody on the way can change what comes over http://; use https:// if you can"
-            )
+            say(f"--mirror {url}: files over http:// can be changed on the way; use https:// if you can")
         with RemoteFile(url if url.endswith(".tar") else f"{url}/{ARCHIVE}", say=say) as remote:
             found = _pieces(remote, remote.url, wanted, (remote.version,))
             yield list(found) if remote.ranges else found

@@ -344,12 +344,12 @@ def _file_lock(path: Path, timeout: float = -1) -> FileLock:
 
 
 def _owns(folder: Path, stem: object) -> bool:
-    """Whether a stem from a record belongs to the record's folder, and so cannot lead out of the results."""
+    """Return True if a stem is safe and named as the folder of its record."""
     return isinstance(stem, str) and stem == safe_stem(stem) and stem.casefold() == folder.name
 
 
 def _is_part_of_name(text: object) -> bool:
-    """Whether a file's name may hold this text."""
+    """Return True if a file's name may hold this text."""
     return isinstance(text, str) and text.isprintable() and not set(text) & set("/\\") and len(text) <= 120
 
 

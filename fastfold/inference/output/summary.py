@@ -99,7 +99,9 @@ def _cell(value: Any) -> str:
 def read_summary(path: Path) -> list[dict[str, str]]:
     """The lines of a table, each by column; empty if there is no table."""
     try:
-        header, *lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else ()
+        if not path.is_file():
+            return []
+        header, *lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return []
     return [dict(zip(header.split("\t"), line.split("\t"), strict=False)) for line in lines]

@@ -315,7 +315,7 @@ def _manifest_text(storage: Storage, path: str) -> bytes:
 
 
 def _find_unlisted(folder: Path, manifest: Manifest) -> str | None:
-    """Return what is wrong where a folder has a shard without a hash: the reader opens all that lie there."""
+    """Return a problem if a folder has a shard without a hash, which the reader would open."""
     names = sorted(file.name for file in folder.glob("*.safetensors") if file.name not in manifest.files)
     return f"it has a file {names[0]} that its {MANIFEST} does not list; remove that file" if names else None
 

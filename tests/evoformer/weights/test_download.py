@@ -449,6 +449,6 @@ def test_a_mirror_without_encryption_is_warned_of(
         archives.open_pieces(f"{scheme}://mirror.example", [], said.append),
     ):
         raise AssertionError("not reached")
-    assert [f"--mirror {scheme}://mirror.example: anybody on the way" in line for line in said] == [
+    assert [f"--mirror {scheme}://mirror.example: files over http://" in line for line in said] == [
         True
     ] * number

@@ -73,7 +73,7 @@ def _harmful(origin: str, what: str) -> InputError:
 
 
 def _unpack(data: bytes, origin: str) -> bytes:
-    """Return what a gzip unpacks to, read to its end so that a cut shows.
+    """Return the content of a gzip, read to its end so that a cut shows.
 
     Raises:
         InputError: It is more than an archive may unpack to.
