@@ -145,7 +145,8 @@ class HostBuffers:
 
     def _release(self, regions: Sequence[Region]) -> None:
         if self._pinned and regions:
-            torch.cuda.synchronize()
+            for device in self._streams:
+                torch.cuda.synchronize(device)
             for address in self._pinned & {region.memory.data_ptr() for region in regions}:
                 torch.cuda.cudart().cudaHostUnregister(address)
                 self._pinned.remove(address)

@@ -43,6 +43,14 @@ def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
     return device
 
 
+def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a GPU is PyTorch's current device; it does nothing for other devices.
+
+    Events, streams, libraries and kernels of other packages use the current device, whatever the device of tensors.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def reads_are_free(device: torch.device) -> bool:
     """Whether looking at a tensor's values waits for nothing; elsewhere the host stops until the device is there."""
     return device.type == "cpu"
@@ -70,7 +78,7 @@ class HostCopy:
             self._host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
             self._host.copy_(x.detach(), non_blocking=True)
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(x.device))
 
     def read(self) -> Tensor:
         """The copy, once it has arrived."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
 from fastfold.errors import ConfigError
-from fastfold.utils.device import HostCopy, choose_device, reads_are_free, upload
+from fastfold.utils.device import HostCopy, choose_device, current_device, reads_are_free, upload
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -43,3 +46,18 @@ def test_arrays_go_to_a_device_and_tensors_come_back_as_they_are() -> None:
     assert upload(array, torch.device("meta")).shape == (2, 3)
     assert reads_are_free(torch.device("cpu"))
     assert not reads_are_free(torch.device("meta"))
+
+
+def test_a_gpu_becomes_the_current_device_and_a_cpu_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def enter(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    for name in ("cpu", "cuda:1"):
+        with current_device(torch.device(name)):
+            pass
+    assert entered == [torch.device("cuda:1")]

@@ -28,6 +28,7 @@ from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.cuda_graph import KeptGraph, check_cuda_graphs
 from fastfold.inference.planning.fit import Fit, fit_target
 from fastfold.inference.target_templates import TargetTemplates, takes_templates
+from fastfold.utils.device import current_device
 
 
 class DistributedRun(Protocol):
@@ -152,7 +153,7 @@ class TargetPredictor:
         target, config, templates = self.target, self.config, self.templates
         if templates is not None and not takes_templates(model.config, target):
             templates = None
-        with _moved(model, self.device, stays=self._stays):
+        with current_device(self.device), _moved(model, self.device, stays=self._stays):
             sampler = featurize(
                 target.chains,
                 self.alignments,

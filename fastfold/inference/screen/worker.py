@@ -106,12 +106,16 @@ class FoldWorker:
             from fastfold.utils.device import choose_device
 
             torch.set_num_threads(self.threads)
+            device = choose_device(self.config.device)
+            if device.type == "cuda":
+                # Before any other call: PyTorch would make a context on the first GPU too.
+                torch.cuda.set_device(device)
             share_host_memory(self.sharers)
             skip = (lambda _: None) if self.options.skip_bad_weights else None  # said by the run itself
             self._runner = TargetRunner(
                 open_networks(self.weights or (Path(MINI),), skip=skip),
                 ResultsFolder(self.output),
-                choose_device(self.config.device),
+                device,
                 self.config,
                 self.options,
                 Progress(0.0, quiet=True),

@@ -132,3 +132,15 @@ def test_alignments_that_were_searched_are_published_before_the_fold(cli: Comman
     brought = replace(TARGET, name="T2", alignments=(([], []),))
     assert [fold(one, target).status for target in (TARGET, brought)] == ["done", "done"]
     assert one.search.names == ["T1"]
+
+
+def test_a_worker_of_the_second_gpu_makes_it_current_first(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else PyTorch would take memory of the first GPU for every worker."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr("fastfold.utils.device.choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    found = worker(cli, config=replace(CONFIG, device="cuda:1"))._opened()
+    assert chosen == [torch.device("cuda:1")]
+    assert found.device == torch.device("cuda:1")
