@@ -19,6 +19,7 @@ BACKENDS: tuple[Backend, ...] = ("auto", "triton", "torch")
 VARIABLE = "FASTFOLD_KERNELS"
 """Environment variable that decides where no backend is given."""
 
+_OLDEST_16_BITS = 8
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -32,7 +33,8 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
 
     Args:
         x: What the operator works on.
-        backend: ``auto`` (Triton for float32, bfloat16 and float16 on CUDA and ROCm, PyTorch for everything else),
+        backend: ``auto`` (Triton for float32, bfloat16 and float16 on CUDA and ROCm, PyTorch for everything else and
+            for 16 bits on GPUs below compute capability 8),
             ``triton`` or ``torch``; by default what the environment variable ``FASTFOLD_KERNELS`` says, or ``auto``.
             On ROCm nothing has been tested: the kernels run with the configurations of unknown chips.
 
@@ -114,4 +116,9 @@ def _no_triton(x: Tensor) -> str | None:
         return f"they know no {x.dtype}".replace("torch.", "")
     if not (x.is_cuda or x.is_meta or interpreted()):
         return f"the tensor is on {x.device.type}, and they need a GPU"
+    if x.is_cuda and x.dtype.itemsize == 2 and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(x.device)
+        if major < _OLDEST_16_BITS:
+            # Their registers and shared memory do not hold the blocks.
+            return f"16 bits need compute capability {_OLDEST_16_BITS}.0, and this GPU has {major}.{minor}"
     return None if _TRITON_INSTALLED else "the package triton is not installed"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fastfold import kernels
 from fastfold.errors import ConfigError
@@ -140,3 +141,23 @@ def test_softmax_reaches_scores_beyond_two_to_the_31(count: int, view: object, h
         scores.double(), weights.double(), None, True, False, "torch"
     )[0]
     assert relative_error(found, wanted) < 5e-3
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (12, 0)])
+def test_old_chips_take_pytorch_for_16_bits(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with FakeTensorMode():
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            x = torch.empty(4, dtype=dtype, device="cuda:0")
+            is_old = capability[0] < 8 and dtype != torch.float32
+            assert choose_backend(x) == ("torch" if is_old else "triton")
+            if is_old:
+                with pytest.raises(
+                    ConfigError, match=r"16 bits need compute capability 8\.0, and this GPU has 7\.5"
+                ):
+                    choose_backend(x, "triton")
