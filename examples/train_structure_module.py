@@ -54,7 +54,7 @@ from fastfold.utils.atomic_files import write_atomic
 from fastfold.utils.hashing import file_digest, input_hash
 
 TRAINED = ("structure_module.", "heads.predicted_lddt.", "heads.predicted_aligned_error.")
-LATE_OVERLAP, LATE_VIOLATIONS = 8.0, 0.2  # weights at the end, which rise from those of the configuration
+LATE_OVERLAP, LATE_VIOLATIONS = 4.0, 0.04  # weights at the end, which rise from those of the configuration
 LONGEST = 256  # residues that are recorded of a chain
 
 
@@ -237,8 +237,8 @@ def main() -> None:
             f"trainer.steps={args.steps}",
             "trainer.validate_every=250",
             "optim.batch_size=2",
-            "optim.lr=5.0e-4",
-            "optim.muon_lr=2.5e-3",
+            "optim.lr=4.0e-4",
+            "optim.muon_lr=2.0e-3",
             "optim.ema_decay=0.99",
         ]
     )

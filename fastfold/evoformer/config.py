@@ -260,7 +260,7 @@ def _mini() -> ConfigDict:
     heads.structure_module.structural_violation_loss_weight = 0.02
     heads.structure_module.smooth_lddt = ConfigDict({"weight": 10.0, "cutoff": 15.0})
     heads.structure_module.ca_trace = ConfigDict(
-        {"weight": 1.0, "overlap": 2.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 5.0}
+        {"weight": 1.0, "overlap": 3.0, "overlap_distance": 4.5, "bond": 1.0, "radius": 30.0}
     )
     return config
 
