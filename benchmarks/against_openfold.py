@@ -48,8 +48,8 @@ from fastfold.evoformer.model import AlphaFold  # noqa: E402
 from fastfold.evoformer.weights.alphafold_names import alphafold_mappings  # noqa: E402
 from fastfold.evoformer.weights.mapping import read_parameters  # noqa: E402
 from fastfold.evoformer.weights.openfold_file import OpenFoldParameters  # noqa: E402
-from fastfold.kernels.common.cpu_products import exact_products  # noqa: E402
-from fastfold.kernels.common.linear import Products, reduced_products  # noqa: E402
+from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
+from fastfold.kernels.cpu.products import exact_products  # noqa: E402
 from fastfold.utils.units import parse_bytes  # noqa: E402
 
 C_M, C_Z = 256, 128

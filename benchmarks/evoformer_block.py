@@ -33,8 +33,8 @@ from fastfold.evoformer.config import model_config  # noqa: E402
 from fastfold.evoformer.evoformer import EvoformerBlock  # noqa: E402
 from fastfold.evoformer.execution import ExecutionPolicy, set_policy  # noqa: E402
 from fastfold.inference.planning.planner import FOLDING_POLICY  # noqa: E402
-from fastfold.kernels.common.cpu_products import exact_products  # noqa: E402
-from fastfold.kernels.common.linear import Products, reduced_products  # noqa: E402
+from fastfold.kernels.cpu.linear import Products, reduced_products  # noqa: E402
+from fastfold.kernels.cpu.products import exact_products  # noqa: E402
 
 ROWS, RESIDUES, C_M, C_Z = 128, 256, 256, 128
 TARGETS = {

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fastfold.errors import ConfigError
 from fastfold.evoformer.model import AlphaFold
 from fastfold.evoformer.primitives import LayerNorm
-from fastfold.kernels.common.cpu_products import BFLOAT16_UNITS
-from fastfold.kernels.common.linear import Products, reduced_products
+from fastfold.kernels.cpu.linear import Products, reduced_products
+from fastfold.kernels.cpu.products import BFLOAT16_UNITS
 
 Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 """What the trunk computes in:
@@ -24,7 +24,7 @@ Precision = Literal["fp32", "bf16", "bf16-products", "int8"]
 * ``int8``: as ``bf16-products``, but products with weights in 8 bits where these are faster and not too coarse; where
   the processor has no units for bfloat16 most are, and the others in float32.
 
-The last two are for inference on CPUs (:mod:`fastfold.kernels.common.linear`).
+The last two are for inference on CPUs (:mod:`fastfold.kernels.cpu.linear`).
 """
 
 

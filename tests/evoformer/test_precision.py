@@ -32,7 +32,7 @@ from fastfold.evoformer.precision import (
 from fastfold.evoformer.primitives import LayerNorm
 from fastfold.evoformer.weights.checkpoint import load_model
 from fastfold.inference.config import PRECISIONS
-from fastfold.kernels.common import linear
+from fastfold.kernels.cpu import linear
 from fastfold.parallel.alphafold.workload import dummy_features, one_block_config
 from tests.conftest import require_shared
 from tests.helpers.networks import folder, random_model

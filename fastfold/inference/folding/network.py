@@ -23,7 +23,7 @@ from fastfold.inference.malloc_trim import trim_malloc
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.planning.cuda_graph import KeptGraph
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan
-from fastfold.kernels.common.cpu_products import exact_products
+from fastfold.kernels.cpu.products import exact_products
 
 OnCycle = Callable[[int, dict[str, Any]], None]
 RunNetwork = Callable[..., tuple[dict[str, Any], dict[str, Tensor]]]

@@ -23,10 +23,10 @@ from fastfold.inference.planning.shard_memory import (
     reshard_bytes,
 )
 from fastfold.inference.planning.time_model import Costs, StepTimes
-from fastfold.kernels.common.block_threads import MAX_LANES
-from fastfold.kernels.common.cpu_products import multiplied_by_onednn
 from fastfold.kernels.common.layout import padded_width
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS
+from fastfold.kernels.cpu.block_threads import MAX_LANES
+from fastfold.kernels.cpu.products import multiplied_by_onednn
 from fastfold.kernels.ops.gated_attention.passes import LONG_ROW
 from fastfold.kernels.ops.triangle_multiplication.contraction import contraction_bytes
 from fastfold.memory.block_sizes import Candidate, Operator

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fastfold
-from fastfold.kernels.common.cpu_products import exact_products
 from fastfold.kernels.common.float32_setting import exact_on_gpu, float32_setting
+from fastfold.kernels.cpu.products import exact_products
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fastfold import kernels
 from fastfold.kernels import reference
-from fastfold.kernels.common import linear
-from fastfold.kernels.common.linear import Products, reduced_products
+from fastfold.kernels.cpu import linear
+from fastfold.kernels.cpu.linear import Products, reduced_products
 from fastfold.kernels.ops.outer_product_mean import eager, eager_folded
 from fastfold.kernels.ops.outer_product_mean.eager_folded import FoldedRows, folding_pays
 from fastfold.kernels.ops.outer_product_mean.op import EPS

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from fastfold.kernels.common.constants import MASKED_LOGIT
-from fastfold.kernels.common.cpu_products import small_products
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch
+from fastfold.kernels.cpu.products import small_products
 
 
 class Operands(NamedTuple):

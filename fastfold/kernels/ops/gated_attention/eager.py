@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from fastfold.kernels.common.centring import centred, mean_of, sample
-from fastfold.kernels.common.linear import Least, Linear, reduced
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, normalise, normalise_backward
+from fastfold.kernels.cpu.centring import centred, mean_of, sample
+from fastfold.kernels.cpu.linear import Least, Linear, reduced
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
 from fastfold.kernels.ops.attention.eager import prepare as prepare  # of the interface of this module
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.block_threads import MAX_LANES, for_blocks
 from fastfold.kernels.common.layout import batch_elements, part
 from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish, without_autocast
+from fastfold.kernels.cpu.block_threads import MAX_LANES, for_blocks
 from fastfold.kernels.ops.gated_attention import eager
 from fastfold.kernels.ops.gated_attention.eager import (
     GatedAttentionParams,

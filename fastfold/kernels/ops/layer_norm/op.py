@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fastfold.kernels.common.backend import rows_backend
-from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.cost import declares_cost, no_products
 from fastfold.kernels.common.scratch import (
     Scratch,
@@ -19,6 +18,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
+from fastfold.kernels.cpu.block_threads import for_blocks
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:

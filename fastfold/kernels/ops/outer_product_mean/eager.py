@@ -10,9 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.block_threads import for_blocks
-from fastfold.kernels.common.cpu_products import onednn_linear
-from fastfold.kernels.common.linear import Least, Linear, by_onednn, product_dtype
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
     Scratch,
@@ -21,6 +18,9 @@ from fastfold.kernels.common.scratch import (
     share_of,
     without_autocast,
 )
+from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.linear import Least, Linear, by_onednn, product_dtype
+from fastfold.kernels.cpu.products import onednn_linear
 
 DEEP = 512
 """Sequences from which the products of several columns are faster at once, although they have to be put in order.

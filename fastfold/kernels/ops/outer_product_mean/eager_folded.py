@@ -14,8 +14,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.linear import product_dtype, reduced
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, finish
+from fastfold.kernels.cpu.linear import product_dtype, reduced
 from fastfold.kernels.ops.outer_product_mean.eager import batch_indices, counts_of, sequence_blocks
 
 BLOCK = BLOCK_ELEMENTS // 4

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import products_backend
-from fastfold.kernels.common.block_threads import for_blocks
 from fastfold.kernels.common.constants import MAX_HEADS
 from fastfold.kernels.common.cost import Arguments, OperatorCost, declares_cost, projection_flops
 from fastfold.kernels.common.parameters import cast_grads, empty_grads, grads_or_none
@@ -24,6 +23,7 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
+from fastfold.kernels.cpu.block_threads import for_blocks
 from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 

@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.block_threads import for_blocks
-from fastfold.kernels.common.centring import centred, mean_of, sample
-from fastfold.kernels.common.linear import Linear, reduced
 from fastfold.kernels.common.scratch import (
     Scratch,
     accumulation_dtype,
@@ -22,6 +19,9 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     without_autocast,
 )
+from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.centring import centred, mean_of, sample
+from fastfold.kernels.cpu.linear import Linear, reduced
 
 EPS = 1e-5
 

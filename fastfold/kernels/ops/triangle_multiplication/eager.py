@@ -11,10 +11,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.block_threads import for_blocks
-from fastfold.kernels.common.centring import centred
 from fastfold.kernels.common.layout import batch_elements
-from fastfold.kernels.common.linear import Least, Linear, product_dtype
 from fastfold.kernels.common.parameters import zeros_of
 from fastfold.kernels.common.scratch import (
     BLOCK_ELEMENTS,
@@ -28,6 +25,9 @@ from fastfold.kernels.common.scratch import (
     position_blocks,
     share_of,
 )
+from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.centring import centred
+from fastfold.kernels.cpu.linear import Least, Linear, product_dtype
 from fastfold.kernels.ops.triangle_multiplication.eager_weights import (
     FactorWeights,
     Norm,

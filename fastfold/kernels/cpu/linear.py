@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from fastfold.kernels.common.cpu_products import multiplies_bfloat16, onednn_linear, onednn_multiplies
 from fastfold.kernels.common.scratch import BLOCK_ELEMENTS, Scratch, position_blocks
+from fastfold.kernels.cpu.products import multiplies_bfloat16, onednn_linear, onednn_multiplies
 
 Products = Literal["bf16", "int8"]
 Least = Literal["int8", "int8x2", "bf16", "fp32"]

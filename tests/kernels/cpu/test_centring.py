@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common import centring
-from fastfold.kernels.common.centring import SAMPLE, centred, mean_of, sample
-from fastfold.kernels.common.linear import Products, reduced_products
+from fastfold.kernels.cpu import centring
+from fastfold.kernels.cpu.centring import SAMPLE, centred, mean_of, sample
+from fastfold.kernels.cpu.linear import Products, reduced_products
 from tests.kernels.test_operators import case_of
 
 EPS = 1e-5

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastfold import kernels
-from fastfold.kernels.common import block_threads, cpu_products
-from fastfold.kernels.common.block_threads import for_blocks
-from fastfold.kernels.common.cpu_products import exact_products, onednn_multiplies
-from fastfold.kernels.common.linear import reduced_products
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu import block_threads
+from fastfold.kernels.cpu import products as cpu_products
+from fastfold.kernels.cpu.block_threads import for_blocks
+from fastfold.kernels.cpu.linear import reduced_products
+from fastfold.kernels.cpu.products import exact_products, onednn_multiplies
 from fastfold.kernels.ops.outer_product_mean.eager import DEEP
 from tests.kernels.test_operators import case_of
 

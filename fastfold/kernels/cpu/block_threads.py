@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fastfold.kernels.common.cpu_products import small_products
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu.products import small_products
 
 MAX_LANES = 8
 """Blocks under way at once. Python starts the operators of all of them, one at a time, so that more would wait for it;

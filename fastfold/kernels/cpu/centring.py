@@ -14,8 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from fastfold.kernels.common.linear import reduced
 from fastfold.kernels.common.scratch import normalise
+from fastfold.kernels.cpu.linear import reduced
 
 SAMPLE = 256
 """Positions of a sample at most, and an eighth of a small tensor."""

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fastfold import kernels
-from fastfold.kernels.common import cpu_products
-from fastfold.kernels.common.cpu_products import exact_products, small_products
+from fastfold.kernels.cpu import products as cpu_products
+from fastfold.kernels.cpu.products import exact_products, small_products
 from fastfold.kernels.ops.attention import eager
 
 CPU = torch.device("cpu")

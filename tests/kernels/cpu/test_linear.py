@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fastfold import kernels
-from fastfold.kernels.common import cpu_products, linear
-from fastfold.kernels.common.cpu_products import exact_products
-from fastfold.kernels.common.linear import Linear, Products, product_dtype, reduced_products
 from fastfold.kernels.common.scratch import Scratch
+from fastfold.kernels.cpu import linear
+from fastfold.kernels.cpu import products as cpu_products
+from fastfold.kernels.cpu.linear import Linear, Products, product_dtype, reduced_products
+from fastfold.kernels.cpu.products import exact_products
 from tests.kernels.test_operators import case_of
 
 Kind = Literal["bf16", "int8", "int8x2"]
