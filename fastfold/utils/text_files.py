@@ -120,6 +120,8 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
         raise InputError("is not text in UTF-8; make it again", path=path) from None
     except RecursionError:
         raise InputError("is nested too deeply to be such a table; make it again", path=path) from None
+    except ValueError:  # Python reads no integer of more than 4,300 digits
+        raise InputError("has a number that is too long; make it again", path=path) from None
     if not isinstance(table, dict):
         raise InputError(f"must map {holds}; make it again", path=path)
     return table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
+from fastfold.inference.output.written_scores import read_pae, read_scores
 from fastfold.inference.target_templates import TargetTemplates
 from fastfold.utils.hashing import file_digest, input_hash
 
@@ -218,12 +218,14 @@ def draw_plot(results: TargetResults, record: PredictionRecord) -> bytes:
 
     Returns:
         A PNG file.
+
+    Raises:
+        InputError: A file of the prediction is damaged.
     """
-    scores = json.loads(results.path(record, "_scores.json").read_text())
+    scores = read_scores(results.path(record, "_scores.json"))
     pae = max_pae = None
     if "_pae.json" in record.files:
-        (found,) = json.loads(results.path(record, "_pae.json").read_text())
-        pae, max_pae = np.array(found["predicted_aligned_error"]), found["max_predicted_aligned_error"]
+        pae, max_pae = read_pae(results.path(record, "_pae.json"), len(scores["plddt"]))
     lengths = [len(sequence) for sequence in scores["sequences"]]
     chains = np.repeat(np.arange(len(lengths)), lengths)
     title = prediction_title(results.stem, scores["model"])

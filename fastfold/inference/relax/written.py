@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.prediction import prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, Ranking, TargetResults
+from fastfold.inference.output.written_scores import read_scores
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
@@ -39,9 +39,10 @@ def relax_written(
 
     Raises:
         ConfigError: The platform does not work here, or OpenMM is not installed.
+        InputError: The scores file is damaged.
         OutputError: There are no atoms, or a position is not finite.
     """
-    scores = json.loads(results.path(record, "_scores.json").read_text())
+    scores = read_scores(results.path(record, "_scores.json"))
     files: dict[str, str | bytes] = {}
     try:
         result = relax(structure_to_protein(read_structure(results.path(record, ".cif"))), config)
@@ -61,7 +62,7 @@ def relax_written(
                 plddt=np.array(scores["plddt"]),
                 ptm=scores["ptm"],
                 iptm=scores["iptm"],
-                details=f"network {scores['model']}, seed {scores['seed']}, {scores['num_recycles']} recycles",
+                details=f"network {scores['model']}, seed {scores['seed']}, {scores.get('num_recycles')} recycles",
             )
     files["_scores.json"] = lines_json(scores | {"relaxation": found})
     return files, found

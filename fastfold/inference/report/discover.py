@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastfold.inference.report.guard import MAX_JSON_BYTES, check_size, leaving_out
+from fastfold.inference.output.written_scores import MAX_SCORES_BYTES, check_scores
+from fastfold.inference.report.guard import check_size, leaving_out
 
 SCORES = "_scores.json"
 """How the file that makes a prediction ends."""
 
 _RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
-_LONGEST_NAME = 255
-_LARGEST = 1e300
 _LISTED = ("relaxed_energy", "seconds", "peak_memory")
 
 
@@ -72,8 +71,8 @@ def find_predictions(
     found = []
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
-            path = check_size(directory / f"{stem}{SCORES}", MAX_JSON_BYTES)
-            scores = _checked(json.loads(path.read_bytes()))
+            path = check_size(directory / f"{stem}{SCORES}", MAX_SCORES_BYTES)
+            scores = check_scores(json.loads(path.read_bytes()))
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else str(scores["name"])
             for ending in ("_coverage.json", "_config.json"):  # may belong to the target
@@ -115,36 +114,11 @@ def _files_by_stem(names: list[str], stems: list[str], directory: Path) -> dict[
     return found
 
 
-def _checked(scores: Any) -> Mapping[str, Any]:
-    """The content of a scores file.
-
-    Raises:
-        ValueError: It is not one.
-    """
-    if not isinstance(scores, dict):
-        raise ValueError("it is not an object")
-    kinds = {"name": str, "model": str, "seed": int, "sequences": list, "plddt": list}
-    for key, kind in kinds.items():
-        if not isinstance(scores.get(key), kind):
-            raise ValueError(f"{key} is missing or of another kind")
-    if len(scores["name"]) > _LONGEST_NAME:
-        raise ValueError(f"name is longer than {_LONGEST_NAME} letters")
-    sequences, plddt = scores["sequences"], scores["plddt"]
-    if not sequences or not all(isinstance(one, str) and one for one in sequences):
-        raise ValueError("sequences are not text")
-    if len(plddt) != sum(map(len, sequences)) or not all(_is_number(one) for one in plddt):
-        raise ValueError("plddt is not a number for each residue")
-    return scores
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
-
-
 def _table(path: Path) -> dict[str, dict[str, float]]:
     """Numbers of ``summary.tsv`` by what files are called by; nothing where there is no table or another one."""
     try:
-        header, *lines = path.read_text("utf-8").splitlines()
+        text = check_size(path, MAX_SCORES_BYTES).read_text("utf-8")
+        header, *lines = text.splitlines()
     except (OSError, ValueError):
         return {}
     found = {}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fastfold.inference.output.written_scores import check_pae
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 
@@ -98,13 +99,9 @@ def pack_pae(path: Path, residues: int) -> tuple[dict[str, Any], str]:
         ValueError: It is not the aligned error of so many residues.
     """
     try:
-        (found,) = json.loads(path.read_bytes())
-        pae = np.array(found["predicted_aligned_error"], np.float32)
-        largest = float(found["max_predicted_aligned_error"])
-    except (TypeError, KeyError, OverflowError, RecursionError) as error:
+        pae, largest = check_pae(json.loads(path.read_bytes()), residues)
+    except RecursionError as error:
         raise ValueError("it is not an aligned error") from error
-    if pae.shape != (residues, residues) or not np.isfinite(pae).all() or not 0 < largest < 1e4:
-        raise ValueError(f"it is not the aligned error of {residues} residues")
     stride = -(-residues // MAX_SIDE)
     side = -(-residues // stride)
     if stride > 1:

@@ -9,9 +9,6 @@ from pathlib import Path
 
 from fastfold.errors import FastFoldError, first_line
 
-MAX_JSON_BYTES = 2**26
-"""Size of the largest file of scores, settings or coverage that is read, in bytes."""
-
 
 @contextlib.contextmanager
 def leaving_out(name: str, say: Callable[[str], None]) -> Iterator[None]:

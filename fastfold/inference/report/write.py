@@ -16,9 +16,10 @@ from typing import Any
 from fastfold._version import __version__
 from fastfold.errors import InputError
 from fastfold.inference.output import style
+from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report.discover import FoundPrediction, find_predictions
 from fastfold.inference.report.encode import pack, pack_json, pack_pae, pack_structure
-from fastfold.inference.report.guard import MAX_JSON_BYTES, check_size, leaving_out
+from fastfold.inference.report.guard import check_size, leaving_out
 from fastfold.inference.report.molstar import PACKAGE, load_molstar
 from fastfold.protein import residue_constants as rc
 from fastfold.utils.atomic_files import write_atomic
@@ -234,7 +235,7 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
         if path is None:
             continue
         with leaving_out(path.name, say):
-            value = json.loads(check_size(path, MAX_JSON_BYTES).read_bytes())
+            value = json.loads(check_size(path, MAX_SCORES_BYTES).read_bytes())
             if not isinstance(value, dict) or (key == "coverage" and not _is_coverage(value, scores)):
                 raise ValueError("it is not what its name says")
             pack_json(value := _finite(value))  # an error here leaves out this file alone

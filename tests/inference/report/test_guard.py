@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report import write_report
 from fastfold.inference.report.discover import find_predictions
-from fastfold.inference.report.guard import MAX_JSON_BYTES
 from tests.helpers.results import helix_prediction
 from tests.inference.report.test_report import meta_of
 
@@ -104,7 +104,7 @@ def test_an_error_that_nobody_thought_of_leaves_out_one_prediction(
 def test_a_file_above_the_limit_is_not_read(tmp_path: Path) -> None:
     helix_prediction("good", 6).save(tmp_path, plots=False)
     with (tmp_path / "large_scores.json").open("wb") as file:
-        file.truncate(MAX_JSON_BYTES + 1)
+        file.truncate(MAX_SCORES_BYTES + 1)
     paths = helix_prediction("wide", 6).save(tmp_path, plots=False)
     with paths["pae"].open("rb+") as file:
         file.truncate(2**25)

@@ -1,0 +1,113 @@
+"""Scores and aligned errors read back from a results folder, which may come from anywhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastfold.errors import InputError
+from fastfold.utils.text_files import check_listed, read_json_object, read_text_bytes
+
+MAX_SCORES_BYTES = 2**26
+"""Size of the largest file of scores, settings or coverage that is read, in bytes."""
+
+_MAX_PAE_BYTES = 2**33
+_LONGEST_NAME = 255
+_LARGEST = 1e300
+_REMEDY = "remove the file, and the prediction is made again"
+
+
+def check_scores(scores: Any) -> dict[str, Any]:
+    """Return the content of a scores file in which every reader finds what it needs.
+
+    Args:
+        scores: What the file's JSON means.
+
+    Raises:
+        ValueError: A key is missing, or its value is of another kind.
+    """
+    if not isinstance(scores, dict):
+        raise ValueError("it is not an object")
+    kinds = {"name": str, "model": str, "seed": int, "sequences": list, "plddt": list}
+    for key, kind in kinds.items():
+        if not isinstance(scores.get(key), kind):
+            raise ValueError(f"{key} is missing or of another kind")
+    if len(scores["name"]) > _LONGEST_NAME:
+        raise ValueError(f"name is longer than {_LONGEST_NAME} letters")
+    sequences, plddt = scores["sequences"], scores["plddt"]
+    if not sequences or not all(isinstance(one, str) and one for one in sequences):
+        raise ValueError("sequences are not text")
+    if len(plddt) != sum(map(len, sequences)) or not all(_is_number(one) for one in plddt):
+        raise ValueError("plddt is not a number for each residue")
+    return scores
+
+
+def read_scores(path: Path) -> dict[str, Any]:
+    """Return the content of a prediction's ``_scores.json``.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its keys and values; ``ptm`` and ``iptm`` are numbers or None.
+
+    Raises:
+        InputError: The file cannot be read, or is not one of ours.
+    """
+    check_listed(path)
+    scores = read_json_object(path, "names to scores", limit=MAX_SCORES_BYTES)
+    try:
+        check_scores(scores)
+        for key in ("ptm", "iptm"):
+            if scores.setdefault(key, None) is not None and not _is_number(scores[key]):
+                raise ValueError(f"{key} is not a number")
+    except ValueError as error:
+        raise InputError(f"{error}; {_REMEDY}", path=path) from None
+    return scores
+
+
+def check_pae(found: Any, residues: int) -> tuple[NDArray[np.float32], float]:
+    """Return the predicted aligned errors of a file, and their upper limit.
+
+    Args:
+        found: What the file's JSON means, laid out as AlphaFold DB does.
+        residues: Number of residues N of the prediction.
+
+    Returns:
+        An array ``(N, N)`` in Å, and the largest value that the network can give, in Å.
+
+    Raises:
+        ValueError: It holds something else.
+    """
+    try:
+        (table,) = found
+        pae = np.array(table["predicted_aligned_error"], np.float32)
+        largest = float(table["max_predicted_aligned_error"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ValueError("it is not an aligned error") from error
+    if pae.shape != (residues, residues) or not np.isfinite(pae).all() or not 0 < largest < 1e4:
+        raise ValueError(f"it is not the aligned error of {residues} residues")
+    return pae, largest
+
+
+def read_pae(path: Path, residues: int) -> tuple[NDArray[np.float32], float]:
+    """Return what :func:`check_pae` finds in a ``_pae.json``.
+
+    Raises:
+        InputError: The file cannot be read, or does not hold the errors of so many residues.
+    """
+    check_listed(path)
+    try:
+        return check_pae(json.loads(read_text_bytes(path, limit=_MAX_PAE_BYTES)), residues)
+    except RecursionError:
+        raise InputError(f"is nested too deeply; {_REMEDY}", path=path) from None
+    except ValueError as error:
+        raise InputError(f"{error}; {_REMEDY}", path=path) from None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
