@@ -117,6 +117,26 @@ def test_screen_on_a_full_disk_ends_and_says_so(cli: CommandLine) -> None:
 
 
 @pytest.mark.slow
+def test_screen_says_that_an_alignment_vanished(cli: CommandLine) -> None:
+    """A target without an alignment is folded as everywhere: from its sequence, with a warning."""
+    alignments = cli.folder / "msas"
+    alignments.mkdir()
+    for name, sequence in (("T1", SEQUENCE), ("T2", OTHER)):
+        (alignments / f"{name}.a3m").write_text(f">{name}\n{sequence}\n>row\n{sequence}\n")
+    process = start(screen(cli, "--msa-dir", alignments, "--num-recycles", "0"), with_terminal)
+    assert process.stdout is not None
+    said = ""
+    while line := process.stdout.readline():
+        said += line
+        if "loading" in line or "T1" in line:
+            (alignments / "T2.a3m").unlink(missing_ok=True)
+    assert process.wait(timeout=120) == 0, said
+    assert f"warning: T2: no alignment of 'T2' in {alignments}; its sequence alone is used" in said
+    assert "warning: T1" not in said
+    assert len(list(cli.out.glob("T?_*_seed_0.pdb"))) == 2
+
+
+@pytest.mark.slow
 def test_screen_of_a_closed_terminal_leaves_no_worker_and_the_next_run_tidies(cli: CommandLine) -> None:
     process = start(screen(cli, "--num-recycles", "20", "--seeds", "0-99"), with_terminal)
     try:

@@ -7,6 +7,7 @@ Records stand in named tables; where each begins, its size and its CRC-32 are ar
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -132,9 +133,14 @@ class RecordFile:
         header = self._map[start : start + size].tobytes()
         if len(header) != size or zlib.crc32(header) != checksum:
             raise InputError("is cut off or damaged; copy it or build it again", path=path)
-        content = json.loads(header)
-        self.meta: dict[str, Any] = content["meta"]
-        self._arrays: dict[str, Any] = content["arrays"]
+        try:
+            content = json.loads(header)
+            self.meta: dict[str, Any] = dict(content["meta"])
+            self._arrays: dict[str, Any] = dict(content["arrays"])
+            for name in self._arrays:
+                self.array(name)  # lies inside the file, and has a shape
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise InputError("has a header that is none of ours; build it again", path=path) from None
 
     def __reduce__(self) -> tuple[type[RecordFile], tuple[Path]]:
         return RecordFile, (self.path,)
@@ -146,7 +152,7 @@ class RecordFile:
     def array(self, name: str) -> np.ndarray:
         """An array, which lies in the memory map and takes no memory of the process."""
         dtype, shape, start = self._arrays[name]
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        size = math.prod(shape) * np.dtype(dtype).itemsize
         return self._map[start : start + size].view(dtype).reshape(shape)
 
     def record(self, table: str, index: int) -> bytes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fastfold.data.training.packed.records import RecordFile, writing_records
+from fastfold.data.training.packed.records import _MAGIC, _START, RecordFile, writing_records
 from fastfold.errors import InputError, OutputError
 
 
@@ -78,3 +79,24 @@ def test_an_error_on_the_way_leaves_what_was_there(path: Path) -> None:
     assert [other.name for other in path.parent.iterdir()] == ["set"]
     with pytest.raises(OutputError), writing_records(path.parent / "none" / "set"):
         pass
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{}",
+        b"[" * 5000,
+        b'{"meta": {}, "arrays": {"a": ' + b"9" * 5000 + b"}}",
+        b'{"meta": {}, "arrays": {"a": ["<f8", [4], 1000000000000]}}',
+        b'{"meta": {}, "arrays": {"a": ["<f8", [-4], 0]}}',
+        b'{"meta": {}, "arrays": {"a": ["|O", [4], 0]}}',
+    ],
+    ids=["empty", "nested", "digits", "outside", "negative", "objects"],
+)
+def test_a_foreign_header_with_the_right_checksum_is_refused(header: bytes, path: Path) -> None:
+    """It is refused as the file is opened, not where a sample is read in another process."""
+    content = path.read_bytes()[: _START.size]
+    start = _START.pack(_MAGIC, _START.size, len(header), zlib.crc32(header))
+    path.write_bytes(start + content[len(start) :] + header + bytes(64))
+    with pytest.raises(InputError, match="none of ours"):
+        RecordFile(path)
