@@ -188,7 +188,7 @@ def _add_sampling(group: Any) -> None:
         default=InferConfig.precision,
         help="of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
         "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: what suits the "
-        "device (default fp32)",
+        "device (default: auto on GPUs, fp32 on CPUs)",
     )
 
 

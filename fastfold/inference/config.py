@@ -32,7 +32,7 @@ class InferConfig:
         seeds: Seeds of everything random, one prediction by each network for each of them: the same seed gives the same
             prediction.
         precision: What the trunk computes in, one of :data:`PRECISIONS`: ``auto`` takes what suits the device
-            (:func:`~fastfold.evoformer.precision.choose_precision`).
+            (:func:`~fastfold.evoformer.precision.choose_precision`); None is ``auto`` on a GPU and ``fp32`` elsewhere.
         plots: Whether plots are drawn.
         pae: Whether aligned errors of all pairs are kept and written; None for short targets only
             (:func:`~fastfold.inference.folding.prediction.keeps_pae`).
@@ -71,7 +71,7 @@ class InferConfig:
 
     num_recycles: int | None = None
     seeds: tuple[int, ...] = (0,)
-    precision: str = "fp32"
+    precision: str | None = None
     plots: bool = True
     pae: bool | None = None
     device: str = "auto"
@@ -109,7 +109,8 @@ class InferConfig:
             ("relax", get_args(RelaxWhich)),
             ("precision", PRECISIONS),
         ):
-            _check_choice(name, getattr(self, name), choices)
+            if name != "precision" or self.precision is not None:
+                _check_choice(name, getattr(self, name), choices)
         for name in ("plots", "cuda_graphs", "dropout", "save_representations", "save_recycles", "cyclic"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")

@@ -38,14 +38,17 @@ class Network:
         """SHA-256 of the file, 64 hexadecimal digits."""
         return file_digest(self.path)
 
-    def load(self, precision: str) -> AlphaFold:
-        """The network; on the host when it is loaded, which happens once.
+    def load(self, precision: str | None) -> AlphaFold:
+        """Return the network, which is loaded once, onto the host.
+
+        Args:
+            precision: What its trunk computes in; None for float32.
 
         Raises:
             WeightsError: The file cannot be used: it is damaged, or holds what is not finite.
         """
         if self._model is None:
-            self._model = set_precision(load_model(self.path), precision)
+            self._model = set_precision(load_model(self.path), precision or "fp32")
             self._model.name = self.name
         return self._model
 

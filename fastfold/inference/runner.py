@@ -149,17 +149,18 @@ def run(
 
 
 def with_precision(config: InferConfig, device: torch.device) -> tuple[InferConfig, str]:
-    """The settings with a precision in the place of ``auto``, and a line about it; no line if it was named.
+    """Return the settings with the precision that a device folds in, and a line about one that was not named.
 
     Raises:
         ConfigError: The device, or several processes, cannot compute in it.
     """
-    precision, reason = choose_precision(config.precision, device)
+    name = config.precision or ("auto" if device.type == "cuda" else "fp32")
+    precision, reason = choose_precision(name, device)
     if config.parallel is not None and precision not in ("fp32", "bf16"):
         raise ConfigError(
             f"several processes fold in fp32 or bf16, not in {precision}; choose one by --precision"
         )
-    line = f"precision {precision}: {reason}" if config.precision == "auto" else ""
+    line = f"precision {precision}: {reason}" if name == "auto" else ""
     return replace(config, precision=precision), line
 
 

@@ -47,3 +47,25 @@ def test_a_cluster_s_machines_need_its_name(cli: CommandLine) -> None:
     )
     assert done.code == 1
     assert "name the precision instead of auto" in done.err
+
+
+@pytest.mark.parametrize(
+    ("device", "has_bfloat16", "named", "precision", "line"),
+    [
+        ("cpu", False, None, "fp32", ""),
+        ("cuda", True, None, "bf16", "precision bf16: the GPU has bfloat16"),
+        ("cuda:1", False, None, "fp32", "precision fp32: the GPU has no bfloat16"),
+        ("cuda", True, "fp32", "fp32", ""),
+    ],
+)
+def test_a_gpu_folds_in_bfloat16_unless_a_precision_is_named(
+    device: str,
+    has_bfloat16: bool,
+    named: str | None,
+    precision: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bfloat16)
+    config, said = with_precision(InferConfig(precision=named), torch.device(device))
+    assert (config.precision, said) == (precision, line)

@@ -34,7 +34,7 @@ def _runner(folder: Path, options: RunOptions, networks: list[Any]) -> tuple[Tar
         networks,
         ResultsFolder(folder),
         torch.device("cpu"),
-        InferConfig(),
+        InferConfig(precision="fp32"),
         options,
         said,  # type: ignore[arg-type]
     )

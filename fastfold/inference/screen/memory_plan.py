@@ -89,7 +89,7 @@ class TargetMemory:
         return self._known[name, residues]
 
 
-def worker_bytes(networks: Sequence[Network], precision: str) -> int:
+def worker_bytes(networks: Sequence[Network], precision: str | None) -> int:
     """Bytes that a worker takes besides its folds: its process, and the parameters of all networks."""
     size = 2 if precision == "bf16" else 4
     # While a network is loaded, its file's numbers are there in float32.

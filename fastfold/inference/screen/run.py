@@ -83,6 +83,8 @@ def screen(
         raise ConfigError(
             "the machines of a cluster may differ: name the precision instead of auto (--precision)"
         )
+    else:
+        config = replace(config, precision=config.precision or "fp32")
     search: ChainSearch | None = None
     first: ColabFoldSource | None = None
     if options.engines:
