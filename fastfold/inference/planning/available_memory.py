@@ -34,9 +34,21 @@ def available_bytes(device: torch.device) -> int:
     """Memory in bytes that is free on a device now; for a CPU, what the system can give without swapping."""
     if device.type == "cuda":
         # What PyTorch holds from an earlier target without using it is free for the next one.
-        pool = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + pool
+        return torch.cuda.mem_get_info(device)[0] + _reusable_bytes(device)
     return host_available_bytes()
+
+
+def _reusable_bytes(device: torch.device) -> int:
+    """Return the bytes of PyTorch's common pool that nothing uses.
+
+    A kept CUDA graph has a pool of its own, of which only the graph can use what is free.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == index and tuple(segment["segment_pool_id"]) == (0, 0)
+    )
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,7 @@ class Tier:
             dtype: Their type.
             what: Named in errors.
         """
-        self._charge(numel * dtype.itemsize, what)
-        buffer = self._make(numel, dtype)
-        weakref.finalize(buffer.untyped_storage(), self._discharge, numel * dtype.itemsize)
-        return buffer
+        return self._counted(lambda: self._make(numel, dtype), numel * dtype.itemsize, what)
 
     def allocate_kept(self, numel: int, dtype: torch.dtype, what: str = "a chunk") -> Tensor:
         """As :meth:`allocate`, for what is here as long as the tier: it has the room that :meth:`preallocate` made."""
@@ -60,7 +57,10 @@ class Tier:
 
         Its room is free again when the tensor that is returned goes, views of it not counted.
         """
-        return self.allocate(numel, dtype, what)
+        # Filling pinned memory with zeros would take as long as the copy that follows.
+        return self._counted(
+            lambda: torch.empty(numel, dtype=dtype, pin_memory=self.pinned), numel * dtype.itemsize, what
+        )
 
     def preallocate(self, nbytes: int) -> None:
         """Make room for what :meth:`allocate_kept` will be asked for, where that may fail later."""
@@ -75,6 +75,13 @@ class Tier:
     def in_thread(self, task: Callable[[], None]) -> Future[None] | None:
         """Run a function that writes here in a thread, where that takes time; None where it does not."""
         return None
+
+    def _counted(self, make: Callable[[], Tensor], size: int, what: str) -> Tensor:
+        """Return a new buffer of some bytes, counted before it is made."""
+        self._charge(size, what)
+        buffer = make()
+        weakref.finalize(buffer.untyped_storage(), self._discharge, size)
+        return buffer
 
     def _make(self, numel: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(numel, dtype=dtype, pin_memory=self.pinned)

@@ -108,10 +108,21 @@ def test_free_memory_is_what_the_machine_has():
 
 
 def test_memory_that_pytorch_keeps_of_an_earlier_target_is_free_for_the_next(monkeypatch: pytest.MonkeyPatch):
+    """That of the same GPU, and not the part that only a kept CUDA graph can use."""
+    segments = [
+        {"device": device, "segment_pool_id": pool, "total_size": total * GIB, "allocated_size": used * GIB}
+        for device, pool, total, used in (
+            (1, (0, 0), 40, 1),
+            (1, (0, 0), 30, 0),
+            (1, (0, 1), 6, 2),
+            (0, (0, 0), 8, 0),
+        )
+    ]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert available_bytes(torch.device("cuda")) == 72 * GIB
+    assert available_bytes(torch.device("cuda:0")) == 11 * GIB
 
 
 def test_the_host_has_what_the_system_and_its_limits_leave(monkeypatch: pytest.MonkeyPatch):

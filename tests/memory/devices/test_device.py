@@ -104,6 +104,18 @@ def test_tiers_hold_what_is_written(kind, dtype, tmp_path):
     assert tier.used == 0
 
 
+def test_what_waits_on_the_host_is_not_filled_first(monkeypatch):
+    """Zeros would take as long as the copy that follows; what is kept begins with them all the same."""
+    tier, zeros = Tier(), torch.zeros
+    assert not tier.allocate(10, torch.float32).any()
+    monkeypatch.setattr(torch, "zeros", None)
+    waiting = tier.allocate_waiting(10, torch.float32)
+    assert tier.used == waiting.nbytes == 40
+    del waiting
+    assert tier.used == 0
+    monkeypatch.setattr(torch, "zeros", zeros)
+
+
 def test_what_waits_on_a_disk_uses_its_files_again(tmp_path, monkeypatch):
     """Whatever comes in a second step finds room in the files of the first; parts that are held are left alone."""
     made = []
