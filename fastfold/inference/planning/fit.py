@@ -17,6 +17,7 @@ from fastfold.inference.error_messages import is_out_of_memory
 from fastfold.inference.planning.available_memory import FoldMemory, offload_buffers
 from fastfold.inference.planning.planner import FoldPlan, Planner, parameter_bytes
 from fastfold.inference.planning.time_model import measure_costs
+from fastfold.kernels.common.launch import LaunchRefused
 from fastfold.memory import BudgetError
 from fastfold.utils.units import GIB
 
@@ -48,9 +49,11 @@ class Fit:
     def run(self, fold: Callable[[FoldPlan], Result], say: Callable[[str], None]) -> Result:
         """Fold by the plan; when memory ends anyway, free it and go on by a plan for half of the budget.
 
+        Where the GPU has too little for a kernel, the fold begins again without Triton.
+
         Args:
             fold: Folds by a plan.
-            say: Told of every smaller budget.
+            say: Told of every smaller budget, and of a kernel that cannot run.
 
         Raises:
             InputError: Memory ended under the smallest plan; says what would fit.
@@ -59,12 +62,17 @@ class Fit:
         while True:
             try:
                 return fold(fit.plan)
+            except LaunchRefused as error:
+                say(f"warning: {self.name}: {error}; folding again without Triton's kernels, which is slower")
+                refused = True
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+                refused = False
             # Outside of the handler, which keeps the tensors of the failed run alive.
             _free(self.planner.device)
-            fit = fit.smaller(say)
+            if not refused:
+                fit = fit.smaller(say)
 
     def smaller(self, say: Callable[[str], None]) -> Fit:
         """The same target with half of the memory.

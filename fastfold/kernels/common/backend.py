@@ -33,8 +33,8 @@ def choose_backend(x: Tensor, backend: str | None = None) -> Literal["triton", "
 
     Args:
         x: What the operator works on.
-        backend: ``auto`` (Triton for float32, bfloat16 and float16 on CUDA and ROCm, PyTorch for everything else and
-            for 16 bits on GPUs below compute capability 8),
+        backend: ``auto`` (Triton for float32, bfloat16 and float16 on CUDA and ROCm, PyTorch for everything else,
+            for 16 bits on GPUs below compute capability 8, and where a kernel asked for more than the GPU has),
             ``triton`` or ``torch``; by default what the environment variable ``FASTFOLD_KERNELS`` says, or ``auto``.
             On ROCm nothing has been tested: the kernels run with the configurations of unknown chips.
 
@@ -107,6 +107,19 @@ def launches_replaced(launcher: Callable[[Any, Any], Callable[..., Any]]) -> Ite
         KernelInterface.__getitem__ = before
 
 
+_refused: dict[torch.device, str] = {}
+
+
+def leave_to_pytorch(device: torch.device, reason: str) -> None:
+    """From now on, choose PyTorch for tensors of a device, whose GPU has too little for a kernel.
+
+    Args:
+        device: The device, with its index.
+        reason: Why, for who asks for Triton by name.
+    """
+    _refused[device] = reason
+
+
 _TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
@@ -121,4 +134,6 @@ def _no_triton(x: Tensor) -> str | None:
         if major < _OLDEST_16_BITS:
             # Their registers and shared memory do not hold the blocks.
             return f"16 bits need compute capability {_OLDEST_16_BITS}.0, and this GPU has {major}.{minor}"
+    if x.device in _refused:
+        return _refused[x.device]
     return None if _TRITON_INSTALLED else "the package triton is not installed"

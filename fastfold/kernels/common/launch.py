@@ -8,6 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastfold.errors import ConfigError
+from fastfold.kernels.common.backend import leave_to_pytorch
+
+
+class LaunchRefused(ConfigError):
+    """A GPU has too little shared memory or too few registers for a kernel; PyTorch is chosen from now on.
+
+    The operator may have written a part of its result in place, so that only its caller can begin again.
+    """
+
 
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     """Return a function that launches a kernel on the device of its first tensor.
@@ -17,11 +27,25 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     Args:
         kernel: A function under ``triton.jit``.
         grid: Number of programs along each axis.
+
+    Raises:
+        LaunchRefused: By the function that is returned: the GPU has too little for the kernel.
     """
 
     def run(*arguments: Any, **options: Any) -> Any:
-        with torch.cuda.device_of(next(_tensors(arguments))):
-            return kernel[grid](*arguments, **options)
+        first = next(_tensors(arguments))
+        try:
+            with torch.cuda.device_of(first):
+                return kernel[grid](*arguments, **options)
+        except Exception as error:
+            if type(error).__name__ != "OutOfResources":  # of Triton, which may not be installed
+                raise
+            name = getattr(kernel, "__name__", "a kernel")
+            reason = f"{name} needs more than this GPU has ({error})"
+            leave_to_pytorch(first.device, reason)
+            raise LaunchRefused(
+                f"{reason}. PyTorch computes on {first.device} from now on: run it again"
+            ) from error
 
     return run
 

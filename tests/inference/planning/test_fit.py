@@ -28,6 +28,7 @@ from fastfold.inference.planning.available_memory import FoldMemory
 from fastfold.inference.planning.fit import Fit, fit_target, plan_target
 from fastfold.inference.planning.planner import FOLDING_POLICY, FoldPlan, Planner
 from fastfold.inference.planning.time_model import Costs, measure_costs
+from fastfold.kernels.common.launch import LaunchRefused
 from fastfold.memory import BudgetError, HostBuffers, SimulatedDevice
 from fastfold.utils.units import GIB
 from tests.helpers.command_line import CommandLine
@@ -275,6 +276,22 @@ def test_other_errors_are_not_taken_for_missing_memory() -> None:
 
     with pytest.raises(RuntimeError, match="a bug"):
         _within(run, [], PLANNER, 100, 10 * GIB)
+
+
+def test_a_fold_whose_kernel_cannot_run_begins_again_by_the_same_plan() -> None:
+    peaks: list[int] = []
+    said: list[str] = []
+
+    def run(plan: Any) -> str:
+        peaks.append(plan.peak)
+        if len(peaks) == 1:
+            raise LaunchRefused("attention needs more than this GPU has")
+        return "folded"
+
+    assert _within(run, said) == "folded"
+    assert peaks == [900, 900]
+    (line,) = said
+    assert line.startswith("warning: T1: attention needs more than this GPU has")
 
 
 def test_a_failed_attempt_is_freed_before_the_next() -> None:

@@ -14,8 +14,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fastfold.kernels
+from fastfold.errors import ConfigError
+from fastfold.kernels.common import backend
 from fastfold.kernels.common.backend import launches_replaced
-from fastfold.kernels.common.launch import launch
+from fastfold.kernels.common.launch import LaunchRefused, launch
 from tests.kernels.test_operators import NAMES, case_of
 
 PACKAGE = Path(fastfold.kernels.__file__).parent
@@ -46,6 +48,14 @@ class Kernel:
         return lambda *arguments, **options: self.seen.append((grid, self.current[-1]))
 
 
+class OneKernel:
+    def __init__(self, name: str, run: Any) -> None:
+        self.__name__, self.run = name, run
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return self.run
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="devices are imitated")
 def test_a_launch_is_on_the_device_of_its_tensors(current: list[int]) -> None:
     kernel = Kernel(current)
@@ -56,6 +66,34 @@ def test_a_launch_is_on_the_device_of_its_tensors(current: list[int]) -> None:
             launch(kernel, (8,))((None, (x,)), 5)
     assert kernel.seen == [((7,), 1), ((8,), 1), ((7,), 0), ((8,), 0)]
     assert current == [0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="devices are imitated")
+def test_a_kernel_that_a_gpu_has_too_little_for_leaves_it_to_pytorch(
+    current: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This GPU alone, and what asks for Triton by name learns why not."""
+
+    class OutOfResources(Exception):
+        pass
+
+    def run(*arguments: Any, **options: Any) -> None:
+        raise OutOfResources("out of resource: shared memory, Required: 131072, Hardware limit: 101376")
+
+    monkeypatch.setattr(backend, "_refused", {})
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.delenv("FASTFOLD_KERNELS", raising=False)
+    kernel = OneKernel("attention_kernel", run)
+    with FakeTensorMode():
+        refused, other = (torch.empty(3, device=f"cuda:{index}") for index in (1, 0))
+        assert backend.choose_backend(refused, "auto") == "triton"
+        with pytest.raises(LaunchRefused, match=r"attention_kernel needs more .*Required: 131072.*cuda:1"):
+            launch(kernel, (7,))(refused)
+        assert backend.choose_backend(refused, "auto") == "torch"
+        assert backend.choose_backend(other, "auto") == "triton"
+        with pytest.raises(ConfigError, match="attention_kernel needs more"):
+            backend.choose_backend(refused, "triton")
 
 
 def test_every_launch_of_every_operator_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
