@@ -24,12 +24,14 @@ class Instruction:
         name: Operation with its modifiers, such as ``LDG.E.128``.
         conditional: Whether a predicate guards it.
         target: Address of a jump, else None.
+        operands: What stands behind the name, as the listing has it.
     """
 
     address: int
     name: str
     conditional: bool
     target: int | None
+    operands: str = ""
 
     @property
     def products(self) -> int:
@@ -97,7 +99,7 @@ def parse(text: str) -> list[Instruction]:
         jump = _TARGET.search(operands.strip()) if name.startswith(("BRA", "CALL")) else None
         conditional = bool(predicate) or name.startswith("CALL") or bool(re.match(r"\s*!?U?P\d", operands))
         target = int(jump[1], 16) if jump else None
-        found.append(Instruction(int(address, 16), name, conditional, target))
+        found.append(Instruction(int(address, 16), name, conditional, target, operands.strip()))
     return found
 
 

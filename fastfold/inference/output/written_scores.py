@@ -22,7 +22,7 @@ _REMEDY = "remove the file, and the prediction is made again"
 
 
 def check_scores(scores: Any) -> dict[str, Any]:
-    """Return the content of a scores file in which every reader finds what it needs.
+    """Return the content of a scores file that has every key that readers need.
 
     Args:
         scores: What the file's JSON means.

@@ -111,7 +111,7 @@ _refused: dict[torch.device, str] = {}
 
 
 def leave_to_pytorch(device: torch.device, reason: str) -> None:
-    """From now on, choose PyTorch for tensors of a device, whose GPU has too little for a kernel.
+    """Choose PyTorch from now on for tensors of a device, whose GPU has too little for a kernel.
 
     Args:
         device: The device, with its index.

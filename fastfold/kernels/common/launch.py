@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastfold.errors import ConfigError
+from fastfold.kernels.common.assembler import choose_assembler
 from fastfold.kernels.common.backend import leave_to_pytorch
 
 
@@ -34,6 +35,7 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
 
     def run(*arguments: Any, **options: Any) -> Any:
         first = next(_tensors(arguments))
+        choose_assembler(first.device)
         try:
             with torch.cuda.device_of(first):
                 return kernel[grid](*arguments, **options)

@@ -35,6 +35,7 @@ def current(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def restore(index: int) -> int:
         return devices.pop()
 
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     monkeypatch.setattr(torch.cuda, "_exchange_device", exchange)
     monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", restore)
     return devices
