@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,7 @@ from fastfold.inference.report.write import NAME as REPORT
 from fastfold.inference.report.write import write_report
 from fastfold.inference.target_runner import RunOptions, TargetRunner
 from fastfold.inference.target_templates import check_takers
+from fastfold.kernels.common.backend import VARIABLE
 from fastfold.utils.device import choose_device
 
 if TYPE_CHECKING:
@@ -127,7 +130,8 @@ def run(
                 progress.line(f"warning: left out: {message}", important=True)
             for error in errors:
                 progress.line(f"error: {error}", important=True)
-            say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
+            about_device = (chosen, about_kernels(where))
+            report_limits(progress, None if weights else networks[0], targets, options, about_device)
             for name in untrained_networks(networks, targets):
                 progress.line(
                     f"warning: {name} was trained on single chains alone: complexes get no interface scores",
@@ -183,28 +187,40 @@ def check_request(config: InferConfig, options: RunOptions) -> None:
         choose_platform(config.relax_platform)
 
 
-def say_what_is_folded_with(
+def about_kernels(device: torch.device) -> str:
+    """Return a line about kernels that the first fold on a GPU compiles; nothing where they are compiled."""
+    if device.type != "cuda" or os.environ.get(VARIABLE) == "torch" or find_spec("triton") is None:
+        return ""
+    from triton import knobs
+
+    if any(Path(knobs.cache.dir).glob("*")):
+        return ""
+    return f"the first fold compiles about 30 kernels for this GPU, which are kept in {knobs.cache.dir}"
+
+
+def report_limits(
     progress: Progress,
     mini: Network | None,
     targets: Sequence[Target],
     options: RunOptions,
-    precision: str,
+    about_device: Sequence[str],
 ) -> None:
-    """Say what limits the predictions of a run: the small network, targets without alignments, and the precision.
+    """Say what limits the predictions of a run: the small network, targets without alignments, and the device.
 
     Args:
         progress: Where it is said.
         mini: The small network that ships with the package if it is used because no other was named.
         targets: Of the run.
         options: Where their alignments come from.
-        precision: The line of :func:`with_precision`.
+        about_device: Lines of :func:`with_precision` and :func:`about_kernels`.
     """
     if mini is not None:
         progress.line(about_mini(mini))
     if options.msa_dir is None and any(target.alignments is None for target in targets):
         progress.line(WITHOUT_ALIGNMENT)
-    if precision:
-        progress.line(precision)
+    for line in about_device:
+        if line:
+            progress.line(line)
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from fastfold.errors import ConfigError
 from fastfold.inference.config import InferConfig
-from fastfold.inference.runner import with_precision
+from fastfold.inference.runner import about_kernels, with_precision
 from tests.helpers.command_line import QUICK, CommandLine
 
 CPU = torch.device("cpu")
@@ -69,3 +71,15 @@ def test_a_gpu_folds_in_bfloat16_unless_a_precision_is_named(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bfloat16)
     config, said = with_precision(InferConfig(precision=named), torch.device(device))
     assert (config.precision, said) == (precision, line)
+
+
+def test_kernels_to_compile_are_announced_where_there_are_none_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("FASTFOLD_KERNELS", raising=False)
+    line = f"the first fold compiles about 30 kernels for this GPU, which are kept in {tmp_path}"
+    assert about_kernels(torch.device("cuda")) == line
+    assert about_kernels(CPU) == ""
+    (tmp_path / "kernel").mkdir()
+    assert about_kernels(torch.device("cuda")) == ""

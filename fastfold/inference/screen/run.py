@@ -25,7 +25,7 @@ from fastfold.inference.runner import (
     Summary,
     check_request,
     finish_tables,
-    say_what_is_folded_with,
+    report_limits,
     target_cost,
     with_precision,
 )
@@ -119,7 +119,7 @@ def screen(
             warn(f"warning: left out: {message}")
         for error in errors:
             warn(f"error: {error}")
-        say_what_is_folded_with(progress, None if weights else networks[0], targets, options, chosen)
+        report_limits(progress, None if weights else networks[0], targets, options, (chosen,))
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
