@@ -41,6 +41,7 @@ def _child(
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     # As in an interpreter that was started in the foreground.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup ignore it
     torch.set_num_threads(1)
     sys.exit(function(*arguments))
 
