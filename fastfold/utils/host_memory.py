@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fastfold.errors import ConfigError
 from fastfold.utils.packages import is_installed
 
 
@@ -26,6 +27,10 @@ def _system_memory() -> int:
         import psutil
 
         return int(psutil.virtual_memory().available)
+    if not hasattr(os, "sysconf"):  # Windows
+        raise ConfigError(
+            "this system does not tell its free memory: install psutil, or give --memory-budget"
+        )
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

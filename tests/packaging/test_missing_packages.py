@@ -64,3 +64,24 @@ def test_a_feature_names_the_package_it_lacks(module: str, arguments: list[str],
     assert code == 1
     assert f"pip install {module}" in said
     assert "internal error" not in said
+
+
+WINDOWS_LACKS = (
+    "fork",
+    "register_at_fork",
+    "posix_fadvise",
+    "posix_fallocate",
+    "pwritev",
+    "preadv",
+    "killpg",
+)
+
+
+def test_the_package_is_imported_without_calls_that_windows_lacks() -> None:
+    program = (
+        "import torch, os\n"
+        f"for name in {WINDOWS_LACKS}: delattr(os, name)\n"
+        "import fastfold.inference.runner, fastfold.cli, fastfold.memory, fastfold.kernels\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -109,7 +109,8 @@ def _forget() -> None:
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _watched() -> bool:

@@ -12,11 +12,12 @@ import tempfile
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import IO
 
 import torch
 from torch import Tensor
 
-from fastfold.errors import OutputError
+from fastfold.errors import ConfigError, OutputError
 
 PAGE = 4096
 """What is kept begins on multiples of this, so that a write of one thing reads nothing of another's pages first."""
@@ -39,19 +40,34 @@ def map_file(folder: str, nbytes: int, *, keep: bool = False) -> tuple[mmap.mmap
         The map, and the file's descriptor, -1 if it was closed.
 
     Raises:
+        ConfigError: The system has no calls for it (Windows).
         OutputError: The disk has no room.
     """
+    if not hasattr(os, "pwritev"):
+        raise ConfigError(
+            "memory on a disk needs Linux or macOS; leave out --offload-dir and nvme tiers here"
+        )
     size = max(nbytes, 1)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             # A disk that fills up later would kill the process on a write to the map.
-            os.posix_fallocate(file.fileno(), 0, size)
+            _reserve(file, size)
             return mmap.mmap(file.fileno(), size), os.dup(file.fileno()) if keep else -1
     except OSError as error:
         raise OutputError(
             f"{folder}: no {size:,} bytes for the memory tier on this disk ({error.strerror}). Free some space or "
             "choose a folder on another disk; checkpoints written so far are intact"
         ) from error
+
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Give a new file blocks on the disk; macOS has no call for it, so zeros are written there."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    for start in range(0, size, _PIECE):
+        file.write(bytes(min(_PIECE, size - start)))
+    file.flush()
 
 
 class DiskFile:
@@ -84,6 +100,8 @@ class DiskFile:
 
     def read_ahead(self, start: int, nbytes: int) -> None:
         """Begin to bring a part into memory; threads ask the disk for all of it, piece by piece."""
+        if not hasattr(os, "posix_fadvise"):  # macOS reads it when it is needed
+            return
         for piece in range(start, start + nbytes, _PIECE):
             stop = min(piece + _PIECE, start + nbytes)
             self._threads.submit(self._ask, piece, stop)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastfold.errors import OutputError
+from fastfold.errors import ConfigError, OutputError
 from fastfold.memory.devices.disk_file import PAGE, DiskFile, map_file
 
 
@@ -57,3 +57,24 @@ def test_no_file_and_no_open_descriptor_is_left(tmp_path: Path) -> None:
         map_file(str(tmp_path), 1 << 50)
     assert os.listdir(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_system_with_fewer_calls_writes_zeros_and_reads_when_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS; the blocks are reserved there too."""
+    for name in ("posix_fallocate", "posix_fadvise"):
+        monkeypatch.delattr(os, name)
+    file = DiskFile(str(tmp_path), 3 * PAGE + 1)
+    assert os.fstat(file._file).st_blocks * 512 >= 3 * PAGE
+    file.read_ahead(0, PAGE)
+    file.write(PAGE, torch.ones(10, dtype=torch.uint8))
+    assert bytes(file.map[PAGE : PAGE + 11]) == b"\x01" * 10 + b"\x00"
+
+
+def test_windows_is_told_that_it_has_no_memory_on_disks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pwritev")
+    with pytest.raises(ConfigError, match="memory on a disk needs Linux or macOS; leave out --offload-dir"):
+        DiskFile(str(tmp_path), PAGE)
