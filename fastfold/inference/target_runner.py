@@ -406,5 +406,7 @@ def conclusion(records: Sequence[PredictionRecord]) -> str:
         for name, key, digits in (("pLDDT", "plddt", 1), ("pTM", "ptm", 2), ("ipTM", "iptm", 2))
         if best.scores.get(key) is not None
     )
+    if best.scores.get("has_clash") is True:
+        shown += ", its chains overlap"
     count = f"{len(records)} prediction{'s' if len(records) > 1 else ''}"
     return f"{shown} by {best.key}, best of {count}"

@@ -83,6 +83,17 @@ def test_ranking_is_by_what_is_asked_for():
     assert ranking_scores("iptm", mixed)[2] == -np.inf
 
 
+@pytest.mark.parametrize("by", ["auto", "plddt", "ptm", "iptm", "multimer"])
+def test_chains_in_each_other_rank_last_whatever_is_asked_for(by: str):
+    free = {"plddt": 5.0, "ptm": 0.1, "iptm": 0.1, "has_clash": False}
+    clashing = {"plddt": 99.0, "ptm": 0.9, "iptm": 0.9, "has_clash": True}
+    first, second = ranking_scores(by, [free, clashing])
+    assert first > second
+    assert ranking_scores(by, [clashing])[0] == pytest.approx(
+        ranking_scores(by, [clashing | {"has_clash": None}])[0] - 100
+    )
+
+
 def test_one_bad_weights_file_can_be_left_out(cli: CommandLine):
     bad = cli.folder / "params_model_2_ptm.npz"
     bad.write_bytes(b"")

@@ -42,7 +42,7 @@ from fastfold.utils.locks import held
 STATE = ".fastfold"
 """Name of the hidden folder with the records."""
 _VERSION = 2
-_NUMBERS = ("plddt", "ptm", "iptm", "ipsae_max")
+_NUMBERS = ("plddt", "ptm", "iptm", "ipsae_max", "clashes")
 _PENDING = ".new"
 
 

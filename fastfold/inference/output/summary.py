@@ -23,12 +23,15 @@ COLUMNS = (
     "ptm",
     "iptm",
     "ipsae_max",
+    "clashes",
+    "has_clash",
     "relaxed_energy",
     "seconds",
     "peak_memory",
     "files",
 )
-"""``relaxed_energy`` in kJ/mol, ``peak_memory`` in MiB, ``files`` what the prediction's files are called by."""
+"""``clashes`` are pairs of atoms of different chains, ``relaxed_energy`` is in kJ/mol, ``peak_memory`` in MiB;
+``files`` is the common part of its files' names."""
 
 
 @dataclass

@@ -23,7 +23,12 @@ from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
-from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
+from fastfold.inference.output.prediction import (
+    CLASH_PENALTY,
+    Prediction,
+    multimer_confidence,
+    prediction_title,
+)
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.inference.output.written_scores import read_pae, read_scores
 from fastfold.inference.target_templates import TargetTemplates
@@ -142,7 +147,7 @@ def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
 
     Args:
         by: See :data:`fastfold.inference.config.RankBy`.
-        scores: Of each prediction: ``plddt``, ``ptm`` and ``iptm``.
+        scores: Of each prediction: ``plddt``, ``ptm``, ``iptm`` and ``has_clash``.
     """
     if by == "auto":
         by = "plddt" if any(one.get("iptm") is None for one in scores) else "multimer"
@@ -152,7 +157,7 @@ def ranking_scores(by: str, scores: Sequence[Mapping[str, Any]]) -> list[float]:
             return multimer_confidence(float(one["ptm"]), float(one["iptm"]))
         return -math.inf if one.get(by) is None else float(one[by])
 
-    return [number(one) for one in scores]
+    return [number(one) - CLASH_PENALTY * (one.get("has_clash") is True) for one in scores]
 
 
 def stops(config: InferConfig, scores: Mapping[str, Any], target: Target) -> bool:
@@ -210,6 +215,8 @@ def listed_scores(prediction: Prediction) -> dict[str, Any]:
         "ptm": plain(prediction.ptm),
         "iptm": plain(prediction.iptm),
         "ipsae_max": plain(prediction.interface_scores["ipsae_max"]),
+        "clashes": prediction.interface_scores["clashes"],
+        "has_clash": prediction.interface_scores["has_clash"],
     }
 
 

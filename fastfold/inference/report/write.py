@@ -201,9 +201,10 @@ def _row(prediction: FoundPrediction) -> dict[str, Any]:
     """A prediction's line in the table."""
     scores = prediction.scores
     interfaces = scores.get("interfaces")
-    ipsae = interfaces.get("ipsae_max") if isinstance(interfaces, dict) else None
     numbers = {key: scores.get(key) for key in ("mean_plddt", "ptm", "iptm")}
-    numbers |= {"ipsae_max": ipsae, **prediction.listed}
+    if isinstance(interfaces, dict):
+        numbers |= {key: interfaces.get(key) for key in ("ipsae_max", "clashes")}
+    numbers |= prediction.listed
     return {
         "target": prediction.target,
         "model": scores["model"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -131,21 +132,74 @@ def count_clashes(
     present = mask > 0.5
     residue, slot = present.nonzero(as_tuple=True)
     points = positions[present]
-    radii = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types], device=points.device)[slot]
-    limit = 2.0 * max(rc.element_radius.values()) - tolerance
-    c, n, sulphur = (rc.atom_order[name] for name in ("C", "N", "SG"))
+    c, n = rc.atom_order["C"], rc.atom_order["N"]
     everything = torch.arange(len(points), device=points.device)
     count = 0
-    for i, j, distance in _near_pairs(points, everything, everything, limit):
+    for i, j, distance in _near_pairs(points, everything, everything, _reach(tolerance)):
         before, after = residue[i], residue[j]
-        clash = (before < after) & (distance < radii[i] + radii[j] - tolerance)
+        clash = (before < after) & _overlaps(slot[i], slot[j], distance, tolerance)
         follows = (residue_index[after] - residue_index[before] == 1) & (
             chain_index[after] == chain_index[before]
         )
         bonded = follows & (slot[i] == c) & (slot[j] == n)
-        bridge = (slot[i] == sulphur) & (slot[j] == sulphur)
-        count += int((clash & ~bonded & ~bridge).sum())
+        count += int((clash & ~bonded).sum())
     return count
+
+
+def chain_clashes(
+    positions: Tensor, mask: Tensor, chain_index: Tensor, *, tolerance: float = 1.5, cutoff: float = 1.1
+) -> tuple[Tensor, Tensor]:
+    """Count atoms of different chains that stand too close.
+
+    Args:
+        positions: atom37 ``[N, 37, 3]`` in Å.
+        mask: ``[N, 37]``, 1 where the atom is present.
+        chain_index: ``[N]``: 0, ..., 0, 1, ..., 1, and so on, for ``C`` chains.
+        tolerance: Overlap that is allowed, in Å.
+        cutoff: Atoms nearer than this to an atom of another chain are counted, in Å.
+
+    Returns:
+        Pairs of atoms ``[C, C]`` that clash as :func:`count_clashes` defines it, symmetric, and atoms ``[C]`` of each
+        chain within the cutoff of another chain.
+    """
+    present = mask > 0.5
+    residue, slot = present.nonzero(as_tuple=True)
+    points = positions[present]
+    chain = chain_index[residue]
+    atoms = [(chain == number).nonzero().squeeze(-1) for number in range(int(chain_index.max()) + 1)]
+    reach = max(_reach(tolerance), cutoff)
+    pairs = torch.zeros(len(atoms), len(atoms), dtype=torch.long)
+    is_close = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    for a, b in itertools.combinations(range(len(atoms)), 2):
+        # Chains touch in a small part of the box around them.
+        rows = _within_box(points, atoms[a], atoms[b], reach)
+        columns = _within_box(points, atoms[b], rows, reach)
+        for i, j, distance in _near_pairs(points, rows, columns, reach):
+            pairs[a, b] += int(_overlaps(slot[i], slot[j], distance, tolerance).sum())
+            for end in (i, j):
+                is_close[end[distance < cutoff]] = True
+    return pairs + pairs.T, torch.stack([is_close[rows].sum() for rows in atoms])
+
+
+def _within_box(points: Tensor, atoms: Tensor, others: Tensor, margin: float) -> Tensor:
+    """Select atoms in the box around others, widened by ``margin`` in Å."""
+    if not len(others):
+        return others
+    low, high = points[others].amin(0) - margin, points[others].amax(0) + margin
+    return atoms[((points[atoms] >= low) & (points[atoms] <= high)).all(-1)]
+
+
+def _overlaps(first: Tensor, second: Tensor, distance: Tensor, tolerance: float) -> Tensor:
+    """Tell which pairs of atoms are too near: slots and distances ``[P]``, bridges of sulphurs apart."""
+    radii = torch.tensor([rc.element_radius[name[0]] for name in rc.atom_types], device=distance.device)
+    sulphur = rc.atom_order["SG"]
+    bridge = (first == sulphur) & (second == sulphur)
+    return (distance < radii[first] + radii[second] - tolerance) & ~bridge
+
+
+def _reach(tolerance: float) -> float:
+    """Largest distance in Å at which two atoms can clash."""
+    return 2.0 * max(rc.element_radius.values()) - tolerance
 
 
 def _near_pairs(

@@ -135,6 +135,7 @@ def test_numbers_survive_the_packing(tmp_path: Path) -> None:
     (row,) = meta_of(page)["rows"]
     assert (row["target"], row["rank"], row["length"], row["ptm"]) == ("t", 1, 16, 0.71)
     assert row["ipsae_max"] == pytest.approx(prediction.interface_scores["ipsae_max"], abs=5.1e-5)
+    assert row["clashes"] == prediction.interface_scores["clashes"] == 0
     detail = json.loads(blob(page, row["detail"]))
     np.testing.assert_allclose(detail["plddt"], prediction.plddt, atol=0.0551)  # of two decimals, to one
     assert detail["coverage"] == coverage

@@ -6,6 +6,7 @@ const state = { prediction: null, hover: null, pin: null, block: null, colour: '
 const COLUMNS_OF_TABLE = [
   ['target', 'target', 0], ['model', 'model', 0], ['seed', 'seed', 0], ['rank', 'rank', 0], ['length', 'residues', 0],
   ['mean_plddt', 'pLDDT', 1], ['ptm', 'pTM', 2], ['iptm', 'ipTM', 2], ['ipsae_max', 'ipSAE', 2],
+  ['clashes', 'clashes', 0],
   ['relaxed_energy', 'energy (kJ/mol)', 0], ['seconds', 'seconds', 1], ['peak_memory', 'memory (MiB)', 0],
 ];
 const TEXT = new Set(['target', 'model']);
@@ -213,7 +214,7 @@ async function choose(row) {
 const OF_PAIRS = [
   ['iptm', 'ipTM', 3], ['actifptm', 'actifpTM', 3], ['ipsae', 'ipSAE', 3], ['ipsae_d0chn', 'ipSAE d0chn', 3],
   ['ipsae_d0dom', 'ipSAE d0dom', 3], ['pdockq', 'pDockQ', 3], ['pdockq2', 'pDockQ2', 3], ['lis', 'LIS', 3],
-  ['contacts', 'contacts', 0], ['interface_plddt', 'interface pLDDT', 1], ['interface_pae', 'interface PAE (Å)', 1],
+  ['contacts', 'contacts', 0], ['clashes', 'clashes', 0], ['interface_plddt', 'interface pLDDT', 1], ['interface_pae', 'interface PAE (Å)', 1],
 ];
 
 function drawPairs({ interfaces }) {
@@ -229,6 +230,7 @@ function drawPairs({ interfaces }) {
   }
   let note = interfaces && typeof interfaces.actifptm === 'number' ? `actifpTM of all interfaces: ${interfaces.actifptm.toFixed(3)}` : '';
   if (interfaces && interfaces.reason) note = `no interface scores: ${interfaces.reason}`;
+  if (interfaces && interfaces.has_clash === true) note = ['chains overlap: ranked after predictions whose chains do not', note].filter(Boolean).join('; ');
   byId('pairs').replaceChildren(...(pairs.length ? [make('h3', 'Pairs of chains'), table, make('p', note)] : []));
 }
 

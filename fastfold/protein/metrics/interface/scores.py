@@ -16,6 +16,10 @@ from fastfold.protein.protein import chain_name
 DISTANCE_CUTOFF = 15.0
 """Residues nearer than this, in Å, are counted by ``near_pairs``: the ipSAE program's setting for AlphaFold 2."""
 
+MAX_CLASHING_ATOMS = 100
+MAX_CLASHING_SHARE = 0.5
+"""Chains with more clashing atoms clash, AlphaFold 3's rule (Abramson et al. 2024, supplement, section 5.9.2)."""
+
 
 @dataclass(frozen=True, eq=False)
 class ChainConfidence:
@@ -70,6 +74,7 @@ def interface_scores(
     What cannot be said is None: scores of the aligned error without ``pae``, those of the logits without
     ``confidence``, means over contacts where two chains do not touch, and whatever is the largest of no pairs. ipSAE,
     LIS, pDockQ and pDockQ2 are 0 where their definitions are: without an error under the cutoff, without a contact.
+    Clashes are None for a single chain.
 
     Args:
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
@@ -82,10 +87,11 @@ def interface_scores(
         distance_cutoff: Residues nearer than this are counted by ``near_pairs``, in Å.
 
     Returns:
-        Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm`` and ``ipsae_max`` of
-        the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's scores are symmetric: the larger
-        one of both directions, for LIS and ``interface_pae`` their mean; ``directions`` holds each (``B-A``: aligned
-        on B, scored on A). The documentation has a page on what each of them means.
+        Numbers, None, lists and dictionaries: ``pae_cutoff``, ``distance_cutoff``, ``actifptm``, ``ipsae_max``,
+        ``clashes`` and ``has_clash`` of the whole, ``chains`` by name and ``pairs`` by names such as ``A-B``. A pair's
+        scores are symmetric: the larger one of both directions, for LIS and ``interface_pae`` their mean;
+        ``directions`` holds each (``B-A``: aligned on B, scored on A). The documentation has a page on what each of
+        them means.
 
     Raises:
         ValueError: Shapes disagree.
@@ -103,6 +109,7 @@ def interface_scores(
     ]
     if confidence is not None and len(confidence.ptm) != len(chains):
         raise ValueError(f"confidence is of {len(confidence.ptm)} chains, chain_index of {len(chains)}")
+    clashes = _Clashes.of(chain_index, atom_positions, atom_mask) if len(chains) > 1 else None
     arrays = _Arrays(contact_points(atom_positions, atom_mask), np.asarray(plddt, np.float64), pae)
     pairs: dict[str, Any] = {}
     for (i, first), (j, second) in itertools.combinations(enumerate(chains), 2):
@@ -111,6 +118,7 @@ def interface_scores(
             own["iptm"] = float(confidence.iptm[i, j])
             if confidence.pair_actifptm is not None:
                 own["actifptm"] = float(confidence.pair_actifptm[i, j])
+        own["clashes"] = None if clashes is None else int(clashes.pairs[i, j])
         pairs[f"{first.name}-{second.name}"] = own | _pair(first, second, arrays, pae_cutoff, distance_cutoff)
     best = [pair["ipsae"] for pair in pairs.values() if pair["ipsae"] is not None]
     return {
@@ -118,12 +126,15 @@ def interface_scores(
         "distance_cutoff": float(distance_cutoff),
         "actifptm": None if confidence is None or not pairs else confidence.actifptm,
         "ipsae_max": max(best, default=None),
+        "clashes": None if clashes is None else int(clashes.pairs.sum()) // 2,
+        "has_clash": None if clashes is None else clashes.has_clash,
         "chains": {
             chain.name: {
                 "residues": chain.rows.stop - chain.rows.start,
                 "mean_plddt": float(arrays.plddt[chain.rows].mean()),
                 "ptm": None if confidence is None else float(confidence.ptm[number]),
             }
+            | ({} if clashes is None else {"clashing_atoms": int(clashes.atoms[number])})
             for number, chain in enumerate(chains)
         },
         "pairs": pairs,
@@ -131,7 +142,7 @@ def interface_scores(
 
 
 def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
-    """Return :func:`interface_scores` with None for every score of a pair of chains.
+    """Return :func:`interface_scores` with None for every score of a pair of chains; clashes stay.
 
     Args:
         found: The scores.
@@ -141,13 +152,45 @@ def without_scores(found: dict[str, Any], reason: str) -> dict[str, Any]:
     def empty(tree: dict[str, Any]) -> dict[str, Any]:
         return {key: empty(value) if isinstance(value, dict) else None for key, value in tree.items()}
 
-    return found | {"reason": reason, "actifptm": None, "ipsae_max": None, "pairs": empty(found["pairs"])}
+    pairs = {name: empty(pair) | {"clashes": pair["clashes"]} for name, pair in found["pairs"].items()}
+    return found | {"reason": reason, "actifptm": None, "ipsae_max": None, "pairs": pairs}
 
 
 @dataclass(frozen=True)
 class _Chain:
     name: str
     rows: slice
+
+
+@dataclass(frozen=True, eq=False)
+class _Clashes:
+    """Clashes between ``C`` chains.
+
+    Attributes:
+        pairs: ``[C, C]`` int, pairs of atoms that overlap.
+        atoms: ``[C]`` int, atoms of each chain within 1.1 Å of another chain.
+        has_clash: Whether a chain has too many of these.
+    """
+
+    pairs: np.ndarray
+    atoms: np.ndarray
+    has_clash: bool
+
+    @classmethod
+    def of(cls, chain_index: np.ndarray, atom_positions: np.ndarray, atom_mask: np.ndarray) -> _Clashes:
+        """Count clashes of positions as structure files hold them."""
+        import torch  # slow to import, and needed here alone
+
+        from fastfold.protein.metrics.all_atom import chain_clashes
+
+        numbers = np.cumsum(np.diff(chain_index, prepend=chain_index[0]) != 0)
+        mask = np.asarray(atom_mask, np.float32)
+        positions = np.round(np.asarray(atom_positions, np.float64), 3)
+        found = chain_clashes(*map(torch.from_numpy, (positions, mask, numbers)))
+        pairs, atoms = (counts.numpy() for counts in found)
+        sizes = np.bincount(numbers, weights=(mask > 0.5).sum(1))
+        too_many = (atoms > MAX_CLASHING_ATOMS) | (atoms > MAX_CLASHING_SHARE * sizes)
+        return cls(pairs, atoms, bool(too_many.any()))
 
 
 @dataclass(frozen=True, eq=False)
