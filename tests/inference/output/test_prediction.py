@@ -99,10 +99,11 @@ def test_residues_are_numbered_from_one_with_plddt_as_b_factor():
 
 
 def test_aligned_error_is_laid_out_as_alphafold_db_does():
-    """One object in a list, rows of whole angstrom, and the largest value that can occur."""
-    pae = np.array([[0.0, 0.49, 31.75], [9.51, 10.4, 0.2], [1.6, 2.4, 3.0]], np.float32)
+    """One object in a list, rows of numbers with two decimals, and the largest value that can occur."""
+    pae = np.array([[0.0, 0.494, 31.75], [9.506, 10.4, 0.2], [1.6, 2.4, 3.004]], np.float32)
     assert pae_json(pae, 31.75) == (
-        b'[{"predicted_aligned_error":[[0,0,32],[10,10,0],[2,2,3]],"max_predicted_aligned_error":31.75}]\n'
+        b'[{"predicted_aligned_error":[[0,0.49,31.75],[9.51,10.4,0.2],[1.6,2.4,3]],'
+        b'"max_predicted_aligned_error":31.75}]\n'
     )
     assert json.loads(pae_json(np.zeros((1, 1)), 31.75))[0]["predicted_aligned_error"] == [[0]]
 
@@ -111,7 +112,9 @@ def test_aligned_error_rows_are_the_residues_aligned_on(tmp_path):
     prediction = make_prediction()
     paths = prediction.save(tmp_path, plots=False)
     (written,) = json.loads(paths["pae"].read_text())
-    np.testing.assert_array_equal(written["predicted_aligned_error"], np.rint(prediction.pae))
+    np.testing.assert_array_equal(
+        written["predicted_aligned_error"], np.around(prediction.pae.astype(float), 2)
+    )
 
 
 def test_without_aligned_error_head_there_is_no_pae_file(tmp_path):
@@ -239,7 +242,9 @@ def test_three_thousand_residues_are_saved_in_seconds(tmp_path):
     paths = prediction.save(tmp_path, rank=1)
     assert time.perf_counter() - start < 10
     (written,) = json.loads(Path(paths["pae"]).read_text())
-    np.testing.assert_array_equal(written["predicted_aligned_error"], np.rint(prediction.pae))
+    np.testing.assert_array_equal(
+        written["predicted_aligned_error"], np.around(prediction.pae.astype(float), 2)
+    )
 
 
 def test_a_prediction_shows_itself_in_three_lines_and_in_a_notebook():

@@ -142,7 +142,7 @@ def test_numbers_survive_the_packing(tmp_path: Path) -> None:
     assert detail["config"]["settings"] == {"precision": "fp32"}
     assert detail["interfaces"]["pairs"]["A-B"]["iptm"] == 0.55
     pae = np.frombuffer(blob(page, row["pae"]["blob"]), np.uint8).reshape(16, 16)
-    np.testing.assert_array_equal(pae * row["pae"]["step"], np.rint(prediction.pae))
+    np.testing.assert_allclose(pae * row["pae"]["step"], prediction.pae, atol=row["pae"]["step"] / 2 + 0.005)
 
     data = blob(page, row["structure"]["blob"])
     mask = np.unpackbits(np.frombuffer(data[: 16 * 5], np.uint8).reshape(16, 5), axis=1)[:, :37]
