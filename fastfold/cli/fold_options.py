@@ -14,6 +14,7 @@ from fastfold.errors import ConfigError
 from fastfold.inference.config import (
     PRECISIONS,
     InferConfig,
+    OutputFormat,
     RankBy,
     RelaxWhich,
     check_seeds,
@@ -206,6 +207,13 @@ def _add_output(group: Any) -> None:
         help="write the predicted aligned error of all pairs of residues (default: of targets up to 5,000 residues; "
         "pTM and ipTM are computed anyway)",
     )
+    group.add_argument(
+        "--output-format",
+        choices=get_args(OutputFormat),
+        default="fastfold",
+        help="colabfold: name files like ColabFold, with its scores files, and make a folder per target like "
+        "AlphaFold, for programs that read these (default fastfold)",
+    )
     group.add_argument("--no-plots", action="store_true", help="write no plots")
     group.add_argument(
         "--relax",
@@ -367,6 +375,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
         overwrite=options.overwrite,
         sort=options.sort,
         quiet=options.quiet,
+        output_format=options.output_format,
     )
 
 

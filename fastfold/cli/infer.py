@@ -28,9 +28,10 @@ are one. For each prediction DIR gets, best first,
   <id>_rank_001_..._config.json              settings, versions, input hash
   <id>_rank_001_..._relaxed.pdb, .cif        the structure relaxed in a force field, with hydrogens (--relax)
 
-and summary.tsv, a table of all of them. Results add up: another seed, network or setting adds predictions to those that
-are there, and all predictions of a target are ranked together. What is finished is not folded again, so run the same
-command again to continue. Several processes may work in one folder.
+and summary.tsv, a table of all of them. --output-format colabfold names these files like ColabFold. Results add up:
+another seed, network or setting adds predictions to those that are there, and all predictions of a target are ranked
+together. What is finished is not folded again, so run the same command again to continue. Several processes may work in
+one folder.
 """
 
 

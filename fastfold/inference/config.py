@@ -17,6 +17,8 @@ RankBy = Literal["auto", "plddt", "ptm", "iptm", "multimer"]
 where the predictions have an ipTM and mean pLDDT elsewhere."""
 RelaxWhich = Literal["none", "best", "all"]
 """Which predictions of a target are relaxed."""
+OutputFormat = Literal["fastfold", "colabfold"]
+"""Whose names and scores files are written."""
 PRECISIONS = ("auto", "fp32", "bf16", "bf16-products", "int8")
 """``auto``, and the names of :data:`fastfold.evoformer.precision.Precision`."""
 SEED_LIMIT = 2**31

@@ -144,7 +144,7 @@ def run(
             summary = Summary((), (), ())
             if targets:
                 device = where if distributed is None else distributed.context.device
-                folder = ResultsFolder(output, partial(progress.line, important=True))
+                folder = ResultsFolder(output, partial(progress.line, important=True), options.output_format)
                 runner = TargetRunner(
                     networks, folder, device, config, options, progress, distributed, finder
                 )

@@ -17,11 +17,12 @@ from fastfold.data.templates.options import TemplateOptions
 from fastfold.data.templates.source import TemplateFinder
 from fastfold.errors import WeightsError
 from fastfold.inference.alignment_search import Engines
-from fastfold.inference.config import InferConfig
+from fastfold.inference.config import InferConfig, OutputFormat
 from fastfold.inference.distributed import DistributedFolder
 from fastfold.inference.folding.prediction import keeps_pae
 from fastfold.inference.folding.predictor import TargetPredictor
 from fastfold.inference.models import Network, suitable
+from fastfold.inference.output.alphafold_folder import write_alphafold_folder
 from fastfold.inference.output.evaluate import compare_target, find_reference
 from fastfold.inference.output.recycle_state import RecycleState
 from fastfold.inference.output.results_folder import PredictionRecord, ResultsFolder, TargetResults
@@ -57,6 +58,7 @@ class RunOptions:
         skip_bad_weights: Leave weights files out that cannot be used, rather than end the run.
         overwrite: Fold everything anew, and remove what the folder has of the targets otherwise.
         sort: ``length`` to fold short targets first, ``input`` to keep their order.
+        output_format: How files are named, and whose scores file is written.
         quiet: Say nothing but warnings and errors.
     """
 
@@ -69,6 +71,7 @@ class RunOptions:
     overwrite: bool = False
     sort: str = "input"
     quiet: bool = False
+    output_format: OutputFormat = "fastfold"
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,8 @@ class TargetRunner:
             kept = {job.id for job in jobs}
             results.remove(record.id for record in results.records() if record.id not in kept)
             results.rank(self.ranking)
+        if self.folder.output_format == "colabfold":
+            write_alphafold_folder(results)
         self._conclude(results.records() if done else [], label)
         return FoldedTarget(results, done, elsewhere)
 
@@ -252,6 +257,7 @@ class TargetRunner:
             pae=keeps_pae(target.num_residues, config.pae) and bool(heads.predicted_aligned_error.weight),
             representations=config.save_representations,
             recycles=config.save_recycles,
+            colabfold=self.folder.output_format == "colabfold",
         )
 
     def _prepare(
@@ -354,7 +360,8 @@ class TargetRunner:
                 f"warning: {target.name}: no structure of this name in {reference}", important=True
             )
             return
-        best = next(iter(compare_target(self.folder.path, results.stem, path).values()))
+        found = compare_target(self.folder.path, results.stem, path, self.folder.output_format)
+        best = next(iter(found.values()))
         self.progress.line(
             f"{label}: against {path.name}: TM-score {best.tm_score:.3f}, lDDT-CA {best.lddt_ca:.3f}, "
             f"GDT-TS {best.gdt_ts:.3f}, {best.aligned_residues} of {best.reference_residues} residues"

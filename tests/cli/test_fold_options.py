@@ -77,6 +77,7 @@ AROUND: dict[str, tuple[str, dict[str, Any]]] = {
     "overwrite": ("--overwrite", {"overwrite": True}),
     "sort": ("--sort length", {"sort": "length"}),
     "quiet": ("--quiet", {"quiet": True}),
+    "format": ("--output-format colabfold", {"output_format": "colabfold"}),
 }
 
 

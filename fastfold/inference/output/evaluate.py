@@ -10,6 +10,7 @@ import numpy as np
 
 from fastfold.data.targets import safe_stem
 from fastfold.errors import InputError
+from fastfold.inference.config import OutputFormat
 from fastfold.inference.output.json_files import lines_json, rounded
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
@@ -61,7 +62,9 @@ def structure_to_protein(structure: Structure) -> Protein:
     )
 
 
-def compare_target(output: Path, name: str, reference: Path) -> dict[str, StructureScores]:
+def compare_target(
+    output: Path, name: str, reference: Path, output_format: OutputFormat = "fastfold"
+) -> dict[str, StructureScores]:
     """Compare a target's predictions, as they were written, with a structure, and write the scores.
 
     They go to ``<target>_reference.json``: per prediction TM-score, GDT and the like, and lDDT-CA per residue of the
@@ -71,6 +74,7 @@ def compare_target(output: Path, name: str, reference: Path) -> dict[str, Struct
         output: Folder of the results.
         name: The target's name.
         reference: The structure's file.
+        output_format: How the results are named.
 
     Returns:
         Scores by prediction, the best ranked one first.
@@ -81,7 +85,11 @@ def compare_target(output: Path, name: str, reference: Path) -> dict[str, Struct
     """
     true = structure_to_protein(read_structure(reference))
     stem = safe_stem(name)
-    files = sorted(output.glob(f"{glob.escape(stem)}_rank_*.cif"))
+    files = [
+        path
+        for kind in (("",) if output_format == "fastfold" else ("_unrelaxed", "_relaxed"))
+        for path in sorted(output.glob(f"{glob.escape(stem)}{kind}_rank_*.cif"))
+    ]
     found = {
         path.stem: compare_structures(structure_to_protein(read_structure(path)), true) for path in files
     }

@@ -55,6 +55,30 @@ def pae_json(pae: np.ndarray, max_pae: float) -> bytes:
     return b'[{"predicted_aligned_error":' + _matrix(pae) + b',"max_predicted_aligned_error":' + end + b"}]\n"
 
 
+def colabfold_json(
+    plddt: np.ndarray, *, pae: np.ndarray | None = None, ptm: float | None = None, iptm: float | None = None
+) -> bytes:
+    """Return ColabFold's scores file: ``plddt``, and ``max_pae``, ``pae``, ``ptm`` and ``iptm`` where there are any.
+
+    Args:
+        plddt: ``[N]``, 0 to 100.
+        pae: ``[N, N]`` in Å; ``max_pae`` is its largest number, as in ColabFold.
+        ptm: 0 to 1.
+        iptm: 0 to 1.
+    """
+    fields = {"plddt": json.dumps(rounded(plddt, 2), allow_nan=False).encode("ascii")}
+    if pae is not None:
+        fields |= {"max_pae": json.dumps(rounded(float(pae.max()), 2)).encode("ascii"), "pae": _matrix(pae)}
+    for name, value in (("ptm", ptm), ("iptm", iptm)):
+        if value is not None:
+            fields[name] = json.dumps(rounded(value, 4)).encode("ascii")
+    return (
+        b"{"
+        + b", ".join(b'"%s": %s' % (name.encode("ascii"), text) for name, text in fields.items())
+        + b"}\n"
+    )
+
+
 def _matrix(pae: np.ndarray) -> bytes:
     """Return a matrix ``[N, N]`` of numbers from 0 as JSON, rounded to two decimals."""
     # One look-up per number, in numpy and row by row: three times faster than json.dumps, and no N² objects.

@@ -12,14 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from fastfold._version import __version__
 from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, OutputError
+from fastfold.inference.config import OutputFormat
 from fastfold.inference.output import json_files as score_files
+from fastfold.inference.output.file_names import COLABFOLD_SCORES, file_name, prediction_key
 from fastfold.inference.output.plots import confidence_png
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.modelcif_writer import to_modelcif
@@ -273,6 +275,7 @@ class Prediction:
         rank: int | None = None,
         plots: bool = True,
         settings: Mapping[str, Any] | None = None,
+        output_format: OutputFormat = "fastfold",
     ) -> dict[str, Path]:
         """Write the files of :meth:`files`, each atomically.
 
@@ -285,26 +288,33 @@ class Prediction:
             rank: Place among the predictions of the same target, from 1.
             plots: Whether to draw the plot.
             settings: Settings of the run, in JSON's types; written with FastFold's version.
+            output_format: ``colabfold`` for the names of ColabFold's files, and its scores file as well.
 
         Returns:
             The paths by kind: ``pdb`` (unless it does not fit), ``cif``, ``scores``, ``pae`` (if there is
-            one), ``plot`` (if asked for) and ``config`` (if settings were given).
+            one), ``plot`` (if asked for), ``config`` (if settings were given) and ``colabfold`` (its scores file).
 
         Raises:
-            ConfigError: The rank is not a whole number from 1.
+            ConfigError: The rank is not a whole number from 1, or there is no such format.
             OutputError: A value is not finite, there are no atoms, or a file cannot be written.
         """
         if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
             raise ConfigError(f"rank must be a whole number from 1, got {rank!r}")
-        contents = self.files(plots=plots)
+        if output_format not in get_args(OutputFormat):
+            raise ConfigError(
+                f"output_format must be one of {', '.join(get_args(OutputFormat))}, got {output_format!r}"
+            )
+        contents = self.files(plots=plots, output_format=output_format)
         if settings is not None:
             config = {"fastfold_version": __version__, "settings": dict(settings)}
             contents["_config.json"] = score_files.lines_json(config)
-        middle = "" if rank is None else f"_rank_{rank:03d}"
-        stem = f"{safe_stem(self.name)}{middle}_{self.key}"
+        stem = safe_stem(self.name)
+        key = prediction_key(self.model_name, int(self.seed), output_format)
         folder = prepare_output_directory(directory)
         paths = {
-            _KINDS.get(end, end.lstrip("_.").partition(".")[0]): folder / f"{stem}{end}" for end in contents
+            _KINDS.get(end, end.lstrip("_.").partition(".")[0]): folder
+            / file_name(stem, rank, key, end, output_format)
+            for end in contents
         }
         for path, data in zip(paths.values(), contents.values(), strict=True):
             write_atomic(path, data)
@@ -313,9 +323,11 @@ class Prediction:
     @property
     def key(self) -> str:
         """Network and seed, as files have them: ``model_1_ptm_seed_0``."""
-        return f"{safe_stem(self.model_name)}_seed_{int(self.seed)}"
+        return prediction_key(self.model_name, int(self.seed))
 
-    def files(self, *, plots: bool = True) -> dict[str, str | bytes]:
+    def files(
+        self, *, plots: bool = True, output_format: OutputFormat = "fastfold"
+    ) -> dict[str, str | bytes]:
         """Contents of the prediction's files by the ending of their names.
 
         ``.pdb`` (a structure that does not fit into one is in ``.cif`` only, and the log says so), ``.cif``,
@@ -324,6 +336,7 @@ class Prediction:
 
         Args:
             plots: Whether to draw the plot.
+            output_format: ``colabfold`` for ``_colabfold.json``, its scores file, as well.
 
         Raises:
             OutputError: A value is not finite, or there are no atoms.
@@ -338,6 +351,10 @@ class Prediction:
         contents["_scores.json"] = score_files.lines_json(self.scores())
         if self.pae is not None and self.max_pae is not None:
             contents["_pae.json"] = score_files.pae_json(self.pae, self.max_pae)
+        if output_format == "colabfold":
+            contents[COLABFOLD_SCORES] = score_files.colabfold_json(
+                self.plddt, pae=self.pae, ptm=self.ptm, iptm=self.iptm
+            )
         if plots:
             contents[".png"] = self._plot()
         if self.representations is not None:

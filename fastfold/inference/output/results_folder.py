@@ -23,12 +23,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from filelock import FileLock, Timeout
 
 from fastfold.data.targets import Target, marked_stem, safe_stem
 from fastfold.errors import InputError, PlaceError, WriteError
+from fastfold.inference.config import OutputFormat
+from fastfold.inference.output.file_names import fastfold_name, file_name
 from fastfold.utils.atomic_files import (
     output_error,
     prepare_output_directory,
@@ -65,10 +67,6 @@ class PredictionRecord:
     scores: Mapping[str, Any]
     rank: int = 0
 
-    def name(self, stem: str, ending: str) -> str:
-        """Name of one of its files."""
-        return f"{stem}_rank_{self.rank:03d}_{self.key}{ending}"
-
 
 Ranking = Callable[[Sequence[Mapping[str, Any]]], Sequence[float]]
 """Gives the numbers by which a target's predictions are ranked from their scores; higher is better."""
@@ -80,18 +78,41 @@ class ResultsFolder:
     Args:
         path: The folder; it and its parents are made as needed. What killed processes left there is removed.
         say: Told of what people should know.
+        output_format: How files are named; None for the folder's own format, or else FastFold's names.
 
     Raises:
-        WriteError: The folder cannot be written to.
+        WriteError: The folder cannot be written to, or its files are named in another way.
     """
 
-    def __init__(self, path: str | os.PathLike[str], say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        say: Callable[[str], None] = lambda _: None,
+        output_format: OutputFormat | None = None,
+    ) -> None:
         self.path, self.say = prepare_output_directory(path), say
         if (self.path / STATE).is_symlink():
             raise WriteError(f"{self.path / STATE} is a link to another folder; remove it")
         self.state = prepare_output_directory(self.path / STATE)
         for folder in (self.path, self.state):
             sweep_temporary(folder)
+        self.output_format: OutputFormat = self._agreed_format(output_format)
+
+    def _agreed_format(self, wanted: OutputFormat | None) -> OutputFormat:
+        """Return how files are named here; a folder without targets takes the wanted format."""
+        path = self.state / "format.json"
+        with self.locked():
+            known: Any = (_read_json(path) or {}).get("output_format", "fastfold")
+            if known not in get_args(OutputFormat):
+                raise WriteError(f"{path}: unknown format {known!r:.40}; use another output folder")
+            if wanted is None or wanted == known:
+                return known
+            if any(self.state.glob("*/target.json")):
+                raise WriteError(
+                    f"{self.path} holds results in the format {known}; give another --out, or --output-format {known}"
+                )
+            write_atomic(path, json.dumps({"output_format": wanted}) + "\n")
+            return wanted
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -169,7 +190,11 @@ class TargetResults:
 
     def path(self, record: PredictionRecord, ending: str) -> Path:
         """Where a file of a prediction is."""
-        return self.parent.path / record.name(self.stem, ending)
+        return self.parent.path / self.name(record, ending)
+
+    def name(self, record: PredictionRecord, ending: str) -> str:
+        """Return the name of a prediction's file (:func:`fastfold.inference.output.file_names.file_name`)."""
+        return file_name(self.stem, record.rank, record.key, ending, self.parent.output_format)
 
     @contextlib.contextmanager
     def claimed(self, prediction: str) -> Iterator[bool]:
@@ -297,16 +322,17 @@ class TargetResults:
         for rank, (_, record) in enumerate(pairs, 1):
             ranked = replace(record, rank=rank)
             for ending in record.files:
-                self._rename(self.path(record, ending), self.path(ranked, ending), record.key, ending)
+                self._rename(record, ranked, ending)
             if rank != record.rank:
                 write_atomic(self.state / f"{record.id}.json", _record_json(ranked))
 
-    def _rename(self, old: Path, new: Path, key: str, ending: str) -> None:
+    def _rename(self, record: PredictionRecord, ranked: PredictionRecord, ending: str) -> None:
         """Give a file its new rank; if a process was killed before it wrote the rank down, look for the file."""
+        old, new = self.path(record, ending), self.path(ranked, ending)
         if new.exists():
             return
         if not old.exists():
-            pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{key}{ending}"))
+            pattern = self._any_rank(record.key, ending)
             names = [entry.name for entry in os.scandir(self.parent.path) if pattern.fullmatch(entry.name)]
             old = self.parent.path / min(names, default=old.name)
         with contextlib.suppress(FileNotFoundError):  # removed by the user: folded again when it is asked for
@@ -316,8 +342,17 @@ class TargetResults:
         """What a new prediction's files are called by: nobody else's name, be it a file of another program."""
         pattern = re.compile(re.escape(f"{self.stem}_rank_") + r"\d{3,}" + re.escape(f"_{name}") + r"[._].*")
         taken = any(record.key == name for record in self.records())
-        taken = taken or any(pattern.fullmatch(entry.name) for entry in os.scandir(self.parent.path))
+        names = [entry.name for entry in os.scandir(self.parent.path)]
+        if self.parent.output_format == "colabfold":
+            names = [fastfold_name(one) for one in names]
+        taken = taken or any(map(pattern.fullmatch, names))
         return f"{name}_{prediction[:8]}" if taken else name
+
+    def _any_rank(self, key: str, ending: str) -> re.Pattern[str]:
+        """Pattern of the names that a prediction's file has at any rank."""
+        name = file_name(self.stem, 999, key, ending, self.parent.output_format)
+        head, _, tail = name.rpartition(f"_rank_999_{key}")
+        return re.compile(re.escape(f"{head}_rank_") + r"\d{3,}" + re.escape(f"_{key}{tail}"))
 
     def _replace(self, old: Path, new: Path) -> None:
         try:

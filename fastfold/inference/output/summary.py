@@ -78,7 +78,7 @@ class SummaryFile:
                     lines.setdefault(line.partition("\t")[0], []).append(line)
             for stem, target in self._changed.items():
                 lines[stem] = [
-                    _line(stem, record.rank, record.scores, record.name(stem, ""))
+                    _line(stem, record.rank, record.scores, target.name(record, ""))
                     for record in target.records()
                 ]
             table = ["\t".join(COLUMNS), *(line for found in lines.values() for line in found)]

@@ -21,6 +21,7 @@ from fastfold.data.targets import Target
 from fastfold.inference.config import InferConfig
 from fastfold.inference.models import Network
 from fastfold.inference.network_settings import numeric_settings
+from fastfold.inference.output.file_names import COLABFOLD_SCORES, prediction_key
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
 from fastfold.inference.output.prediction import (
@@ -122,12 +123,14 @@ class Wanted:
         pae: Aligned errors of all pairs.
         representations: The representations.
         recycles: The structure after each pass.
+        colabfold: ColabFold's scores file.
     """
 
     plots: bool
     pae: bool
     representations: bool
     recycles: bool
+    colabfold: bool = False
 
     def missing(self, record: PredictionRecord) -> set[str]:
         """Endings of the files that a finished prediction does not have and shall have."""
@@ -139,6 +142,7 @@ class Wanted:
             "_pae.json": self.pae,
         }
         asked |= {"_representations.npz": self.representations, "_r0.pdb": self.recycles}
+        asked[COLABFOLD_SCORES] = self.colabfold
         return {ending for ending, wanted in asked.items() if wanted and ending not in record.files}
 
 
@@ -190,11 +194,12 @@ def write_prediction(
     Raises:
         OutputError: It cannot be written; what was there still is.
     """
-    files = {**prediction.files(plots=config.plots), **more}
+    output_format = results.parent.output_format
+    files = {**prediction.files(plots=config.plots, output_format=output_format), **more}
     files["_config.json"] = lines_json(dict(record) | {"name": results.stem})
     return results.add(
         record["input_hash"],
-        prediction.key,
+        prediction_key(prediction.model_name, prediction.seed, output_format),
         files,
         {**listed_scores(prediction), **scores},
         partial(ranking_scores, config.rank),

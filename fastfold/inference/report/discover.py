@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fastfold.inference.output.file_names import fastfold_name
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES, check_scores
 from fastfold.inference.report.guard import check_size, leaving_out
 
@@ -64,21 +65,22 @@ def find_predictions(
         OSError: The folder cannot be read.
     """
     names = _regular_files(directory, say)
-    own = set(names)
+    paths = {fastfold_name(name): directory / name for name in names}
+    names, own = list(paths), set(paths)
     stems = [name.removesuffix(SCORES) for name in names if name.endswith(SCORES)]
-    files = _files_by_stem(names, stems, directory)
+    files = _files_by_stem(paths, stems)
     table = _table(directory / "summary.tsv") if "summary.tsv" in names else {}
     found = []
     for stem in stems:
         with leaving_out(f"{stem}{SCORES}", say):
-            path = check_size(directory / f"{stem}{SCORES}", MAX_SCORES_BYTES)
+            path = check_size(paths[f"{stem}{SCORES}"], MAX_SCORES_BYTES)
             scores = check_scores(json.loads(path.read_bytes()))
             match = _RANK.fullmatch(stem)
             target = match["target"] if match else str(scores["name"])
             for ending in ("_coverage.json", "_config.json"):  # may belong to the target
                 name = f"{target}{ending}"
                 if ending not in files[stem] and name in own:
-                    files[stem][ending] = directory / name
+                    files[stem][ending] = paths[name]
             line = table.get(stem, {})
             rank = int(match["rank"]) if match else None
             found.append(FoundPrediction(stem, target, rank, scores, files[stem], line))
@@ -103,14 +105,14 @@ def _is_text(name: str) -> bool:
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
-def _files_by_stem(names: list[str], stems: list[str], directory: Path) -> dict[str, dict[str, Path]]:
+def _files_by_stem(paths: Mapping[str, Path], stems: list[str]) -> dict[str, dict[str, Path]]:
     """Files of each prediction by ending; a file belongs to the longest stem that it begins with."""
     found: dict[str, dict[str, Path]] = {stem: {} for stem in stems}
-    for name in names:
+    for name, path in paths.items():
         places = [at for at, letter in enumerate(name) if letter in "._"]
         stem = next((name[:at] for at in reversed(places) if name[:at] in found), None)
         if stem is not None:
-            found[stem][name[len(stem) :]] = directory / name
+            found[stem][name[len(stem) :]] = path
     return found
 
 
@@ -130,7 +132,6 @@ def _table(path: Path) -> dict[str, dict[str, float]]:
                 numbers[column] = float(cells.get(column, ""))
             except ValueError:
                 continue
-        found[cells.get("files", "")] = {
-            column: value for column, value in numbers.items() if math.isfinite(value)
-        }
+        stem = fastfold_name(f"{cells.get('files', '')}.pdb").removesuffix(".pdb")
+        found[stem] = {column: value for column, value in numbers.items() if math.isfinite(value)}
     return found

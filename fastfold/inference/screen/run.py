@@ -123,7 +123,9 @@ def screen(
         summary = Summary((), (), ())
         if targets:
             setup = Setup(networks, not weights, output, config, options, where, search, progress.line)
-            summary = _Screen(targets, costs, ResultsFolder(output, warn), progress).run(setup)
+            summary = _Screen(
+                targets, costs, ResultsFolder(output, warn, options.output_format), progress
+            ).run(setup)
     return replace(summary, failed=(*(("", str(error)) for error in errors), *summary.failed))
 
 

@@ -74,7 +74,8 @@ def interface_scores(
     What cannot be said is None: scores of the aligned error without ``pae``, those of the logits without
     ``confidence``, means over contacts where two chains do not touch, and whatever is the largest of no pairs. ipSAE,
     LIS, pDockQ and pDockQ2 are 0 where their definitions are: without an error under the cutoff, without a contact.
-    Clashes are None for a single chain.
+    Clashes are None for a single chain. Positions and aligned errors are rounded to the three and two decimals of
+    files, so that other programs come to the same scores.
 
     Args:
         chain_index: ``[N]`` int: 0, ..., 0, 1, ..., 1, and so on.
@@ -221,7 +222,7 @@ def _pair(
         (first, second, contacts, near, plddt),
         (second, first, contacts.turned(), near.turned(), plddt[::-1]),
     ):
-        pae = np.asarray(arrays.pae[one.rows, other.rows], np.float64)
+        pae = np.round(np.asarray(arrays.pae[one.rows, other.rows], np.float64), 2)
         both = pae[close.first, close.second] < pae_cutoff
         directions[f"{one.name}-{other.name}"] = _plain(directed_scores(pae, cutoff=pae_cutoff)) | {
             "near_pairs": int(both.sum()),
