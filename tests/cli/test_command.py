@@ -245,6 +245,41 @@ class TestVerify:
         failed = [line for line in done.out.splitlines() if line.endswith("FAIL")]
         assert [line.split()[0] for line in failed] == ["representations/pair"]
 
+    def test_a_case_without_inputs_is_skipped_and_the_others_are_compared(self, cli: CommandLine):
+        for name in ("a", "b"):
+            shutil.copytree(ORACLES / "synthetic_monomer", cli.folder / "runs" / name)
+        (cli.folder / "runs" / "a" / "features.npz").unlink()
+        done = cli.run("verify", cli.folder / "runs", "--device", "cpu")
+        assert done.code == 0, done.err
+        missing = cli.folder / "runs" / "a" / "features.npz"
+        assert f"skipped: {missing}: no such file" in done.out.splitlines()
+        assert done.out.splitlines()[-1].endswith(
+            "outputs agree with the official program; 1 of 2 cases skipped for lack of inputs"
+        )
+        assert re.search(r"^structure_module/final_atom_positions .* pass$", done.out, re.MULTILINE)
+        (cli.folder / "runs" / "b" / "features.npz").unlink()
+        assert cli.run("verify", cli.folder / "runs", "--device", "cpu").code == 1
+
+    def test_a_damaged_case_fails_and_the_others_are_compared(self, cli: CommandLine):
+        for name in ("a", "b"):
+            shutil.copytree(ORACLES / "synthetic_monomer", cli.folder / "runs" / name)
+        damaged = cli.folder / "runs" / "a" / "features.npz"
+        damaged.write_bytes(b"PK")
+        done = cli.run("verify", cli.folder / "runs", "--device", "cpu")
+        assert done.code == 1
+        assert f"FAIL: {damaged}: not a readable array file" in done.out
+        assert re.search(r"^structure_module/final_atom_positions .* pass$", done.out, re.MULTILINE)
+
+    def test_outputs_of_less_than_float32_have_a_wider_tolerance(self, cli: CommandLine):
+        done = cli.run(
+            "verify", ORACLES / "synthetic_monomer", "--device", "cpu", "--precision", "bf16-products"
+        )
+        assert done.code == 0, done.out
+        assert "violations" not in done.out
+        pair = re.search(r"^representations/pair +(\S+) ", done.out, re.MULTILINE)
+        assert pair is not None
+        assert 1e-3 < float(pair[1]) < 0.03
+
     def test_a_folder_that_is_no_oracle_is_one_message(self, cli: CommandLine):
         done = cli.run("verify", cli.folder)
         assert done.code == 1

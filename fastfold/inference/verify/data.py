@@ -20,7 +20,7 @@ from fastfold.data.templates.hmmsearch_hits import parse_hmmsearch
 from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import choose_templates
 from fastfold.errors import InputError
-from fastfold.inference.verify.recorded_array import RecordedArray
+from fastfold.inference.verify.recorded_array import MissingInputError, RecordedArray, check_present
 from fastfold.inference.verify.templates import TEMPLATE_DATE, unpack_entries
 
 EXPECTED = "expected.npz"
@@ -46,9 +46,11 @@ def compute_recorded(directory: Path, expected: dict[str, np.ndarray]) -> Iterat
         The arrays in the order of the record.
 
     Raises:
-        InputError: A file is missing or unreadable, or there is no such array here.
+        MissingInputError: A file is missing.
+        InputError: A file is unreadable, or there is no such array here.
     """
     directory = directory.resolve()
+    check_present(directory / _QUERY)
     (target,) = read_fasta(directory / _QUERY, complex_=True)
     is_complex = "asym_id" in expected
     msas = _alignments(directory, target.chains, is_complex)
@@ -81,7 +83,7 @@ def _alignments(directory: Path, chains: tuple[Chain, ...], is_complex: bool) ->
     """The alignments of each chain; of equal ones the first has a folder."""
     if next(directory.rglob("*_hits.*"), None) is None:
         message = "has no alignments of the query (*_hits.sto, *_hits.a3m); if there is a script for them, run it first"
-        raise InputError(message, path=directory)
+        raise MissingInputError(message, path=directory)
     found: dict[str, ChainMsas] = {}
     for chain in chains:
         if chain.sequence in found:

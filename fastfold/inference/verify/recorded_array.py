@@ -1,10 +1,17 @@
-"""``RecordedArray``: what the official program recorded, and what we make of the same."""
+"""``RecordedArray``, an array of the official program and ours, and a check for files that a record needs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+from fastfold.errors import InputError
+
+
+class MissingInputError(InputError):
+    """A record without one of the files that it needs."""
 
 
 class RecordedArray(NamedTuple):
@@ -20,3 +27,18 @@ class RecordedArray(NamedTuple):
     name: str
     ours: np.ndarray
     theirs: np.ndarray
+
+
+def check_present(*paths: Path, message: str = "no such file") -> None:
+    """Refuse a record that lacks a file.
+
+    Args:
+        *paths: The files.
+        message: What to say.
+
+    Raises:
+        MissingInputError: The first of them that is not there.
+    """
+    for path in paths:
+        if not path.is_file():
+            raise MissingInputError(message, path=path)

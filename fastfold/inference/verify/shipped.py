@@ -21,8 +21,12 @@ SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
 """An invented sequence."""
 
 
-def fold_record(device: str = "cpu") -> dict[str, np.ndarray]:
-    """Fold the record's sequence by ``mini`` in float32.
+def fold_record(device: str = "cpu", precision: str = "fp32") -> dict[str, np.ndarray]:
+    """Fold the record's sequence by ``mini``.
+
+    Args:
+        device: Where to run.
+        precision: Of the trunk.
 
     Returns:
         By name: positions in Å ``[N, 37, 3]``, pLDDT ``[N]``, aligned errors in Å ``[N, N]``, pTM, and the single
@@ -30,7 +34,7 @@ def fold_record(device: str = "cpu") -> dict[str, np.ndarray]:
     """
     from fastfold.inference.api import load_model, predict
 
-    model = load_model(MINI, device=device, precision="fp32")
+    model = load_model(MINI, device=device, precision=precision)
     found = predict(SEQUENCE, model, num_recycles=1, seed=0, save_representations=True)
     assert found.pae is not None
     assert found.representations is not None
@@ -44,7 +48,10 @@ def fold_record(device: str = "cpu") -> dict[str, np.ndarray]:
     }
 
 
-def compare_shipped(expected: dict[str, np.ndarray], device: str = "cpu") -> Iterator[RecordedArray]:
+def compare_shipped(
+    expected: dict[str, np.ndarray], device: str = "cpu", precision: str = "fp32"
+) -> Iterator[RecordedArray]:
     """Yield each recorded array with that of this installation."""
-    for name, ours in fold_record(device).items():
+    asked = {} if precision == "fp32" else {"precision": precision}
+    for name, ours in fold_record(device, **asked).items():
         yield RecordedArray(name, ours, expected[name])

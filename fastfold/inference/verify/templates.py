@@ -21,13 +21,15 @@ from fastfold.data.templates.search import hmmsearch
 from fastfold.data.templates.select import ChainTemplates, choose_templates
 from fastfold.data.templates.source import read_hits
 from fastfold.errors import InputError
-from fastfold.inference.verify.recorded_array import RecordedArray
+from fastfold.inference.verify.recorded_array import MissingInputError, RecordedArray, check_present
 
 DECISIONS = "expected_decisions.json"
 """The file that makes a folder such a record."""
 ENTRIES = "expected.json"
 """The file that makes a folder a record of what the official program reads of mmCIF files."""
 
+_DIFFERENCES = "expected_v2.3.2_differences.json"
+"""Entries that the newest version reads in another way; a record may have none."""
 TEMPLATE_DATE = "2021-11-01"
 """Newest release date of all recorded searches."""
 _HITS = ("expected_pdb_hits.sto", "expected_pdb_hits.hhr")
@@ -62,17 +64,20 @@ def compare_templates(directory: Path, expected: Mapping[str, np.ndarray]) -> It
         The search's output (of hmmsearch), the hits, the decisions, and the features of each recorded setting.
 
     Raises:
-        InputError: A file is missing or unreadable.
+        MissingInputError: A file is missing.
+        InputError: A file is unreadable.
     """
     directory = directory.resolve()
+    check_present(directory / "query.fasta")
     (target,) = read_fasta(directory / "query.fasta")
     query = target.chains[0].sequence
     name = "template_db_errors" if directory.name.startswith("errors_") else "template_db"
     database = directory.parent.parent / name
     path = next((directory / file for file in _HITS if (directory / file).is_file()), None)
     if path is None:
-        raise InputError(f"has none of {', '.join(_HITS)}", path=directory)
+        raise MissingInputError(f"has none of {', '.join(_HITS)}", path=directory)
     if path.suffix == ".sto":
+        check_present(directory / "uniref90_hits.sto", database / "pdb_seqres.txt")
         found = hmmsearch(
             read_alignment(directory / "uniref90_hits.sto", query=query), database / "pdb_seqres.txt"
         )
@@ -115,10 +120,13 @@ def compare_entries(directory: Path, expected: Mapping[str, np.ndarray]) -> Iter
         For each file its sequences and date, or that it cannot be used; for each chain what is recorded of its atoms.
 
     Raises:
-        InputError: A file is missing or unreadable.
+        MissingInputError: A file is missing.
+        InputError: A file is unreadable.
     """
     directory = directory.resolve()
-    recorded = _json(directory / ENTRIES) | _json(directory / "expected_v2.3.2_differences.json")
+    recorded = _json(directory / ENTRIES)
+    if (directory / _DIFFERENCES).exists():
+        recorded |= _json(directory / _DIFFERENCES)
     with tempfile.TemporaryDirectory() as folder:
         unpack_entries(directory.parent / "template_db" / "mmcif.tar.gz", Path(folder))
         for path in directory.glob("*.cif"):
@@ -134,8 +142,10 @@ def unpack_entries(archive: Path, folder: Path) -> None:
     """Unpack the files of an archive into a folder, without the folders that they lie in there.
 
     Raises:
-        InputError: The archive is missing or damaged.
+        MissingInputError: The archive is missing.
+        InputError: It is damaged.
     """
+    check_present(archive, message="not a readable archive: no such file")
     try:
         with tarfile.open(archive) as packed:
             for member in packed:
@@ -147,6 +157,7 @@ def unpack_entries(archive: Path, folder: Path) -> None:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    check_present(path)
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

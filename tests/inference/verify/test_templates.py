@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,20 @@ def test_recorded_entries_agree() -> None:
     assert [one.name for one in found if not one.passed] == []
     assert sum(one.name.endswith("/usable") for one in found) == 51
     assert sum(one.name.endswith("/mask_sum") for one in found) >= 50
+
+
+def test_a_record_of_entries_needs_no_list_of_differences(tmp_path: Path) -> None:
+    """One invented entry, which is not among the files: nothing is compared, nothing is missed."""
+    (tmp_path / "record").mkdir()
+    (tmp_path / "template_db").mkdir()
+    with tarfile.open(tmp_path / "template_db" / "mmcif.tar.gz", "w:gz"):
+        pass
+    (tmp_path / "record" / "expected.json").write_text('{"1abc": {"errors": {"x": "y"}}}')
+    np.savez(tmp_path / "record" / EXPECTED)
+    assert list(verify(tmp_path / "record")) == []
+    (tmp_path / "record" / "1abc.cif").write_text("data_1ABC\n")
+    (one,) = verify(tmp_path / "record")
+    assert (one.name, one.passed) == ("1abc/usable", True)
 
 
 def test_a_folder_of_records_stands_for_all_of_them() -> None:
