@@ -6,6 +6,7 @@ Johnson, Eddy and Portugaly, BMC Bioinformatics 11, 431 (2010) describe jackhmme
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ from fastfold.data.search.settings import HmmerSettings
 from fastfold.data.search.shard_pool import ShardPool
 from fastfold.data.search.store import SearchKey, SearchStore
 from fastfold.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 QUERY = "query"
 """Name of the first row of every alignment: a result is kept by its sequence, whatever that is called."""
@@ -102,6 +105,8 @@ class HmmerEngine:
         ):
             for first in range(0, len(sequences), BATCH):
                 yield from self._search_batch(sequences[first : first + BATCH], pool, threads, report)
+            if any(pool.skipped):
+                _log.warning("%s: %s", self.database.path, pool.skipped)
 
     def _search_batch(
         self, sequences: Sequence[str], pool: ShardPool, threads: ThreadPoolExecutor, report: Report

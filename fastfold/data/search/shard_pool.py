@@ -17,6 +17,7 @@ from pyhmmer.plan7 import HMM, TopHits
 from fastfold.data.loading.worker_pool import InlinePool, WorkerPool
 from fastfold.data.search.chunks import CHUNK_BYTES, Part, split_database
 from fastfold.data.search.database import SequenceDatabase, changed
+from fastfold.data.search.protein_records import SkippedRecords
 from fastfold.data.search.shards import ShardHits, ShardSearcher, ShardTask
 from fastfold.errors import ConfigError, InputError
 
@@ -72,6 +73,7 @@ class ShardPool:
         self._database, self._chunk_bytes = database, chunk_bytes
         self._state = database.state()
         self._num_residues: int | None = None
+        self._skipped: dict[int, SkippedRecords] = {}
         self._kept: dict[int, Part] = {}
         self._complete = False
         self._pools: list[InlinePool | WorkerPool] = (
@@ -100,7 +102,7 @@ class ShardPool:
             Per profile its hits, best first.
 
         Raises:
-            InputError: The database cannot be read, holds what is not a protein, or was changed meanwhile.
+            InputError: The database cannot be read, holds no protein, or was changed meanwhile.
         """
         found: list[list[TopHits]] = [[] for _ in profiles]
         waiting: deque[list[Part]] = deque()
@@ -111,6 +113,7 @@ class ShardPool:
             for pool, part in zip(self._pools, waiting.popleft(), strict=True):
                 outcome = self._outcome(pool)
                 num_residues += outcome.num_residues
+                self._skipped[part.number] = outcome.skipped
                 if outcome.is_kept:
                     self._kept[part.number] = part._replace(text=None if part.text else part.text)
                 for hits, own in zip(found, outcome.hits, strict=True):
@@ -133,10 +136,18 @@ class ShardPool:
         if self._database.state() != self._state or self._num_residues not in (None, num_residues):
             raise changed(self._database)
         if not num_residues:
-            raise InputError("has no sequences; it cannot be searched", path=self._database.path)
+            skipped = f" ({self.skipped})" if any(self.skipped) else ""
+            raise InputError(
+                f"has no sequences of proteins; it cannot be searched{skipped}", path=self._database.path
+            )
         self._num_residues = num_residues
         self._complete = len(self._kept) == len(parts)
         return [hits[0].merge(*hits[1:]) if len(hits) > 1 else hits[0] for hits in found]
+
+    @property
+    def skipped(self) -> SkippedRecords:
+        """Records that the last search left out."""
+        return sum(self._skipped.values(), SkippedRecords())
 
     def _rounds(self) -> Iterator[list[Part]]:
         """The parts of the database, one per worker at a time."""

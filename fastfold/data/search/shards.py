@@ -6,6 +6,7 @@ find them there; what does not fit is read again each time.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import sys
@@ -18,9 +19,10 @@ from pyhmmer.plan7 import HMM, Pipeline, TopHits
 
 from fastfold.data.search.chunks import Part
 from fastfold.data.search.denormals import flushed_denormals
+from fastfold.data.search.protein_records import MAX_RESIDUES, SkippedRecords, searchable_records
 from fastfold.errors import InputError
 
-MAX_TARGET_RESIDUES = 100_000
+MAX_TARGET_RESIDUES = MAX_RESIDUES
 """Longest sequence of a database that HMMER compares."""
 
 _ALLOCATION = 1.15  # what the allocator takes beyond what sequences say of themselves
@@ -45,11 +47,13 @@ class ShardHits(NamedTuple):
         hits: Per profile its hits; their E-values are those of a search of this part alone, until they are merged.
         num_residues: Residues in the part.
         is_kept: Whether the worker has the part in memory from now on.
+        skipped: Records that were left out.
     """
 
     hits: list[TopHits]
     num_residues: int
     is_kept: bool
+    skipped: SkippedRecords = SkippedRecords()
 
 
 @dataclass
@@ -63,7 +67,9 @@ class ShardSearcher:
 
     settings: Mapping[str, Any]
     memory_bytes: int
-    _kept: dict[int, tuple[DigitalSequenceBlock, int]] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[int, tuple[DigitalSequenceBlock, int, SkippedRecords]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _used: int = field(default=0, init=False, repr=False)
 
     def __call__(self, key: int, task: ShardTask) -> ShardHits:
@@ -74,31 +80,48 @@ class ShardSearcher:
             task: What to search, and with what.
 
         Raises:
-            InputError: The part cannot be read, or holds what is not a protein.
+            InputError: The part cannot be read.
         """
-        block, num_residues = self._block(task.part)
+        block, num_residues, skipped = self._block(task.part)
         hits = []
         with flushed_denormals():
             for profile in task.profiles:
                 pipeline = Pipeline(profile.alphabet, **self.settings)
                 hits.append(pipeline.search_hmm(profile, block))
-        return ShardHits(hits, num_residues, task.part.number in self._kept)
+        return ShardHits(hits, num_residues, task.part.number in self._kept, skipped)
 
-    def _block(self, part: Part) -> tuple[DigitalSequenceBlock, int]:
-        """The sequences of a part and the number of their residues."""
+    def _block(self, part: Part) -> tuple[DigitalSequenceBlock, int, SkippedRecords]:
+        """Return the sequences of a part, the number of their residues, and what was left out."""
         if part.number in self._kept:
             return self._kept[part.number]
         try:
             text = part.read()
         except OSError as error:
             raise InputError(f"cannot be read: {error.strerror or error}", path=part.path) from None
-        block = digitize(text, part)
+        block, skipped = digitize_searchable(text, part)
         num_residues = sum(map(len, block))
         size = int(_ALLOCATION * (sys.getsizeof(block) + sum(map(sys.getsizeof, block))))
         if self._used + size <= self.memory_bytes:
-            self._kept[part.number] = block, num_residues
+            self._kept[part.number] = block, num_residues, skipped
             self._used += size
-        return block, num_residues
+        return block, num_residues, skipped
+
+
+def digitize_searchable(
+    text: bytes, part: Part, *, keep_others: bool = False
+) -> tuple[DigitalSequenceBlock, SkippedRecords]:
+    """Return the sequences of those FASTA records that can be searched, and what was left out.
+
+    Args:
+        text: The records.
+        part: Where they come from.
+        keep_others: See :func:`~fastfold.data.search.protein_records.searchable_records`.
+    """
+    if b" mol:" not in text:  # looking at each record takes as long as parsing all of them
+        with contextlib.suppress(InputError):
+            return digitize(text, part), SkippedRecords()
+    text, skipped = searchable_records(text, keep_others=keep_others)
+    return digitize(text, part), skipped
 
 
 def digitize(text: bytes, part: Part) -> DigitalSequenceBlock:

@@ -10,7 +10,7 @@ import io
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,8 @@ _MAX_E_VALUE = 100.0
 """E-value of sequences and of their domains up to which they are reported, and included."""
 _MAX_OWN_E_VALUE = 0.1
 """The same where the sequences are few and given by the user: an unrelated one has about 1."""
+_PART_BYTES = 16 << 20
+"""Of a database, compared at a time."""
 _HHM = "_hhm.ffdata"
 
 
@@ -76,29 +78,44 @@ def to_a3m(msa: Msa) -> str:
     return "".join(pieces)
 
 
-def hmmsearch(msa: Msa, database: PathLike) -> str:
-    """Searches the PDB's sequences with the profile of an alignment, by AlphaFold-Multimer's settings.
+def hmmsearch(msa: Msa, database: PathLike, *, say: Callable[[str], None] = lambda line: None) -> str:
+    """Search the PDB's sequences with the profile of an alignment, by AlphaFold-Multimer's settings.
+
+    Nucleic acids that HMMER can read are compared too, as there: E-values depend on the number of records. Those that
+    it cannot read are left out.
 
     Args:
         msa: The alignment; its first row is the query.
         database: FASTA of the PDB's chains, with the headers of ``pdb_seqres.txt``; plain or with ``.gz``.
+        say: Told how many records are no proteins, or cannot be read.
 
     Returns:
         The alignment of all hits that hmmsearch writes with ``-A`` (:mod:`fastfold.data.templates.hmmsearch_hits`);
         empty text if there is none.
 
     Raises:
-        InputError: The database cannot be read.
+        InputError: The database cannot be read, or no record of it.
     """
     require_package("pyhmmer", "a search for templates by hmmsearch")
-    from pyhmmer import easel
+    from fastfold.data.search.chunks import split_database
+    from fastfold.data.search.protein_records import SkippedRecords
+    from fastfold.data.search.shards import digitize_searchable
 
-    profile, pipeline = _profile(msa), _pipeline()
+    profile = _profile(msa)
+    path, found_in, skipped = Path(database), [], SkippedRecords()
     try:
-        with easel.SequenceFile(str(database), "fasta", digital=True, alphabet=profile.alphabet) as sequences:
-            hits = pipeline.search_hmm(profile, sequences)
+        for (part,) in split_database(path, 1, _PART_BYTES, chunk_bytes=_PART_BYTES):
+            sequences, left_out = digitize_searchable(part.read(), part, keep_others=True)
+            skipped += left_out
+            if sequences:
+                found_in.append(_pipeline().search_hmm(profile, sequences))
     except (OSError, EOFError, ValueError) as error:
         raise InputError(f"cannot be searched for templates: {error}", path=database) from None
+    if any(skipped):
+        say(f"{path.name}: {skipped}")
+    if not found_in:
+        raise InputError("cannot be searched for templates: no record of it is a protein", path=database)
+    hits = found_in[0].merge(*found_in[1:]) if len(found_in) > 1 else found_in[0]
     if not len(hits.included):
         return ""
     found = hits.to_msa(profile.alphabet, all_consensus_cols=True)

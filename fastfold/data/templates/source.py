@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from fastfold.utils.hashing import input_hash
 from fastfold.utils.packages import require_package
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
+_log = logging.getLogger(__name__)
+
 MAX_HITS_BYTES = 1 << 30
 _KEPT = 32
 """Chains whose templates are kept in memory: a chain is often in several targets of a run."""
@@ -55,6 +58,7 @@ class TemplateFinder:
         self.structures: list[CustomChain] = read_custom_chains(options.structures)
         self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
         self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
+        self._said: set[str] = set()
         if options.mmcif_dir is not None:
             _ = self._entries
         if options.database is not None:
@@ -140,7 +144,12 @@ class TemplateFinder:
         """Hits of a search in the database."""
         if is_profile_database(database):
             return parse_hhr(hhsearch(msa, [database]), query, path=database)
-        return parse_hmmsearch(hmmsearch(msa, database), query, path=database)
+        return parse_hmmsearch(hmmsearch(msa, database, say=self._say_once), query, path=database)
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            _log.warning("%s", line)
 
 
 def profile_msa(query: str, msas: ChainMsas) -> Msa:

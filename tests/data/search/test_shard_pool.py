@@ -12,7 +12,8 @@ from pyhmmer.easel import Alphabet, TextSequence
 from pyhmmer.plan7 import HMM, Background, Builder, TopHits
 
 from fastfold.data.search.database import SequenceDatabase
-from fastfold.data.search.shard_pool import ShardPool
+from fastfold.data.search.shard_pool import ShardPool, smallest_memory
+from fastfold.data.search.shards import MAX_TARGET_RESIDUES
 from fastfold.errors import ConfigError, InputError
 from tests.helpers.sequence_databases import queries, write_database
 
@@ -104,13 +105,28 @@ def test_a_database_that_is_written_to_meanwhile_is_an_error(database: SequenceD
             one.search(profiles())
 
 
-def test_a_bad_record_in_a_process_is_one_clear_error(database: SequenceDatabase) -> None:
-    database.path.write_text(database.path.read_text() + ">bad\nMK-V\n")
-    with (
-        pool(database, 2, chunk_bytes=500) as several,
-        pytest.raises(InputError, match=r"^\S*db\.fasta \(record 'bad'\): cannot be parsed"),
-    ):
-        several.search(profiles())
+@pytest.mark.parametrize("memory", [1 << 30, 2 * smallest_memory()])
+def test_bad_records_and_nucleic_acids_are_left_out_with_a_count(
+    database: SequenceDatabase, memory: int
+) -> None:
+    """Hits and E-values are those of the database without them, and the second search counts no record twice."""
+    with pool(database, 1) as one:
+        expected = [table(hits) for hits in one.search(profiles())]
+    relative = database.path.read_text().splitlines()[1]
+    other = f">1abc_A mol:na length:9\n{relative}\n>7ooo_A mol:na length:8\nGG00CCAU\n"
+    bad = f">bad\nMK-V\n>\nMKV\n>long\n{'A' * (MAX_TARGET_RESIDUES + 1)}\n"
+    database.path.write_text(other + database.path.read_text() + bad)
+    with pool(database, 2, chunk_bytes=500, memory_bytes=memory) as several:
+        for _ in range(2):
+            assert [table(hits) for hits in several.search(profiles())] == expected
+            assert several.skipped == (2, 3, "'bad': '-' is not a residue")
+
+
+def test_a_database_without_a_protein_is_refused_with_the_reason(database: SequenceDatabase) -> None:
+    database.path.write_text(">bad\nMK0V\n>rna mol:na\nACGU\n")
+    reason = r"1 that are not proteins \(mol:na\) and 1 that cannot be read \('bad': '0' is not a residue\)"
+    with pool(database, 1) as one, pytest.raises(InputError, match=reason):
+        one.search(profiles())
 
 
 def test_too_little_memory_is_refused_before_anything_starts(database: SequenceDatabase) -> None:

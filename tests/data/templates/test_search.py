@@ -137,3 +137,29 @@ def test_hhsearch_that_fails_or_is_not_there_is_one_error(
         ConfigError, match="hhsearch is not installed: install HH-suite or the Python package"
     ):
         hhsearch(msa, [tmp_path / "db"])
+
+
+def test_records_that_hmmsearch_cannot_read_are_left_out_with_a_count(
+    tmp_path: Path, msa: Msa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nucleic acids, with letters of the PDB's file or without, change no hit; nor do parts."""
+    database = tmp_path / "pdb_seqres.txt"
+    proteins = "".join(
+        f">{number}abc_A mol:protein length:40  TEST\n{row}\n"
+        for number, row in enumerate((*FAMILY, HOMOLOGUE), 1)
+    )
+    database.write_text(proteins)
+    expected = hmmsearch(msa, database)
+    assert expected.count("#=GS") > 3
+    database.write_text(
+        f">7ooo_A mol:na length:12  RNA\nGG00CCAUUGCC\n{proteins}>8xyz_A mol:na length:3  DNA\nAC?\n"
+        f">9bad_A mol:protein length:4  TEST\nMK?V\n>9dna_A mol:na length:4  DNA\nACGT\n"
+    )
+    said: list[str] = []
+    assert hmmsearch(msa, database, say=said.append) == expected
+    assert said == [
+        "pdb_seqres.txt: records left out of the search: 3 that are not proteins (mol:na) and 1 that cannot be read "
+        "('9bad_A': '?' is not a residue)"
+    ]
+    monkeypatch.setattr(search, "_PART_BYTES", 100)
+    assert hmmsearch(msa, database) == expected

@@ -1,0 +1,89 @@
+"""Records of a FASTA database that HMMER can search, told from nucleic acids and damaged ones.
+
+``pdb_seqres.txt`` holds nucleic acids too (``mol:na``), some with letters that are no residues. HMMER stops at the
+first of these.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+MAX_RESIDUES = 100_000
+"""Longest sequence of a database that HMMER compares."""
+
+_OTHER_MOLECULE = re.compile(rb"\S+[ \t]+mol:(?!protein\b)")
+_IN_SEQUENCES = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz*._~ \t\r\n"
+_SPACE = b" \t\r\n"
+
+
+class SkippedRecords(NamedTuple):
+    """Records that were left out of a search.
+
+    Attributes:
+        others: How many are not proteins by their headers.
+        unreadable: How many HMMER cannot read.
+        example: Name of the first of these, and why.
+    """
+
+    others: int = 0
+    unreadable: int = 0
+    example: str = ""
+
+    def __add__(self, more: object) -> SkippedRecords:
+        """Both together."""
+        if not isinstance(more, SkippedRecords):
+            return NotImplemented
+        return SkippedRecords(
+            self.others + more.others, self.unreadable + more.unreadable, self.example or more.example
+        )
+
+    def __str__(self) -> str:
+        """The same in words."""
+        parts = [f"{self.others:,} that are not proteins (mol:na)"] if self.others else []
+        parts += [f"{self.unreadable:,} that cannot be read ({self.example})"] if self.unreadable else []
+        return f"records left out of the search: {' and '.join(parts) or 'none'}"
+
+
+def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes, SkippedRecords]:
+    """Leave out the records of a FASTA text that a search of proteins cannot use.
+
+    Args:
+        text: Whole records.
+        keep_others: Count records of other molecules, but keep those that HMMER can read.
+
+    Returns:
+        The text of the other records, and what was left out.
+    """
+    kept: list[bytes] = []
+    others = unreadable = 0
+    example = ""
+    for record in (b"\n" + text).split(b"\n>")[1:]:
+        is_other = _OTHER_MOLECULE.match(record) is not None
+        problem = _problem(record)
+        others += is_other
+        if problem and not is_other:
+            unreadable += 1
+            example = example or f"{_name(record)!r}: {problem}"
+        if not problem and (keep_others or not is_other):
+            kept.append(b">" + record)
+    return b"\n".join(kept), SkippedRecords(others, unreadable, example)
+
+
+def _problem(record: bytes) -> str:
+    """Return why HMMER cannot read a record; nothing if it can."""
+    header, _, body = record.partition(b"\n")
+    if not header[:1].strip():
+        return "it has no name"
+    foreign = body.translate(None, _IN_SEQUENCES)
+    if foreign:
+        return f"{chr(foreign[0])!r} is not a residue"
+    length = len(body.translate(None, _SPACE))
+    if length > MAX_RESIDUES:
+        return f"it has {length:,} residues, the limit is {MAX_RESIDUES:,}"
+    return ""
+
+
+def _name(record: bytes) -> str:
+    words = record.split(None, 1)
+    return words[0].decode("utf-8", "replace")[:60] if record[:1].strip() and words else ""
