@@ -186,7 +186,11 @@ def search_inputs(
         print(f"error: {error}", file=sys.stderr, flush=True)
     if targets:
         with orderly_termination():
-            search_targets(targets, engines, out, quiet=options.quiet, needed_alone=needed_alone)
-        plural = "s" if len(targets) > 1 else ""
+            found = search_targets(targets, engines, out, quiet=options.quiet, needed_alone=needed_alone)
+        targets, unfound = found.left(targets)
+        for error in unfound:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        errors = [*errors, *unfound]
+        plural = "" if len(targets) == 1 else "s"
         print(f"alignments of {len(targets)} target{plural} in {out}", flush=True)
     return 1 if errors else 0

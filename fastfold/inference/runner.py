@@ -122,7 +122,9 @@ def run(
             targets = sorted(targets, key=lambda target: target.num_residues)
         if options.engines and targets:
             msa_dir = options.msa_dir or output / ALIGNMENTS
-            search_targets(targets, options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
+            found = search_targets(targets, options.engines, msa_dir, quiet=options.quiet, needed_alone=True)
+            targets, unfound = found.left(targets)
+            errors = [*errors, *unfound]
             options = replace(options, msa_dir=msa_dir)
         costs = [target_cost(target, suitable(networks, target), config) for target in targets]
         with Progress(sum(costs), quiet=options.quiet) as progress:

@@ -13,6 +13,7 @@ from fastfold.errors import ConfigError, InputError
 from tests.helpers.command_line import CommandLine
 from tests.helpers.forked import fork_command
 from tests.helpers.sequence_databases import queries, write_database
+from tests.helpers.stand_in_msa_server import StandIn, msa_server
 
 ONE_PROCESS = ("--cpu", "1", "--memory", "1GiB")
 
@@ -198,3 +199,26 @@ def test_search_in_python_feeds_predict(cli: CommandLine, database: Path) -> Non
         fastfold.predict(sequence, model, msa=folder, name="T2")
     with pytest.raises(ConfigError, match="there is no setting 'evalue'"):
         fastfold.search(sequence, database, folder, evalue=1)
+
+
+def test_a_sequence_that_the_server_cannot_do_fails_its_target_alone_on_every_run(cli: CommandLine) -> None:
+    records = {"good1": "MQIFVKTLTGKTITLE", "poly": "AAAAAAAAAAAALLAAA", "good2": "MTPAVTTYKLVINGKT"}
+    fasta = cli.fasta(records)
+    stand_in = StandIn(["COMPLETE", "ERROR", "COMPLETE", "ERROR"])
+    with msa_server(stand_in) as server:
+        for _ in range(2):
+            done = cli.infer(fasta, "--msa-server", server.url)
+            assert done.code == 1
+            assert "error: record 'poly': http://" in done.err
+            assert "the server failed with this query (ERROR)" in done.err
+            assert list(cli.out.glob("good1_rank_001_*.pdb"))
+            assert list(cli.out.glob("good2_rank_001_*.pdb"))
+            assert not list(cli.out.glob("poly*"))
+        assert "2 finished before, 1 failed" in done.out
+        asked = [sequences for _, _, sequences in stand_in.queries]
+        assert asked == [[records[name]] for name in ("good1", "poly", "good2", "poly")]
+        stand_in.states = ["ERROR"]
+        found = cli.run("search", fasta, "--msa-server", server.url, "--out", cli.out / "alignments")
+        assert found.code == 1
+        assert "error: record 'poly': http://" in found.err
+        assert "alignments of 2 targets" in found.out

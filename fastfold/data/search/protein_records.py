@@ -31,7 +31,7 @@ class SkippedRecords(NamedTuple):
     example: str = ""
 
     def __add__(self, more: object) -> SkippedRecords:
-        """Both together."""
+        """Add the numbers of both."""
         if not isinstance(more, SkippedRecords):
             return NotImplemented
         return SkippedRecords(
@@ -39,7 +39,7 @@ class SkippedRecords(NamedTuple):
         )
 
     def __str__(self) -> str:
-        """The same in words."""
+        """Return the same in words."""
         parts = [f"{self.others:,} that are not proteins (mol:na)"] if self.others else []
         parts += [f"{self.unreadable:,} that cannot be read ({self.example})"] if self.unreadable else []
         return f"records left out of the search: {' and '.join(parts) or 'none'}"

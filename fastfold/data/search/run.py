@@ -11,6 +11,7 @@ from fastfold.data.search.engine import SearchEngine, Step
 from fastfold.data.search.folder import chain_places, check_place, publish
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
 from fastfold.data.targets import Target
+from fastfold.errors import InputError
 from fastfold.utils.atomic_files import prepare_output_directory
 from fastfold.utils.units import clock
 
@@ -26,10 +27,22 @@ class SearchSummary:
     Attributes:
         searched: Results that were found now, one per chain and place.
         reused: Results that were there before.
+        failed: Targets that nothing could be found for, and why; the others are complete.
     """
 
     searched: int
     reused: int
+    failed: tuple[tuple[Target, str], ...] = ()
+
+    def left(self, targets: Sequence[Target]) -> tuple[list[Target], list[InputError]]:
+        """Split targets into those that did not fail, and errors that name the others.
+
+        Args:
+            targets: Those that were searched for.
+        """
+        reasons = {id(target): reason for target, reason in self.failed}
+        errors = [InputError(reasons[id(t)], record=t.record) for t in targets if id(t) in reasons]
+        return [target for target in targets if id(target) not in reasons], errors
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class ShardSearcher:
         return ShardHits(hits, num_residues, task.part.number in self._kept, skipped)
 
     def _block(self, part: Part) -> tuple[DigitalSequenceBlock, int, SkippedRecords]:
-        """Return the sequences of a part, the number of their residues, and what was left out."""
+        """Return the sequences of a part, the number of their residues, and the skipped records."""
         if part.number in self._kept:
             return self._kept[part.number]
         try:
@@ -110,7 +110,7 @@ class ShardSearcher:
 def digitize_searchable(
     text: bytes, part: Part, *, keep_others: bool = False
 ) -> tuple[DigitalSequenceBlock, SkippedRecords]:
-    """Return the sequences of those FASTA records that can be searched, and what was left out.
+    """Return the sequences of those FASTA records that can be searched, and the skipped records.
 
     Args:
         text: The records.

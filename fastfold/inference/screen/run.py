@@ -112,7 +112,10 @@ def screen(
         mine = where.shard.of(targets, costs)
         targets, costs = [targets[i] for i in mine], [costs[i] for i in mine]
     if first is not None and targets:
-        search_targets(targets, first, msa_dir, quiet=options.quiet, needed_alone=True)
+        found = search_targets(targets, first, msa_dir, quiet=options.quiet, needed_alone=True)
+        targets, unfound = found.left(targets)
+        errors = [*errors, *unfound]
+        costs = [target_cost(target, suitable(networks, target), config) for target in targets]
     with Progress(sum(costs), quiet=options.quiet) as progress:
         warn = partial(progress.line, important=True)
         for message in left_out:

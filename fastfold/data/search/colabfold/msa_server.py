@@ -12,7 +12,7 @@ from typing import Any
 
 from fastfold.data.search.colabfold.join import fasta_of, split_queries
 from fastfold.data.search.colabfold.source import Chains
-from fastfold.data.search.colabfold.tickets import TicketServer
+from fastfold.data.search.colabfold.tickets import QueryFailedError, TicketServer
 from fastfold.data.search.colabfold.unpack import read_archive
 from fastfold.errors import InputError
 
@@ -49,15 +49,19 @@ class MsaServer:
             f"{number} ({sum(map(len, sent)):,} residues)"
         )
 
-    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Ask for the alignment of each sequence.
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str | QueryFailedError]]:
+        """Ask for the alignment of each sequence; an error takes the place of one that the server cannot do.
 
         Raises:
             NetworkError: See :meth:`~fastfold.data.search.colabfold.tickets.TicketServer.result`.
             InputError: What came back cannot be used.
         """
         for sequence in sequences:
-            data = self._server.result("msa", fasta_of([sequence]), _SEARCH_MODE)
+            try:
+                data = self._server.result("msa", fasta_of([sequence]), _SEARCH_MODE)
+            except QueryFailedError as error:
+                yield sequence, error
+                continue
             files = read_archive(
                 data, frozenset((_UNIREF, _ENVIRONMENT, _TEMPLATES)), origin=self._server.url
             )
@@ -71,15 +75,19 @@ class MsaServer:
                 text += self._only(files[_ENVIRONMENT], sequence)
             yield sequence, text
 
-    def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str]]]:
-        """Ask for the rows of each combination of chains that belong together.
+    def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | QueryFailedError]]:
+        """Ask for the rows of each combination of chains that belong together; an error as in :meth:`unpaired`.
 
         Raises:
             NetworkError: See :meth:`~fastfold.data.search.colabfold.tickets.TicketServer.result`.
             InputError: What came back cannot be used.
         """
         for chains in complexes:
-            data = self._server.result("pair", fasta_of(chains), _PAIR_MODE)
+            try:
+                data = self._server.result("pair", fasta_of(chains), _PAIR_MODE)
+            except QueryFailedError as error:
+                yield chains, error
+                continue
             files = read_archive(data, frozenset((_PAIRED,)), origin=self._server.url)
             if _PAIRED not in files:
                 raise InputError(

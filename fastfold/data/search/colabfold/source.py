@@ -18,7 +18,7 @@ from fastfold.data.search.folder import check_place, publish
 from fastfold.data.search.run import SearchSummary
 from fastfold.data.search.store import FOLDER, SearchKey, SearchStore
 from fastfold.data.targets import Chain, Target
-from fastfold.errors import InputError, OutputError
+from fastfold.errors import FastFoldError, InputError, OutputError
 from fastfold.utils.atomic_files import prepare_output_directory
 
 NAME = "colabfold"
@@ -41,11 +41,11 @@ class ColabFoldSource(Protocol):
     ) -> None:
         """Say what is about to happen to some sequences."""
 
-    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Search for each sequence; yields it with its A3M text as soon as it is there."""
+    def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str | FastFoldError]]:
+        """Search for each sequence; yields it with its A3M text, or with an error, as soon as it is found."""
 
-    def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str]]]:
-        """Pair chains; yields them with the A3M text of each, whose rows belong together by their number."""
+    def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | FastFoldError]]:
+        """Pair chains; yields them with the A3M text of each, whose rows belong together, or with an error."""
 
 
 def search_colabfold(
@@ -62,6 +62,9 @@ def search_colabfold(
         source: What searches.
         out: Folder of alignments; its store keeps what was found.
         say: Told what happens.
+
+    Returns:
+        What was found, and the targets that the source could not do; of these nothing is written.
 
     Raises:
         OutputError: An alignment is there that is not from a search, or would come before what is found.
@@ -82,22 +85,35 @@ def search_colabfold(
     to_pair = [chains for chains in complexes if store.find(":".join(chains), keys["paired"]) is None]
     if to_search or to_pair:
         source.announce(to_search, to_pair, say)
+    reused = len(sequences) + len(complexes) - len(to_search) - len(to_pair)
     waiting = list(targets)
+    failed: dict[str | Chains, str] = {}
     for sequence, text in source.unpaired(to_search) if to_search else ():
+        if isinstance(text, FastFoldError):
+            failed[sequence] = str(text)
+            continue
         store.add(sequence, keys["unpaired"], {FILE: text.encode("ascii")}, facts={"rows": text.count(">")})
         waiting = [target for target in waiting if not _publish(target, store, keys, out)]
+    to_pair = [chains for chains in to_pair if not set(chains) & set(failed)]
     for chains, texts in source.paired(to_pair) if to_pair else ():
+        if isinstance(texts, FastFoldError):
+            failed[chains] = str(texts)
+            continue
         files = {f"{number}.a3m": text.encode("ascii") for number, text in enumerate(texts)}
         store.add(":".join(chains), keys["paired"], files, facts={"rows": texts[0].count(">")})
         waiting = [target for target in waiting if not _publish(target, store, keys, out)]
+    without: list[tuple[Target, str]] = []
     for target in waiting:
-        if not _publish(target, store, keys, out):
+        if _publish(target, store, keys, out):
+            continue
+        reason = next((failed[part] for part in (*_chains(target), _chains(target)) if part in failed), None)
+        if reason is None:
             raise InputError(
                 "the search brought no alignment of its chains; run the same command again",
                 record=target.record,
             )
-    found = len(to_search) + len(to_pair)
-    return SearchSummary(found, len(sequences) + len(complexes) - found)
+        without.append((target, reason))
+    return SearchSummary(len(to_search) + len(to_pair) - len(failed), reused, tuple(without))
 
 
 def has_alignment(target: Target, out: Path) -> bool:

@@ -3,8 +3,8 @@
 - ``POST /ticket/msa`` (or ``/ticket/pair``) with the form fields ``q``, FASTA text, and ``mode``; the answer is JSON
   with ``id`` and ``status``.
 - ``GET /ticket/<id>``: the same again. ``PENDING`` and ``RUNNING`` mean to wait, ``RATELIMIT`` to come back later,
-  ``COMPLETE`` that there is a result; ``ERROR`` and ``MAINTENANCE`` end it. ``UNKNOWN`` is what a server says that has
-  just been started or has forgotten a ticket.
+  ``COMPLETE`` that there is a result; ``ERROR`` ends the query, ``MAINTENANCE`` all of them. ``UNKNOWN`` is what a
+  server says that has just been started or has forgotten a ticket.
 - ``GET /result/download/<id>``: a ``tar.gz`` of files.
 
 A server answers the same query from its memory, so that a run that was interrupted finds its result there.
@@ -35,6 +35,10 @@ _DOWNLOAD_S = 3600.0
 _WAITING = frozenset(("UNKNOWN", "RATELIMIT", "PENDING", "RUNNING"))
 _ATTEMPTS = 6
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _GROWTH = 4.0, 60.0, 1.3
+
+
+class QueryFailedError(NetworkError):
+    """A query that the server cannot answer, while others may succeed."""
 
 
 class TicketServer:
@@ -78,7 +82,8 @@ class TicketServer:
             A ``tar.gz``.
 
         Raises:
-            NetworkError: The server cannot be reached, refuses the query, fails, makes no sense, or takes too long.
+            QueryFailedError: The server fails with this query.
+            NetworkError: The server cannot be reached, refuses the query, makes no sense, or takes too long.
         """
         end = self._now() + self._patience_s
         form = urlencode({"q": query, "mode": mode}).encode("ascii")
@@ -116,7 +121,7 @@ class TicketServer:
                 f"{self.url}: the server is under maintenance. {kept}; run the same command later"
             )
         if status == "ERROR":
-            return NetworkError(
+            return QueryFailedError(
                 f"{self.url}: the server failed with this query (ERROR). {kept}; run the same command in an hour, or "
                 "search local databases (--db)"
             )

@@ -89,6 +89,25 @@ def test_template_hits_are_mentioned_once(tmp_path: Path) -> None:
     assert len([line for line in said if "template hits (pdb70.m8), which are not used" in line]) == 1
 
 
+def test_a_pair_that_the_server_cannot_do_fails_its_complex_alone(tmp_path: Path) -> None:
+    targets = [target_from_sequence(f"{A}:{B}", "dimer"), target_from_sequence(B, "b")]
+    with msa_server(StandIn(["COMPLETE", "COMPLETE", "ERROR"])) as server:
+        found = search(server.url, targets, tmp_path)
+        assert [target.name for target, _ in found.failed] == ["dimer"]
+        assert (tmp_path / "b" / "colabfold_hits.a3m").is_file()
+        rest, errors = found.left(targets)
+        assert [target.name for target in rest] == ["b"]
+        assert str(errors[0]).startswith("record 'dimer': http://")
+
+
+def test_maintenance_ends_the_search(tmp_path: Path) -> None:
+    with (
+        msa_server(StandIn(["MAINTENANCE"])) as server,
+        pytest.raises(NetworkError, match="under maintenance"),
+    ):
+        search(server.url, [target_from_sequence(A, "a")], tmp_path)
+
+
 def test_a_failure_keeps_what_was_found(tmp_path: Path) -> None:
     targets = [
         target_from_sequence(f"{A}:{B}", "dimer"),
@@ -97,8 +116,16 @@ def test_a_failure_keeps_what_was_found(tmp_path: Path) -> None:
     ]
     stand_in = StandIn(["COMPLETE", "ERROR"])
     with msa_server(stand_in) as server:
-        with pytest.raises(NetworkError, match="failed with this query"):
-            search(server.url, targets, tmp_path)
+        found = search(server.url, targets, tmp_path)
+        assert (found.searched, found.reused) == (1, 0)
+        assert [(target.name, "failed with this query" in why) for target, why in found.failed] == [
+            ("dimer", True),
+            ("b", True),
+        ]
+        assert [query[2] for query in stand_in.queries] == [
+            [A],
+            [B],
+        ]  # no pairs of a chain without an alignment
         assert (tmp_path / "a" / "colabfold_hits.a3m").is_file()
         assert not (tmp_path / "b").exists()
         stand_in.queries.clear()
