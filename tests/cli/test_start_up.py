@@ -11,7 +11,18 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-HEAVY = ("torch", "numpy", "matplotlib", "Bio", "modelcif", "ml_collections", "safetensors", "rich", "openmm")
+HEAVY = (
+    "torch",
+    "numpy",
+    "matplotlib",
+    "Bio",
+    "gemmi",
+    "modelcif",
+    "ml_collections",
+    "safetensors",
+    "rich",
+    "openmm",
+)
 
 
 def python(code: str, **environment: str) -> str:

@@ -138,8 +138,8 @@ def _date_at_the_top(path: Path) -> str | None:
             lines = split_lines(file.read(_TOP).decode("latin-1"))
         first = next(i for i, line in enumerate(lines) if line.startswith(f"{_REVISIONS}."))
         end = next(i for i in range(first, len(lines)) if lines[i].startswith("#"))
-        column = read_cif_tables(lines[:end], (_REVISIONS,), path=path)[_REVISIONS].column("revision_date")
-        return min(text for text in column if text)
+        tables = read_cif_tables(lines[:end], (_REVISIONS,), path=path)[0]
+        return min(text for text in tables[_REVISIONS].column("revision_date") if text)
     except (OSError, EOFError, zlib.error, StopIteration, ValueError, KeyError, InputError):
         return None  # reading all of it says what is wrong, or finds it farther down
 

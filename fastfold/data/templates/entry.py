@@ -75,7 +75,8 @@ class Entry:
     """
 
     def __init__(self, lines: Sequence[str], *, path: PathLike, alternatives_count: bool = False) -> None:
-        tables = read_cif_tables(lines, _CATEGORIES, path=path)
+        blocks = read_cif_tables(lines, _CATEGORIES, path=path)
+        tables = next((block for block in blocks if "_atom_site" in block), blocks[0])
         dates = tables.get("_pdbx_audit_revision_history", CifTable()).column("revision_date")
         self.release_date = min((date for date in dates if date), default="")
         self._path = path
@@ -100,7 +101,7 @@ class Entry:
                 raise InputError(
                     "an atom of a protein has no place in its sequence (label_seq_id)",
                     path=self._path,
-                    line=table.lines[i],
+                    line=table.line(i),
                 )
             if asym not in names:
                 # Where two polymers share an author's name the last one has it.
@@ -168,7 +169,7 @@ def _proteins(
     monomers: dict[str, list[tuple[int, str]]] = {}
     for i, (entity, number, name) in enumerate(rows):
         if not number.isdecimal():
-            raise InputError("a residue of the sequence has no number", path=path, line=listed.lines[i])
+            raise InputError("a residue of the sequence has no number", path=path, line=listed.line(i))
         monomers.setdefault(entity, []).append((int(number), name))
     components = tables.get("_chem_comp", CifTable())
     peptides = {

@@ -1,23 +1,22 @@
-"""Tables of a CIF file: only the categories asked for, with the line of each row.
-
-Biopython's ``MMCIF2Dict`` reads every token of a file and tells no lines; this reader splits plain rows at
-once, so that the atoms of a large complex take a second, and a damaged row can be named.
-"""
+"""Tables of a CIF file, by gemmi's parser, with the line of each row."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike
 
-_TOKEN = re.compile(
-    r"""\s*(?:(?P<comment>\#.*)|'(?P<single>(?:[^']|'(?=\S))*)'(?!\S)|"(?P<double>(?:[^"]|"(?=\S))*)"(?!\S)"""
-    r"""|(?P<plain>\S+))"""
-)
-_KEYWORDS = ("loop_", "data_", "save_", "global_", "stop_")
+if TYPE_CHECKING:
+    from gemmi import cif
+
+_PROBLEM = re.compile(r"data(?::(\d+))?\S*(?: in data_\S*)?: (.*)", re.DOTALL)
+_WRONG_COUNT = re.compile(r"Wrong number of values in loop (.*)\.\*")
+_END = re.compile(r"\s*(_|loop_|data_|save_|stop_|global_)", re.IGNORECASE)
 
 
 @dataclass
@@ -25,29 +24,35 @@ class CifTable:
     """One category.
 
     Attributes:
-        columns: Item names in lower case, without the category.
-        rows: Values as text; ``?`` and ``.`` as they are.
-        lines: Line of each row's first value, counted from 1.
-        closed: Whether anything, if only a comment, follows the table in the file.
+        columns: Values as text by item name in lower case, empty where unknown or not applicable.
+        size: Number of rows.
+        first_line: Line of its ``loop_`` or its first item, counted from 1.
+        lines: The file's lines.
     """
 
-    columns: list[str] = field(default_factory=list)
-    rows: list[list[str]] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    closed: bool = True
+    columns: dict[str, list[str]] = field(default_factory=dict)
+    size: int = 0
+    first_line: int = 0
+    lines: Sequence[str] = ()
 
     def column(self, name: str) -> list[str]:
-        """All values of an item, empty texts where it is unknown, not applicable or absent."""
-        if name not in self.columns:
-            return [""] * len(self.rows)
-        i = self.columns.index(name)
-        return ["" if row[i] in ("?", ".") else row[i] for row in self.rows]
+        """Return all values of an item, empty texts if it is absent."""
+        return self.columns.get(name, [""] * self.size)
+
+    def line(self, row: int) -> int:
+        """Return the line in which a row begins, counted from 1."""
+        before = row * len(self.columns)
+        for number, count in _count_values(self.lines, self.first_line):
+            before -= count
+            if before < 0:
+                return number
+        return self.first_line
 
 
 def read_cif_tables(
     lines: Sequence[str], categories: Collection[str], *, path: PathLike
-) -> dict[str, CifTable]:
-    """Reads categories of the first data block.
+) -> list[dict[str, CifTable]]:
+    """Read categories of all data blocks.
 
     Args:
         lines: The file's lines without their ends.
@@ -55,162 +60,93 @@ def read_cif_tables(
         path: The file, for messages.
 
     Returns:
-        The categories that are there. Values are text, whether they were quoted or not.
+        For each data block the categories that have rows.
 
     Raises:
-        InputError: A table or text that the file stops in, a quote that is not closed, a value without a
-            name; with its line.
+        InputError: The text breaks CIF's grammar, or a category is given twice; with its line.
     """
-    return _Reader(lines, categories, path).read()
+    from gemmi import cif
+
+    try:
+        # Outside quotes CIF knows ASCII only; an escaped letter still names its chain or residue.
+        document = cif.read_string("\n".join(lines).encode("ascii", "backslashreplace"))
+        return [_block_tables(block, categories, lines, path) for block in document]
+    except (ValueError, RuntimeError) as error:
+        raise _syntax_error(str(error), lines, path) from None
 
 
-class _Reader:
-    """Walks through the lines; ``at`` is the next one."""
+def _block_tables(
+    block: cif.Block, categories: Collection[str], lines: Sequence[str], path: PathLike
+) -> dict[str, CifTable]:
+    tables: dict[str, CifTable] = {}
+    for item in block:
+        tag = item.loop.tags[0] if item.loop else item.pair[0] if item.pair else ""
+        category = tag.partition(".")[0].lower()
+        if category not in categories or (item.loop and not item.loop.length()):
+            continue
+        table = tables.setdefault(category, CifTable(first_line=item.line_number, lines=lines))
+        # The pairs of a category are one table, as is a loop.
+        if table.size or (item.loop and table.first_line != item.line_number):
+            raise InputError(f"{category} is given twice; remove one", path=path, line=item.line_number)
+        if item.loop:
+            table.size = item.loop.length()
+    for category, table in tables.items():
+        values = block.get_mmcif_category(f"{category}.")
+        table.columns = {name.lower(): [value or "" for value in column] for name, column in values.items()}
+        table.size = len(next(iter(table.columns.values())))
+    return tables
 
-    def __init__(self, lines: Sequence[str], categories: Collection[str], path: PathLike) -> None:
-        self.lines, self.categories, self.path = lines, categories, path
-        self.at = 0
-        self.tables: dict[str, CifTable] = {}
 
-    def fail(self, message: str, line: int | None = None) -> InputError:
-        return InputError(message, path=self.path, line=self.at if line is None else line)
-
-    def read(self) -> dict[str, CifTable]:
-        blocks = 0
-        while self.at < len(self.lines):
-            start = self.lines[self.at].strip()
-            word = start[:7].lower()
-            if not start or start[0] == "#":
-                self.at += 1
-            elif word.startswith("data_"):
-                blocks += 1
-                if blocks > 1:
-                    break
-                self.at += 1
-            elif word.startswith("loop_"):
-                self._loop()
-            elif start[0] == "_":
-                self._item()
+def _count_values(lines: Sequence[str], first_line: int) -> Iterator[tuple[int, int]]:
+    """Yield the lines of a loop's values and how many values begin in each."""
+    in_header, in_text = True, False
+    for number, line in enumerate(lines[first_line - 1 :], first_line):
+        if line.startswith(";"):
+            in_text, in_header = not in_text, False
+            if in_text:
+                yield number, 1
+        elif not in_text and line.strip() and not line.lstrip().startswith("#"):
+            if _END.match(line):
+                if not in_header:
+                    return
             else:
-                raise self.fail(
-                    "a value where a name is expected; is the file damaged? Download or copy it again",
-                    self.at + 1,
-                )
-        return self.tables
+                in_header = False
+                yield number, _count_in_line(line)
 
-    def _values(self) -> Iterator[tuple[list[str], int]]:
-        """Values and line number, line by line or text by text, up to the next name or keyword."""
-        while self.at < len(self.lines):
-            line = self.lines[self.at]
-            if line.startswith(";"):
-                yield [self._text()], self.at
-                continue
-            start = line.lstrip()
-            if start.startswith("_") or start[:7].lower().startswith(_KEYWORDS):
-                return
-            self.at += 1
-            if "'" in line or '"' in line or "#" in line:
-                yield self._split(line), self.at
-            else:
-                yield line.split(), self.at
 
-    def _text(self) -> str:
-        """A text between two lines that start with a semicolon."""
-        first = self.at
-        while True:
-            self.at += 1
-            if self.at >= len(self.lines):
-                raise self.fail(
-                    "the file stops within the text that starts here; download or copy it again", first + 1
-                )
-            if self.lines[self.at].startswith(";"):
-                break
-        text = "\n".join([self.lines[first][1:], *self.lines[first + 1 : self.at]])
-        if self.lines[self.at][1:].strip():
-            raise self.fail(
-                "something follows the end of a text in its line; write it in the next one", self.at + 1
-            )
-        self.at += 1
-        return text
+def _count_in_line(line: str) -> int:
+    from gemmi import cif
 
-    def _split(self, line: str) -> list[str]:
-        values = []
-        for match in _TOKEN.finditer(line.rstrip()):
-            kind = match.lastgroup
-            if kind == "comment":
-                break
-            value = match[kind or "plain"]
-            if kind == "plain" and value[0] in "'\"":
-                raise self.fail(f"a quote that is not closed: {line.strip()[:60]!r}; close it")
-            values.append(value)
-        return values
+    if any(mark in line for mark in "'\"#"):
+        with suppress(ValueError):
+            return len(cif.read_string(f"data_\nloop_\n_a\n{line}").sole_block().find_loop("_a"))
+    return len(line.split())
 
-    def _item(self) -> None:
-        """One name with its value, in the same line or the next ones."""
-        line_number = self.at + 1
-        name, rest = [*self.lines[self.at].split(None, 1), ""][:2]
-        name = name.lower()
-        self.at += 1
-        values = self._split(rest)
-        while not values:
-            following = next(self._values(), None)
-            if following is None:
-                raise self.fail(f"{name} has no value; download or copy the file again", line_number)
-            values = following[0]
-        category, _, item = name.partition(".")
-        if category not in self.categories:
-            return
-        if len(values) > 1:
-            raise self.fail(f"{name} has {len(values)} values; quote a value that contains blanks")
-        table = self.tables.setdefault(category, CifTable(rows=[[]], lines=[line_number]))
-        if len(table.rows) > 1 or item in table.columns:
-            raise self.fail(f"{name} is given twice; remove one", line_number)
-        table.columns.append(item)
-        table.rows[0].append(values[0])
 
-    def _loop(self) -> None:
-        """A table: names, then rows."""
-        first = self.at + 1
-        names = self.lines[self.at].split()[1:]
-        self.at += 1
-        while self.at < len(self.lines):
-            start = self.lines[self.at].strip()
-            if start.startswith("_"):
-                names += self._split(start)
-            elif start and start[0] != "#":
-                break
-            self.at += 1
-        if not names or not all(name.startswith("_") for name in names):
-            raise self.fail("a loop_ that is not followed by names; download or copy the file again", first)
-        category = names[0].lower().partition(".")[0]
-        if category not in self.categories:
-            for _ in self._values():
-                pass
-            return
-        if category in self.tables:
-            raise self.fail(f"{category} is given twice; remove one", first)
-        table = CifTable([name.lower().partition(".")[2] for name in names])
-        width = len(names)
-        pending: list[str] = []
-        row_line = odd_line = first
-        for values, line in self._values():
-            if not pending:
-                row_line = odd_line = line
-                if len(values) == width:
-                    table.rows.append(values)
-                    table.lines.append(line)
-                    continue
-            pending += values
-            while len(pending) >= width:
-                table.rows.append(pending[:width])
-                table.lines.append(row_line)
-                pending, row_line = pending[width:], line
-        if pending:
-            raise self.fail(
-                f"the rows of {category} do not have {width} values each from here on; is the file truncated? "
-                "Download or copy it again",
-                odd_line,
-            )
-        table.closed = self.at < len(self.lines) or any(line.startswith("#") for line in self.lines[-3:])
-        if table.rows:
-            self.tables[category] = table
+def _syntax_error(message: str, lines: Sequence[str], path: PathLike) -> InputError:
+    """Return gemmi's complaint as an error that says where and what to do."""
+    match = _PROBLEM.match(message)
+    line = int(match[1]) if match and match[1] else None
+    problem = match[2] if match else message
+    if line and (loop := _WRONG_COUNT.match(problem)):
+        line, width = _first_odd_row(lines, line)
+        problem = f"the rows of {loop[1]} do not have {width} values each from here on"
+    elif line and problem == "parse error":
+        text = lines[line - 1].strip()[:60]
+        problem = f"unexpected {text!r}" if text else "unexpected end"
+    return InputError(
+        f"is not valid CIF: {problem}; is it truncated? Download or copy it again", path=path, line=line
+    )
+
+
+def _first_odd_row(lines: Sequence[str], loop_line: int) -> tuple[int, int]:
+    """Return the line from which on a loop's rows are broken, and the number of its columns."""
+    counts = list(_count_values(lines, loop_line))
+    header = lines[loop_line - 1 : counts[0][0] - 1]
+    width = sum(word.startswith("_") for line in header for word in line.partition("#")[0].split())
+    total, odd = 0, loop_line
+    for number, count in counts:
+        if total % width == 0:
+            odd = number
+        total += count
+    return odd, width

@@ -61,7 +61,7 @@ class _Polymers:
 
 
 def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
-    """Reads the first model of the first data block of an mmCIF file.
+    """Read the first model of the first data block with atoms of an mmCIF file.
 
     Chains have the author's names. Residues stand where ``label_seq_id`` puts them in the polymer's
     ``_entity_poly_seq`` (or ``_pdbx_poly_seq_scheme``); what is not a polymer is left out.
@@ -73,18 +73,23 @@ def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     Raises:
         InputError: No ``_atom_site`` table, or a damaged table or atom; with its line.
     """
-    tables = read_cif_tables(lines, _CATEGORIES, path=path)
-    atoms = tables.get("_atom_site")
-    if atoms is None:
+    blocks = [one for one in read_cif_tables(lines, _CATEGORIES, path=path) if "_atom_site" in one]
+    if not blocks:
         raise InputError(
             "has no atoms (no _atom_site table); is it truncated? Download or copy it again", path=path
         )
+    tables, atoms = blocks[0], blocks[0]["_atom_site"]
     if absent := [item for item in _NEEDED if item not in atoms.columns]:
         raise InputError(
-            f"_atom_site has no {absent[0]}; write the file again", path=path, line=atoms.lines[0]
+            f"_atom_site has no {absent[0]}; write the file again", path=path, line=atoms.first_line
         )
     found = FileRecords(parents=_parents(tables))
-    if not atoms.closed and any(line.strip() == "#" for line in lines):
+    if len(blocks) > 1:
+        found.warnings.append(
+            f"The file has {len(blocks)} data blocks with atoms; the first one is read. Save each to its own file."
+        )
+    end = next(line for line in reversed(lines) if line.strip())
+    if end.startswith(("ATOM", "HETATM")) and any(line.strip() == "#" for line in lines):
         found.warnings.append(
             "The file ends with its last atom, without a closing mark; it may be truncated."
         )
@@ -121,8 +126,8 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         ):
             continue
 
-        def fail(message: str, line: int = table.lines[i]) -> InputError:
-            return InputError(message, path=path, line=line)
+        def fail(message: str, row: int = i) -> InputError:
+            return InputError(message, path=path, line=table.line(row))
 
         try:
             x, y, z, occupancy, b_factor = (

@@ -200,8 +200,8 @@ LAST = cif().count("\n")
     [
         (cif()[:-20], LAST, "truncated"),
         (cif().replace("ATOM 1 N .", "ATOM 1 N", 1), LAST - ATOMS.count("\n") + 1, "do not have 17 values"),
-        (cif().split("loop_\n;")[0], 16, "stops within the text"),
-        (cif().replace("'A'", "'A"), 19, "quote"),
+        (cif().split("loop_\n;")[0], 17, "unterminated text field"),
+        (cif().replace("'A'", "'A"), 19, "unterminated 'string'"),
         (cif().replace("2.9\n", "", 1), 5, "has no value"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? a 0 0", 1), None, "not a number"),
         (cif().replace("1 2 ? 0 0 0", "1 2 ? nan 0 0", 1), None, "not finite"),
@@ -209,8 +209,8 @@ LAST = cif().count("\n")
         (cif(items=["x", *ITEMS[1:2], "y", *ITEMS[3:]]), None, "no label_atom_id"),
         (cif(atoms=""), None, "no atoms"),
         (HEAD, None, "no _atom_site"),
-        ("data_x\nvalue\n", 2, "a value where a name"),
-        ("data_x\nloop_\nvalue\n", 2, "not followed by names"),
+        ("data_x\nvalue\n", 2, "unexpected 'value'"),
+        ("data_x\nloop_\nvalue\n", 3, "unexpected 'value'"),
     ],
 )
 def test_damaged_files_are_named_by_line(tmp_path, text, line, message):
