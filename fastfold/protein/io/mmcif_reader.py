@@ -105,11 +105,13 @@ def parse_mmcif(lines: Sequence[str], *, path: PathLike) -> FileRecords:
 
 
 def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: PathLike) -> None:
-    """Adds the polymer atoms of the first model to their chains."""
+    """Add the polymer atoms of the first model to their chains."""
     columns = {item: table.column(item) for item in _ATOM_ITEMS}
     numbered = any(columns["label_seq_id"])
+    author_numbered = any(columns["auth_seq_id"])
+    unplaced = _unplaced_chains(columns)
     models = columns["pdbx_pdb_model_num"]
-    names: dict[str, str] = {}
+    names: dict[tuple[str, str], str] = {}
     for i, row in enumerate(zip(*columns.values(), strict=True)):
         group, name, alternate, residue, asym, entity, *rest = row
         seq, author_seq, insertion, author_asym, model, *values = rest
@@ -119,10 +121,11 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         if residue in WATERS:
             found.waters += 1
             continue
+        key = (asym, author_asym)
         if (
             name not in ATOM_NAMES
-            or (numbered and not seq)
-            or (polymers.protein and entity and entity not in polymers.protein)
+            or (numbered and not seq and key not in unplaced)
+            or (group != "ATOM" and polymers.protein and entity and entity not in polymers.protein)
         ):
             continue
 
@@ -133,7 +136,9 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             x, y, z, occupancy, b_factor = (
                 float(v or default) for v, default in zip(values, _DEFAULTS, strict=True)
             )
-            position = int(seq) - 1 if seq else None
+            # PyMOL writes no auth_seq_id, and the author's number where the place in the sequence belongs.
+            is_place = seq and key not in unplaced and (author_numbered or entity in polymers.sequences)
+            position = int(seq) - 1 if is_place else None
             number = int(author_seq or seq)
         except ValueError:
             raise fail(
@@ -144,15 +149,15 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             or abs(number) > MAX_NUMBER
         ):
             raise fail("an atom with a value that is not finite or too large; correct or remove it")
-        if asym not in names:
+        if key not in names:
             # Each polymer has its own author's name; where two share one, the second keeps its own label.
             chain_id = author_asym or asym
-            taken = numbered and chain_id in found.chains and asym not in found.chains
-            names[asym] = asym if taken else chain_id
-            chain = found.chain(names[asym])
+            taken = numbered and chain_id in found.chains and asym and asym not in found.chains
+            names[key] = asym if taken else chain_id
+            chain = found.chain(names[key])
             chain.protein = polymers.protein.get(entity)
             chain.sequence = polymers.sequences.get(entity) or polymers.by_asym.get(asym)
-        chain = found.chains[names[asym]]
+        chain = found.chains[names[key]]
         length = MAX_NUMBER if chain.sequence is None else len(chain.sequence)
         if position is not None and not 0 <= position < length:
             raise fail(
@@ -167,6 +172,15 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         )
         if problem:
             raise fail(problem)
+
+
+def _unplaced_chains(columns: Mapping[str, list[str]]) -> set[tuple[str, str]]:
+    """Return the chains, by label and author's name, with ATOM rows that lack a place in the sequence."""
+    rows = zip(
+        *(columns[item] for item in ("group_pdb", "label_seq_id", "label_asym_id", "auth_asym_id")),
+        strict=True,
+    )
+    return {(asym, author) for group, seq, asym, author in rows if group == "ATOM" and not seq}
 
 
 def _polymers(tables: Mapping[str, CifTable]) -> _Polymers:

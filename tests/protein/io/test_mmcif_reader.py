@@ -19,6 +19,7 @@ from fastfold.protein.io.read import read_structure
 from fastfold.protein.protein import Protein, chain_name
 from fastfold.protein.structure import Structure
 from tests.conftest import require_shared
+from tests.helpers.structure_texts import BACKBONE
 from tests.helpers.structures import proteins
 
 ITEMS = [
@@ -128,6 +129,67 @@ def test_ligand_without_sequence_numbers_takes_no_name(tmp_path):
     items = [ITEMS[i] for i in (0, 2, 4, 5, 15, 14, 9, 10, 11)]
     chains = read(tmp_path, cif("data_x\n", atoms, items)).chains
     assert [(chain.chain_id, chain.sequence) for chain in chains] == [("A", "A"), ("B", "A")]
+
+
+PYMOL = [ITEMS[i] for i in (0, 2, 4, 5, 7, 8, 15, 9, 10, 11)]
+
+
+def pymol(*residues: str) -> str:
+    """An mmCIF file of bonded residues as PyMOL writes it; each ``LABEL NUMBER INSERTION AUTHOR``."""
+    rows = [
+        f"ATOM {name} ALA {residue} {3.8 * place + x} 0 0\n"
+        for place, residue in enumerate(residues)
+        for name, x in BACKBONE.items()
+    ]
+    return cif("data_obj01\n", "".join(rows), PYMOL)
+
+
+@pytest.mark.parametrize("first", [1, 101])
+def test_chains_without_labels_have_their_authors_names(tmp_path, first):
+    """PyMOL's label_asym_id is '.': chains A and B stay two, whether their numbers overlap or not."""
+    residues = [". 1 ? A", ". 2 ? A", f". {first} ? B"]
+    chains = read(tmp_path, pymol(*residues)).chains
+    assert [(chain.chain_id, chain.sequence) for chain in chains] == [("A", "AA"), ("B", "A")]
+    assert chains[1].author_numbers == (str(first),)
+
+
+def test_without_author_numbers_and_sequence_the_label_is_the_author_number(tmp_path):
+    """Numbers below 1 and insertion codes are read as in a PDB file."""
+    (chain,) = read(tmp_path, pymol(*(f". {number} A" for number in ("-4 ?", "20 ?", "20 A", "20 B")))).chains
+    assert chain.author_numbers == ("-4", "20", "20A", "20B")
+    assert chain.residue_index.tolist() == [-4, -3, -2, -1]
+
+
+def test_without_author_numbers_the_label_is_a_place_in_a_sequence_that_is_listed(tmp_path):
+    items = [item for item in ITEMS if item != "auth_seq_id"]
+    atoms = "ATOM 1 N . MET A 1 2 ? 0 0 0 1 5 heavy 1\n"
+    (chain,) = read(tmp_path, cif(atoms=atoms, items=items)).chains
+    assert chain.sequence == "GMMASW"
+    assert chain.mask.any(1).tolist() == [False, True, False, False, False, False]
+
+
+def test_a_chain_without_places_is_kept_beside_one_with_places(tmp_path):
+    """Chain B lacks label_seq_id, its selenomethionine too; the ligand of chain A stays out."""
+    atoms = "".join(f"ATOM {name} ALA A A 1 1 0 0 {z}\n" for z, name in enumerate(("N", "CA")))
+    atoms += "ATOM CA ALA B B ? 7 0 0 5\nHETATM CA MSE B B ? 8 0 0 9\nHETATM CA GLY C A . 9 0 0 5\n"
+    items = [ITEMS[i] for i in (0, 2, 4, 5, 15, 7, 14, 9, 10, 11)]
+    chains = read(tmp_path, cif("data_x\n", atoms, items)).chains
+    assert [(chain.chain_id, chain.sequence) for chain in chains] == [("A", "A"), ("B", "AM")]
+    assert chains[1].author_numbers == ("7", "8")
+
+
+def test_a_polymer_that_the_list_of_polymers_lacks_is_kept(tmp_path):
+    """Atoms of a second program stand behind a header that describes the first chain only."""
+    atoms = "ATOM 1 N . MET A 1 2 ? 0 0 0 1 5 11 A 1\nATOM 2 N . SER B 7 1 ? 9 0 0 1 5 1 B 1\n"
+    assert [chain.sequence for chain in read(tmp_path, cif(atoms=atoms)).chains] == ["GMMASW", "S"]
+
+
+def test_the_first_data_block_with_atoms_is_read_and_said(tmp_path):
+    first = pymol(". 1 ? A", ". 2 ? A")
+    second = first.replace("obj01", "obj02")
+    structure = read(tmp_path, "data_settings\n_entry.id x\n" + first + second)
+    assert [chain.sequence for chain in structure.chains] == ["AA"]
+    assert "2 data blocks with atoms; the first one is read" in structure.warnings[0]
 
 
 def test_real_entry_equals_the_official_labels():
