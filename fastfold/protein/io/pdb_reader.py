@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Final
 
 from fastfold.errors import InputError
-from fastfold.protein.io.records import ATOM_NAMES, MAX_VALUE, WATERS, AtomRecord, FileRecords
+from fastfold.protein.io.pdb_columns import chain_id_of, find_long_names, residue_id
+from fastfold.protein.io.records import (
+    ATOM_NAMES,
+    MAX_VALUE,
+    WATERS,
+    AtomRecord,
+    ChainRecord,
+    FileRecords,
+)
+from fastfold.protein.protein import chain_name
 from fastfold.utils.text_files import PathLike
 
 RECORD_NAMES: Final = frozenset(
@@ -25,14 +36,15 @@ RECORD_NAMES: Final = frozenset(
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _RESOLUTION = re.compile(r"REMARK   2 RESOLUTION\. +(\d{1,3}\.\d*) ")
 _REVISION = re.compile(r"REVDAT +\d+ +(\d\d)-([A-Z]{3})-(\d\d)")
-_MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9 ]{3}) (.) +(-?\d{1,5})[A-Z ]? *$")
+_MISSING = re.compile(r"REMARK 465.{4} ([A-Z0-9 ]{3})(..) +(-?\d{1,5})[A-Z ]? *$")
 
 
 def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
-    """Reads the first model of a PDB file.
+    """Read the first model of a PDB file.
 
-    HETATM records behind their chain's TER record are ligands and left out, as are waters and atoms outside
-    the atom37 table; everything else is kept as the file has it.
+    HETATM records behind the last TER record of their chain are ligands and left out, as are waters and atoms
+    outside the atom37 table. ATOM records behind it begin a chain of their own, unless SEQRES, a peptide bond or a
+    gap in the numbers says that the chain goes on.
 
     Args:
         lines: The file's lines without their ends; the last one is empty if the file ends with a line end.
@@ -43,17 +55,27 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             middle of a record or of a model; each with its line.
     """
     found = FileRecords()
-    ended: set[str] = set()
+    long_names = find_long_names(lines)
+    parts: dict[str, list[ChainRecord]] = {}
+    behind_ter: dict[str, list[int]] = {}
     dates: list[str] = []
     missing: dict[str, list[int]] = {}
     last_atom, width, in_model, complete = 0, 0, False, True
     for i, line in enumerate(lines):
         record = line[:6]
         if record in ("ATOM  ", "HETATM"):
+            chain_id = chain_id_of(line, long_names)
             if line[17:20] in WATERS:
                 found.waters += 1
-            elif record == "ATOM  " or line[21:22] not in ended:
-                _read_atom(line, found, path, i + 1)
+            elif record == "HETATM" and chain_id in behind_ter:
+                behind_ter[chain_id].append(i)
+            else:
+                chain = parts[chain_id][-1] if chain_id in parts else found.chain(chain_id)
+                if chain_id in behind_ter:
+                    chain = ChainRecord(chain_id)
+                    parts.setdefault(chain_id, []).append(chain)
+                for k in (*behind_ter.pop(chain_id, ()), i):
+                    _read_atom(lines[k], chain, long_names, path, k + 1)
             if i + 1 == len(lines) and len(line) < min(width, 78):
                 raise InputError(
                     "the file stops within this line; download or copy it again", path=path, line=i + 1
@@ -62,11 +84,12 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             continue
         record = record.rstrip()
         if record == "SEQRES":
-            chain = found.chain(line[11:12].strip())
+            chain = found.chain(line[10:12].strip())
             chain.sequence = [*(chain.sequence or ()), *line[19:70].split()]
         elif record == "TER":
             # Some programs write TER alone; then it ends the chain of the atom before it.
-            ended.add((line if len(line) > 21 or not last_atom else lines[last_atom - 1])[21:22])
+            named = line if len(line) > 21 or not last_atom else lines[last_atom - 1]
+            behind_ter.setdefault(chain_id_of(named, long_names), [])
         elif record == "MODRES":
             found.parents[line[12:15].strip()] = line[24:27].strip()
         elif record == "EXPDTA":
@@ -89,7 +112,9 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
             in_model, complete = False, True
             if last_atom:
                 if any(other.startswith(("MODEL ", "ATOM  ")) for other in lines[i + 1 :]):
-                    found.warnings.append("The file has several models; the first one is read.")
+                    found.warnings.append(
+                        "The file has several models, or atoms behind END; the part before is read."
+                    )
                 break
     if in_model and last_atom:
         raise InputError(
@@ -101,18 +126,21 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
         found.warnings.append("The file has a HEADER but no END record; it may be truncated.")
     for chain_id, chain in found.chains.items():
         chain.missing = missing.get(chain_id, [])
+    _join_parts(found, parts)
     found.release_date = min(dates, default="")
     return found
 
 
-def _read_atom(line: str, found: FileRecords, path: PathLike, line_number: int) -> None:
-    """Adds the atom of one ATOM or HETATM line to its residue."""
+def _read_atom(
+    line: str, chain: ChainRecord, long_names: frozenset[str], path: PathLike, line_number: int
+) -> None:
+    """Add the atom of one ATOM or HETATM line to its residue."""
 
     def fail(message: str) -> InputError:
         return InputError(message, path=path, line=line_number)
 
     try:
-        number = int(line[22:26])
+        residue = residue_id(line, long_names)
         x, y, z = float(line[30:38]), float(line[38:46]), float(line[46:54])
         occupancy = float(line[54:60].strip() or 1.0)
         b_factor = float(line[60:66].strip() or 0.0)
@@ -132,7 +160,36 @@ def _read_atom(line: str, found: FileRecords, path: PathLike, line_number: int) 
     name = line[12:16].strip()
     if name not in ATOM_NAMES:
         return
-    atom = AtomRecord(line[17:20].strip(), line[16:17].strip(), name, occupancy, x, y, z, b_factor)
-    chain = found.chain(line[21:22].strip())
-    if problem := chain.add_atom(atom, number, line[26:27].strip(), hetero=line[0] == "H"):
+    atom = AtomRecord(residue.name, line[16:17].strip(), name, occupancy, x, y, z, b_factor)
+    if problem := chain.add_atom(atom, residue.number, residue.insertion, hetero=line[0] == "H"):
         raise fail(problem)
+
+
+def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) -> None:
+    """Join each part behind a TER record to its chain, or make it a chain with a free name."""
+    for chain_id, later in parts.items():
+        chain = found.chains[chain_id]
+        new_names = []
+        for part in later:
+            goes_on = chain.sequence is not None or _goes_on(chain, part)
+            if goes_on and chain.residues.keys().isdisjoint(part.residues):
+                chain.residues.update(part.residues)
+            else:
+                part.chain_id = next(n for n in map(chain_name, count()) if n not in found.chains)
+                chain = found.chains[part.chain_id] = part
+                new_names.append(repr(part.chain_id))
+        if new_names:
+            found.warnings.append(
+                f"Several molecules are called chain {chain_id!r}, with TER between them; those after the first are "
+                f"read as {', '.join(new_names)}."
+            )
+
+
+def _goes_on(chain: ChainRecord, part: ChainRecord) -> bool:
+    """Return whether a part is bonded to its chain, or lies behind a gap without a C-terminus."""
+    before, after = list(chain.residues.values())[-1], next(iter(part.residues.values()))
+    atoms = {atom.name: (atom.x, atom.y, atom.z) for atom in before.atoms}
+    nitrogen = next(((atom.x, atom.y, atom.z) for atom in after.atoms if atom.name == "N"), None)
+    if nitrogen and "C" in atoms and math.dist(atoms["C"], nitrogen) < 2.0:
+        return True
+    return "OXT" not in atoms and after.number > before.number + 1

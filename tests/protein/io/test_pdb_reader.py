@@ -181,6 +181,44 @@ def test_ligands_waters_hydrogens_and_nucleic_acids_are_left_out(tmp_path):
     assert (chain.chain_id, chain.sequence, chain.mask.sum()) == ("A", "A", 4)
 
 
+def names_and_sequences(folder, lines: list[str]) -> list[tuple[str, str]]:
+    return [(chain.chain_id, chain.sequence) for chain in read_lines(folder, lines).chains]
+
+
+@pytest.mark.parametrize("chain", ["A", ""])
+@pytest.mark.parametrize("first", [1, 3])
+def test_molecules_that_only_ter_tells_apart_are_chains(tmp_path, chain, first):
+    """OpenMM and Amber: one name for all, the numbers going on or beginning anew."""
+    one = chain_lines(("ALA", 1), ("GLY", 2), chain=chain)
+    two = chain_lines(("MSE", first), ("SER", first + 1), chain=chain)
+    two = [line.replace("ATOM  ", "HETATM") if "MSE" in line else line for line in two]
+    lines = [*one, "TER", *two, "TER", atom_line("N", "GLU", 9, record="HETATM", chain=chain)]
+    assert names_and_sequences(tmp_path, lines) == [(chain, "AG"), ("B" if chain else "A", "MS")]
+    assert "with TER between them" in read_lines(tmp_path, lines).warnings[0]
+
+
+def test_a_chain_goes_on_behind_ter_where_the_file_says_so(tmp_path):
+    """By SEQRES, a peptide bond, or a gap in the numbers; a C-terminus ends it all the same."""
+    bonded = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3))
+    gap = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 9), breaks=(2,))
+    apart = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3), breaks=(2,))
+    for lines, sequences in (
+        (bonded, ["AGS"]),
+        (gap, ["AGS"]),
+        (apart, ["AG", "S"]),
+        ([*seqres_lines("ALA", "GLY", "SER"), *apart], ["AGS"]),
+        ([*gap[:8], atom_line("OXT", "GLY", 2), *gap[8:]], ["AG", "S"]),
+    ):
+        split = [*lines[:-4], "TER", *lines[-4:]]
+        assert [sequence for _, sequence in names_and_sequences(tmp_path, split)] == sequences
+
+
+def test_a_free_name_is_one_that_the_file_does_not_use(tmp_path):
+    one = chain_lines(("ALA", 1), ("GLY", 2))
+    lines = [*one, "TER", *one, "TER", *chain_lines(("SER", 1), chain="B")]
+    assert sorted(names_and_sequences(tmp_path, lines)) == [("A", "AG"), ("B", "S"), ("C", "AG")]
+
+
 def test_rna_with_an_amino_acid_is_no_protein(tmp_path):
     lines = [*chain_lines(("ALA", 1)), *seqres_lines("A", "C", "G", "PHE", chain="R")]
     lines += [atom_line("C", "  A", 1, chain="R"), atom_line("C", "  C", 2, chain="R")]
@@ -240,7 +278,7 @@ def test_ca_only_chain_is_read_with_a_warning(tmp_path):
     ("lines", "line", "message"),
     [
         ([atom_line("CA")[:40]], 1, "columns"),
-        ([atom_line("CA").replace("A   1 ", "AA000 ")], 1, "columns"),
+        ([atom_line("CA").replace("A   1 ", "A1A00 ")], 1, "columns"),
         ([atom_line("CA", x=float("nan"))], 1, "not finite"),
         ([atom_line("CA"), atom_line("CA")], 2, "twice"),
         ([atom_line("CA"), atom_line("CB", "GLY")], 2, "ALA before and GLY here"),

@@ -1,0 +1,108 @@
+"""Columns 18-27 of PDB atoms, where programs disagree: residue name, chain name and residue number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.records import WATERS
+
+_HYBRID = re.compile(r"[A-Z][0-9A-Z]{3}|[a-z][0-9a-z]{3}")
+_ATOMS = ("ATOM  ", "HETATM")
+_MOST_LONG_NAMES = 4
+"""More different residue names in a row have the letter in column 21 from their chain."""
+
+
+class ResidueId(NamedTuple):
+    """Residue name, chain name, residue number and insertion code."""
+
+    name: str
+    chain_id: str
+    number: int
+    insertion: str
+
+
+def residue_id(line: str, long_names: frozenset[str]) -> ResidueId:
+    """Read columns 18 to 27 of an ATOM, HETATM or TER record.
+
+    Args:
+        line: The record.
+        long_names: From :func:`find_long_names`.
+
+    Raises:
+        ValueError: The residue number is no number.
+    """
+    number, insertion = line[22:26], line[26:27].strip()
+    if insertion.isdigit() and number.isdigit():  # 10000 and more, written over the insertion code
+        number, insertion = number + insertion, ""
+    end = 21 if line[17:27] in long_names else 20
+    return ResidueId(line[17:end].strip(), line[end:22].strip(), _decode_number(number), insertion)
+
+
+def chain_id_of(line: str, long_names: frozenset[str]) -> str:
+    """Read the chain name of an ATOM, HETATM or TER record, which has one or two letters."""
+    return line[21:22].strip() if line[17:27] in long_names else line[20:22].strip()
+
+
+def _decode_number(text: str) -> int:
+    """Return a residue number, which is in hybrid-36 beyond 9999."""
+    if text[:1].isalpha() and _HYBRID.fullmatch(text):
+        return int(text, 36) + 10_000 + (16 if text[0].islower() else -10) * 36**3
+    return int(text)
+
+
+def find_long_names(lines: Sequence[str]) -> frozenset[str]:
+    """Find residues whose name has four letters, so that column 21 is not the chain's.
+
+    ``ARGAA`` is ARG of chain AA (ChimeraX), ``NARGA`` is NARG of chain A (Amber), and ``HISEA`` is HISE of chain A
+    (GROMACS) if it counts on from a residue of chain A.
+
+    Args:
+        lines: Records of the file.
+
+    Returns:
+        Columns 18 to 27 of each.
+    """
+    if not any(line[20:21].strip() and line.startswith(_ATOMS) for line in lines):
+        return frozenset()
+    segments: list[list[str]] = [[]]
+    for line in lines:
+        if line.startswith("TER"):
+            segments.append([])
+        elif line.startswith(_ATOMS) and segments[-1][-1:] != [line[17:27]]:
+            segments[-1].append(line[17:27])
+    found: set[str] = set()
+    for residues in segments:
+        residues = [residue for residue in residues if residue[:3] not in WATERS]
+        if any(residue[3:4].strip() for residue in residues):
+            found.update(residue for residue in residues if _has_terminal_name(residue))
+            _follow(residues, +1, found)
+            _follow(residues[::-1], -1, found)
+    return frozenset(residue for residue in found if residue[3:4].strip())
+
+
+def _has_terminal_name(residue: str) -> bool:
+    """Return whether the name is Amber's for a residue at an end of a chain."""
+    name = residue[:4].upper()
+    return name[:1] in "NC" and name[1:] in rc.restype_3to1 and name[:3] not in rc.restype_3to1
+
+
+def _follow(residues: Sequence[str], step: int, found: set[str]) -> None:
+    """Add runs of long names that count on from a residue whose chain has one letter."""
+    last = ""
+    for letters, run in groupby(residues, key=lambda residue: residue[3:5]):
+        members = list(run)
+        names = {residue[:3] for residue in members}
+        if last[4:5] == letters[1:] and _counts_on(last, members[0], step) and len(names) <= _MOST_LONG_NAMES:
+            found.update(members)
+        last = members[-1] if letters.startswith(" ") or members[-1] in found else ""
+
+
+def _counts_on(before: str, after: str, step: int) -> bool:
+    try:
+        return _decode_number(after[5:9]) - _decode_number(before[5:9]) == step
+    except ValueError:
+        return False
