@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.protein import Protein, chain_name
@@ -18,10 +18,12 @@ class AuthorNames:
         chain_ids: Name of each chain.
         numbers: Number of each residue with its insertion code, ``52`` or ``52A``; empty where it is unknown,
             which no residue with atoms is.
+        residues: Name of each residue in the file, for messages; empty for one without atoms.
     """
 
     chain_ids: tuple[str, ...]
     numbers: tuple[str, ...]
+    residues: tuple[str, ...] = field(default=(), compare=False)
 
     def split_number(self, residue: int) -> tuple[int, str]:
         """Number and insertion code of a residue (which may be empty)."""
@@ -36,6 +38,7 @@ def author_names(structure: Structure) -> AuthorNames:
     return AuthorNames(
         chain_ids=tuple(chain.chain_id for chain in structure.chains),
         numbers=tuple(number for chain in structure.chains for number in _numbers(chain)),
+        residues=tuple(name for chain in structure.chains for name in chain.residue_names),
     )
 
 
@@ -69,4 +72,5 @@ def residue_label(protein: Protein, residue: int, names: AuthorNames | None = No
         chain_id, number = chain_name(chain), str(int(protein.residue_index[residue]))
     else:
         chain_id, number = names.chain_ids[chain], names.numbers[residue]
-    return f"{rc.resnames[protein.aatype[residue]]} {number} of chain {chain_id}"
+    own_name = names.residues[residue] if names and names.residues else ""
+    return f"{own_name or rc.resnames[protein.aatype[residue]]} {number} of chain {chain_id}"

@@ -21,6 +21,7 @@ class ChainStructure:
         b_factors: ``[N, 37]`` float32.
         author_numbers: ``N`` residue numbers with insertion codes as the file prints them (``52``, ``52A``), empty
             for residues that were not observed; empty altogether if the chain does not come from a file.
+        residue_names: Residue names as the file prints them, empty where ``author_numbers`` are.
     """
 
     chain_id: str
@@ -30,6 +31,7 @@ class ChainStructure:
     residue_index: np.ndarray
     b_factors: np.ndarray
     author_numbers: tuple[str, ...] = ()
+    residue_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Number of residues."""

@@ -47,6 +47,9 @@ def test_labels_and_numbers() -> None:
     names = AuthorNames(("x", "y"), ("-3", "-3B", "7"))
     assert residue_label(protein, 1, names) == "LYS -3B of chain x"
     assert names.split_number(1) == (-3, "B")
+    own = AuthorNames(("x", "y"), ("-3", "-3B", "7"), ("ALA", "LYN", ""))
+    assert residue_label(protein, 1, own) == "LYN -3B of chain x"
+    assert residue_label(protein, 2, own) == "GLY 7 of chain y"
     with pytest.raises(ValueError, match="no number"):
         AuthorNames(("x",), ("",)).split_number(0)
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fastfold.protein.io.altlocs import UNKNOWN, Conformer, bonded
+from fastfold.protein.io.altlocs import Conformer, bonded
+from fastfold.protein.io.residue_names import UNKNOWN
 
 _MATCH, _UNKNOWN, _MISMATCH = 2.0, 0.0, -4.0
 _BROKEN_BOND, _ODD_NUMBER, _FIRST_PLACE = 10.0, 3.0, 1.0

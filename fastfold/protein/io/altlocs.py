@@ -1,24 +1,25 @@
-"""Which amino acid a residue is, and which of its alternate locations is taken."""
+"""Which of a residue's alternate locations is taken."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.records import AtomRecord, ResidueRecord
+from fastfold.protein.io.residue_names import BACKBONE, TERMINAL_OXYGENS, UNKNOWN, amino_acid
 
-UNKNOWN: Final = "X"
-_BACKBONE = ("N", "CA", "C", "O", "CB")
 _SLOTS: Final = {
     letter: {name: rc.atom_order[name] for name in (*(n for n in names if n), "OXT")}
     for letter, names in zip(rc.restypes, rc.restype_atom14_names[:20], strict=True)
-} | {UNKNOWN: {name: rc.atom_order[name] for name in _BACKBONE}}
+} | {UNKNOWN: {name: rc.atom_order[name] for name in (*BACKBONE, "CB")}}
 _SLOTS["M"]["SE"] = rc.atom_order["SD"]
+_SLOTS["I"]["CD"] = rc.atom_order["CD1"]  # CHARMM
+for _slots in _SLOTS.values():
+    _slots.update({name: _slots[usual] for name, usual in TERMINAL_OXYGENS.items() if usual in _slots})
 
 
 @dataclass
@@ -26,12 +27,14 @@ class Conformer:
     """One residue after all decisions.
 
     Attributes:
+        name: Residue name in the file.
         letter: One of the twenty, or X.
         known: Whether its name says that it is an amino acid (an unknown name may be that of a ligand).
         record: Where it came from.
         atoms: Atoms by atom37 slot; the selenium of selenomethionine stands in the slot of SD.
     """
 
+    name: str
     letter: str
     known: bool
     record: ResidueRecord
@@ -43,38 +46,12 @@ class Conformer:
         return None if atom is None else np.array([atom.x, atom.y, atom.z])
 
 
-@cache
-def _parents_of_modified() -> dict[str, str]:
-    """One-letter parents of the modified amino acids that Biopython knows by name."""
-    from Bio.Data.PDBData import protein_letters_3to1_extended
-
-    return {
-        name.strip(): letter
-        for name, letter in protein_letters_3to1_extended.items()
-        if letter in rc.restypes
-    }
-
-
-def amino_acid(name: str, parents: Mapping[str, str]) -> str | None:
-    """One-letter type of a residue name, ``X`` for UNK, None for a name that need not be an amino acid.
-
-    Args:
-        name: Residue name in the file.
-        parents: The file's own statements on modified residues; they come before the general table.
-    """
-    if letter := rc.restype_3to1.get(name):
-        return letter
-    if name == "UNK":
-        return UNKNOWN
-    return rc.restype_3to1.get(parents.get(name, "")) or _parents_of_modified().get(name)
-
-
 def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Conformer | None:
-    """Takes the alternate location with the highest mean occupancy, the first one where they are equal.
+    """Take the alternate location with the highest mean occupancy, the first one where they are equal.
 
     It is chosen for the residue as a whole, so that a side chain is never put together from two; only atoms
-    that it lacks are taken from the next best one of the same amino acid. A residue whose name is unknown
-    counts as an amino acid (X) if it has N, CA and C.
+    that it lacks are taken from the next best one of the same amino acid. A residue that neither name nor atoms
+    tell counts as an amino acid (X) if it has N, CA and C.
 
     Args:
         record: The residue.
@@ -96,8 +73,9 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
         return None
     name = ordered[0].residue_name
     own = [atom for atom in ordered if atom.residue_name == name]
-    letter = amino_acid(name, parents)
-    known = letter is not None
+    heavy = {atom.name for atom in own} | {atom for residue, atom in record.other_atoms if residue == name}
+    letter = amino_acid(name, parents, heavy)
+    known = amino_acid(name, parents) is not None
     if letter is None:
         if not {"N", "CA", "C"} <= {atom.name for atom in own}:
             return None
@@ -110,7 +88,7 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
             atoms.setdefault(slot, atom)
     if not atoms:
         return None
-    conformer = Conformer(letter, known, record, atoms)
+    conformer = Conformer(name, letter, known, record, atoms)
     if letter == "R":
         _name_arginine_nitrogens(conformer)
     return conformer

@@ -9,10 +9,12 @@ import numpy as np
 
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.align_to_seqres import place_in_sequence
-from fastfold.protein.io.altlocs import UNKNOWN, Conformer, amino_acid, bonded, choose_conformer
-from fastfold.protein.io.records import NUCLEOTIDES, ChainRecord
+from fastfold.protein.io.altlocs import Conformer, bonded, choose_conformer
+from fastfold.protein.io.records import ChainRecord
+from fastfold.protein.io.residue_names import UNKNOWN, amino_acid
 from fastfold.protein.structure import ChainStructure
 
+_SHOWN = 10
 _MAX_STEP = 20_000
 """More than any two PDB residue numbers differ by; keeps the sum of wild jumps within 32 bits."""
 
@@ -36,9 +38,10 @@ def build_chain(
     residues = _without_ligands(residues, record.sequence)
     if _stated_positions(residues) is not None:
         residues.sort(key=lambda residue: residue.record.position or 0)
-    nucleotides = sum(residue.names[0] in NUCLEOTIDES for residue in record.residues.values())
+    nucleotides = sum(residue.is_nucleotide for residue in record.residues.values())
     if not residues or (record.protein is None and nucleotides >= len(residues)):
         return None
+    _report_types(record.chain_id, residues, parents, warnings)
     placed = _place(record, residues, parents, warnings)
     if placed is None:
         sequence = "".join(residue.letter for residue in residues)
@@ -75,6 +78,26 @@ def _without_ligands(residues: list[Conformer], sequence: Sequence[str] | None) 
                     continue
         kept.append(residue)
     return kept
+
+
+def _report_types(
+    chain_id: str, residues: Sequence[Conformer], parents: Mapping[str, str], warnings: list[str]
+) -> None:
+    """Report residues whose names do not tell their types."""
+    unknown, by_atoms = [], []
+    for residue in residues:
+        label = f"{residue.name} {_number(residue)}"
+        if not residue.known and residue.letter == UNKNOWN:
+            unknown.append(label)
+        elif residue.letter != amino_acid(residue.name, parents):
+            by_atoms.append(f"{label} as {rc.restype_1to3[residue.letter]}")
+    for labels, sentence in (
+        (unknown, "has residues of unknown type, read as X with backbone and CB"),
+        (by_atoms, "has residues that are read by their atoms"),
+    ):
+        if labels:
+            more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+            warnings.append(f"Chain {chain_id!r} {sentence}: {', '.join(labels[:_SHOWN])}{more}.")
 
 
 def _place(
@@ -158,9 +181,9 @@ def _pack(
     rows: list[int] = []
     slots: list[int] = []
     values: list[tuple[float, float, float, float]] = []
-    numbers = [""] * len(sequence)
+    numbers, names = [""] * len(sequence), [""] * len(sequence)
     for place, residue in zip(places, residues, strict=True):
-        numbers[place] = f"{residue.record.number}{residue.record.insertion}"
+        numbers[place], names[place] = _number(residue), residue.name
         for slot, atom in residue.atoms.items():
             rows.append(place)
             slots.append(slot)
@@ -177,4 +200,9 @@ def _pack(
         residue_index=residue_index,
         b_factors=np.ascontiguousarray(packed[..., 3]),
         author_numbers=tuple(numbers),
+        residue_names=tuple(names),
     )
+
+
+def _number(residue: Conformer) -> str:
+    return f"{residue.record.number}{residue.record.insertion}"

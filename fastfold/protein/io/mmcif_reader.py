@@ -9,7 +9,15 @@ from typing import Final
 
 from fastfold.errors import InputError
 from fastfold.protein.io.cif_tables import CifTable, read_cif_tables
-from fastfold.protein.io.records import ATOM_NAMES, MAX_NUMBER, MAX_VALUE, WATERS, AtomRecord, FileRecords
+from fastfold.protein.io.records import (
+    ATOM_NAMES,
+    MAX_NUMBER,
+    MAX_VALUE,
+    WATERS,
+    AtomRecord,
+    FileRecords,
+    is_hydrogen,
+)
 from fastfold.utils.text_files import PathLike
 
 _CATEGORIES: Final = frozenset(
@@ -123,7 +131,8 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
             continue
         key = (asym, author_asym)
         if (
-            name not in ATOM_NAMES
+            is_hydrogen(name)
+            or (group == "HETATM" and name not in ATOM_NAMES and key not in names)
             or (numbered and not seq and key not in unplaced)
             or (group != "ATOM" and polymers.protein and entity and entity not in polymers.protein)
         ):

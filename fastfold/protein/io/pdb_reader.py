@@ -11,12 +11,12 @@ from typing import Final
 from fastfold.errors import InputError
 from fastfold.protein.io.pdb_columns import chain_id_of, find_long_names, residue_id
 from fastfold.protein.io.records import (
-    ATOM_NAMES,
     MAX_VALUE,
     WATERS,
     AtomRecord,
     ChainRecord,
     FileRecords,
+    is_hydrogen,
 )
 from fastfold.protein.protein import chain_name
 from fastfold.utils.text_files import PathLike
@@ -158,7 +158,7 @@ def _read_atom(
     ):
         raise fail("an atom with a value that is not finite or too large; correct or remove it")
     name = line[12:16].strip()
-    if name not in ATOM_NAMES:
+    if is_hydrogen(name):
         return
     atom = AtomRecord(residue.name, line[16:17].strip(), name, occupancy, x, y, z, b_factor)
     if problem := chain.add_atom(atom, residue.number, residue.insertion, hetero=line[0] == "H"):
@@ -192,4 +192,5 @@ def _goes_on(chain: ChainRecord, part: ChainRecord) -> bool:
     nitrogen = next(((atom.x, atom.y, atom.z) for atom in after.atoms if atom.name == "N"), None)
     if nitrogen and "C" in atoms and math.dist(atoms["C"], nitrogen) < 2.0:
         return True
-    return "OXT" not in atoms and after.number > before.number + 1
+    same_kind = before.is_nucleotide == after.is_nucleotide
+    return same_kind and "OXT" not in atoms and after.number > before.number + 1

@@ -102,9 +102,12 @@ def _parse(text: str, path: PathLike) -> FileRecords:
 
 def _no_protein(records: FileRecords) -> str:
     """Why there is no protein chain and what to do."""
-    if names := [repr(chain.chain_id) for chain in records.chains.values() if chain.residues]:
+    there = [chain for chain in records.chains.values() if chain.residues]
+    if there:
+        nucleic = any(residue.is_nucleotide for chain in there for residue in chain.residues.values())
+        kind = "DNA or RNA" if nucleic else "ligands"
         return (
-            f"has no protein chain, only nucleic acids or ligands (chains {', '.join(names[:10])}); "
+            f"has no protein chain, only {kind} (chains {', '.join(repr(c.chain_id) for c in there[:10])}); "
             "give a structure with a protein"
         )
     if records.waters:

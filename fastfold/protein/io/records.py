@@ -6,16 +6,22 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.io.residue_names import TERMINAL_OXYGENS
 
 WATERS: Final = frozenset(("HOH", "DOD", "WAT", "H2O", "TIP", "TIP3", "SOL"))
-NUCLEOTIDES: Final = frozenset(
+_NUCLEOTIDES: Final = frozenset(
     (*"ACGUINT", "DA", "DC", "DG", "DT", "DU", "DI", "DN", "+A", "+C", "+G", "+U", "+T", "+I")
 )
-ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE"))
+ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE", *TERMINAL_OXYGENS))
 """Names of the atoms that are kept; SE is the selenium of selenomethionine. Hydrogens are not among them."""
 MAX_VALUE: Final = 1e8
 """Coordinates, occupancies and B-factors at or beyond this are not measurements."""
 MAX_NUMBER: Final = 10_000_000
+
+
+def is_hydrogen(name: str) -> bool:
+    """Return whether an atom of this name is a hydrogen or deuterium."""
+    return name.lstrip("0123456789'\"")[:1] in ("H", "D")
 
 
 class AtomRecord(NamedTuple):
@@ -41,6 +47,7 @@ class ResidueRecord:
         hetero: Whether it stands in HETATM records.
         position: Place in the polymer's sequence counted from 0, where the file states it.
         atoms: Its atoms in the order of the file.
+        other_atoms: Residue name and name of each heavy atom that is not kept.
     """
 
     number: int
@@ -48,11 +55,18 @@ class ResidueRecord:
     hetero: bool
     position: int | None = None
     atoms: list[AtomRecord] = field(default_factory=list)
+    other_atoms: dict[tuple[str, str], None] = field(default_factory=dict)
+
+    @property
+    def is_nucleotide(self) -> bool:
+        """True if it is one of DNA or RNA by its name."""
+        return self.names[0].upper() in _NUCLEOTIDES
 
     @property
     def names(self) -> list[str]:
         """Residue names in the order of the file; several where alternates are different amino acids."""
-        return list(dict.fromkeys(atom.residue_name for atom in self.atoms))
+        own = (atom.residue_name for atom in self.atoms)
+        return list(dict.fromkeys((*own, *(residue for residue, _ in self.other_atoms))))
 
 
 @dataclass
@@ -79,7 +93,7 @@ class ChainRecord:
         """Adds an atom to its residue, which is made with its first atom.
 
         A HETATM atom that contradicts what is there belongs to a ligand under the number of a residue, and is
-        left out.
+        left out. Of an atom outside the atom37 table the name alone is kept.
 
         Args:
             atom: The atom.
@@ -94,8 +108,14 @@ class ChainRecord:
         """
         key = (number, insertion) if position is None else (position, "")
         residue = self.residues.get(key)
+        kept = atom.name in ATOM_NAMES
+        if hetero and not kept and (residue is None or atom.residue_name not in residue.names):
+            return ""
         if residue is None:
             residue = self.residues[key] = ResidueRecord(number, insertion, hetero, position)
+        if not kept:
+            residue.other_atoms[atom.residue_name, atom.name] = None
+            return ""
         for other in residue.atoms:
             if other.residue_name != atom.residue_name:
                 if not (atom.alternate and other.alternate):

@@ -1,22 +1,13 @@
-"""A residue is taken from one alternate location, and is what its name and the file say."""
+"""A residue is taken from one alternate location."""
 
 from __future__ import annotations
 
-import pytest
-
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.altlocs import amino_acid, bonded, choose_conformer
+from fastfold.protein.io.altlocs import bonded, choose_conformer
 from fastfold.protein.io.records import ResidueRecord
 from tests.helpers.residues import atom, conformer
 
 CA, CB = rc.atom_order["CA"], rc.atom_order["CB"]
-
-
-@pytest.mark.parametrize(
-    ("name", "letter"), [("ALA", "A"), ("UNK", "X"), ("MSE", "M"), ("NEW", "W"), ("LIG", None)]
-)
-def test_the_file_says_what_a_residue_is_before_the_general_table(name: str, letter: str | None) -> None:
-    assert amino_acid(name, {"NEW": "TRP", "ALA": "GLY"}) == letter
 
 
 def test_the_best_occupied_location_is_taken_and_only_what_it_lacks_from_the_next() -> None:

@@ -306,7 +306,7 @@ def test_records_are_handed_over_as_the_file_has_them():
     assert (found.resolution, found.method) == (2.9, "electron microscopy")
     assert (found.release_date, found.waters) == ("2008-02-01", 1)
     assert found.warnings == ["The file has several models; the first one is read."]
-    assert list(found.chains) == ["heavy", "E"]  # two polymers call themselves heavy
+    assert list(found.chains) == ["heavy", "D", "E"]  # two polymers call themselves heavy, D is DNA
     chain = found.chains["heavy"]
     assert chain.protein is True
     assert chain.sequence == ["GLY", "MET", "MSE", "ALA", "SER", "ZZZ"]

@@ -159,10 +159,12 @@ def test_modres_names_the_parent(tmp_path):
 def test_unknown_residue_keeps_its_backbone(tmp_path):
     """A bonded residue of unknown name is X with N, CA, C, O and CB."""
     lines = [*chain_lines(("ALA", 1)), *residue_lines("ZZZ", 2, 1, record="HETATM")]
-    lines += [atom_line(name, "ZZZ", 2, 4, record="HETATM") for name in ("CB", "OG")]
+    lines += [atom_line(name, "ZZZ", 2, 4, record="HETATM") for name in ("CB", "OG", "P")]
     chain = one(tmp_path, lines)
     assert chain.sequence == "AX"
     assert chain.mask[1].sum() == 5
+    (warning,) = read_lines(tmp_path, lines).warnings
+    assert warning == "Chain 'A' has residues of unknown type, read as X with backbone and CB: ZZZ 2."
 
 
 def test_ligands_waters_hydrogens_and_nucleic_acids_are_left_out(tmp_path):

@@ -95,7 +95,7 @@ def test_chosen_chains(tmp_path):
         (b"HEADER    DNA\nTITLE     X\n", "no atoms"),
         (
             "\n".join(atom_line("C2", " DA", n) + "\n" + atom_line("N", " DA", n) for n in (1, 2)).encode(),
-            "nucleic",
+            "only DNA or RNA",
         ),
     ],
 )
