@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from fastfold.protein.io.read import read_structure, structure_name
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
 _LIMIT = 1 << 28
+_log = logging.getLogger(__name__)
 _STRUCTURE = re.compile(r"\.(pdb|ent|cif|mmcif)(\.gz)?$", re.IGNORECASE)
 
 
@@ -55,41 +57,69 @@ class CustomAlignment:
     rows: dict[str, str]
 
 
-def read_custom_chains(paths: Iterable[PathLike]) -> list[CustomChain]:
-    """Reads all protein chains of the user's structures.
+def read_custom_chains(paths: Iterable[PathLike]) -> tuple[list[CustomChain], list[Outcome]]:
+    """Read all protein chains of the user's structures.
+
+    A file of a folder that cannot be used is left out, with a warning. Hidden files are passed over.
 
     Args:
         paths: mmCIF and PDB files, plain or with ``.gz``, and folders of them.
 
+    Returns:
+        The chains, and an outcome for each file that is left out.
+
     Raises:
-        InputError: A file cannot be read, has no protein, or is called like another; or a folder has no structure.
+        InputError: A named file cannot be read, has no protein, or is called like another; a folder has no
+            structure that can be used; or a disk or a network failed.
     """
     chains: list[CustomChain] = []
+    unusable: list[Outcome] = []
     files: dict[str, Path] = {}
-    for path in _structure_files(paths):
-        file = structure_name(path)
-        if file in files:
-            raise InputError(
-                f"is called like {files[file]}; rename one, templates are known by these names", path=path
-            )
-        files[file] = path
-        for found in read_structure(path).chains:
-            chain = EntryChain(found.sequence, found.positions, found.mask)
-            chains.append(CustomChain(file, f"{file}_{found.chain_id}", chain))
-    return chains
-
-
-def _structure_files(paths: Iterable[PathLike]) -> list[Path]:
-    """The files, those of folders in the order of their names."""
-    found: list[Path] = []
     for path in map(Path, paths):
-        if not path.is_dir():
-            found.append(path)
-            continue
-        inside = sorted(file for file in path.iterdir() if _STRUCTURE.search(file.name) and file.is_file())
-        if not inside:
-            raise InputError("holds no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=path)
-        found += inside
+        inside = _structures_inside(path) if path.is_dir() else [path]
+        before = len(chains)
+        for file in inside:
+            try:
+                chains += _read_chains(file, files)
+            except InputError as error:
+                if not path.is_dir() or error.temporary:
+                    raise
+                _log.warning("%s; it is left out of the templates", error)
+                unusable.append(Outcome(structure_name(file), "unreadable", str(error)))
+        if len(chains) == before:
+            raise InputError(
+                f"holds no structure that can be used; the first problem: {unusable[-len(inside)].message}",
+                path=path,
+            )
+    return chains, unusable
+
+
+def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
+    """Read the chains of a file, whose name is added to those of ``files``."""
+    name = structure_name(path)
+    if name in files:
+        raise InputError(
+            f"is called like {files[name]}; rename one, templates are known by these names", path=path
+        )
+    structure = read_structure(path)
+    files[name] = path
+    for warning in structure.warnings:
+        _log.warning("%s: %s", path, warning)
+    return [
+        CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, one.positions, one.mask))
+        for one in structure.chains
+    ]
+
+
+def _structures_inside(folder: Path) -> list[Path]:
+    """Return the structures of a folder in the order of their names."""
+    found = sorted(
+        file
+        for file in folder.iterdir()
+        if _STRUCTURE.search(file.name) and not file.name.startswith(".") and file.is_file()
+    )
+    if not found:
+        raise InputError("holds no structure (.cif, .mmcif, .pdb, .ent, plain or with .gz)", path=folder)
     return found
 
 
@@ -147,6 +177,7 @@ def custom_templates(
     *,
     max_templates: int,
     alignments: Sequence[CustomAlignment] = (),
+    unusable: Sequence[Outcome] = (),
 ) -> ChainTemplates:
     """Makes templates of the user's structures.
 
@@ -160,6 +191,7 @@ def custom_templates(
         msa: The chain's alignment, whose profile the structures are aligned with.
         max_templates: Templates wanted.
         alignments: The user's; that of this chain is used for the structures that it names.
+        unusable: Files that were left out.
 
     Raises:
         InputError: An alignment of the user's does not fit its structures.
@@ -194,7 +226,8 @@ def custom_templates(
     source = "given structures"
     if alignments and not given:
         source += " (no given alignment is of this chain)"
-    return ChainTemplates(tuple(chosen), tuple(outcomes[i] for i in sorted(outcomes)), len(chains), (source,))
+    all_outcomes = (*(outcomes[i] for i in sorted(outcomes)), *unusable)
+    return ChainTemplates(tuple(chosen), all_outcomes, len(chains), (source,))
 
 
 def _by_structure(

@@ -16,7 +16,6 @@ from fastfold.data.msa.msa import Msa
 from fastfold.data.targets import Target
 from fastfold.data.templates.custom import (
     CustomAlignment,
-    CustomChain,
     custom_templates,
     read_custom_alignment,
     read_custom_chains,
@@ -55,7 +54,7 @@ class TemplateFinder:
 
     def __init__(self, options: TemplateOptions) -> None:
         self.options = options
-        self.structures: list[CustomChain] = read_custom_chains(options.structures)
+        self.structures, self._unusable = read_custom_chains(options.structures)
         self.alignments: list[CustomAlignment] = [read_custom_alignment(path) for path in options.alignments]
         self._found: OrderedDict[str, ChainTemplates] = OrderedDict()
         self._said: set[str] = set()
@@ -118,7 +117,12 @@ class TemplateFinder:
         if self.structures:
             most = options.max_templates
             own = custom_templates(
-                self.structures, query, msa, max_templates=most, alignments=self.alignments
+                self.structures,
+                query,
+                msa,
+                max_templates=most,
+                alignments=self.alignments,
+                unusable=self._unusable,
             )
         wanted = options.max_templates - len(own.templates)
         if options.mmcif_dir is None or not wanted:

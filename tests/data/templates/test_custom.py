@@ -24,7 +24,8 @@ def templates(
 ) -> ChainTemplates:
     given = [] if alignment is None else [read_custom_alignment(alignment)]
     msa = MSA if query == QUERY else Msa((query,), np.zeros((1, len(query)), np.int32), ("query",))
-    return custom_templates(read_custom_chains(paths), query, msa, max_templates=most, alignments=given)
+    chains, unusable = read_custom_chains(paths)
+    return custom_templates(chains, query, msa, max_templates=most, alignments=given, unusable=unusable)
 
 
 def write(path: Path, *letters: str) -> Path:
@@ -41,7 +42,7 @@ def test_files_and_folders_packed_or_not_are_read(tmp_path: Path) -> None:
     write(folder / "a.mmcif", QUERY, HOMOLOGUE)
     (folder / "notes.txt").write_text("nothing")
     single = write(tmp_path / "c.cif", "G" + QUERY)
-    assert [one.name for one in read_custom_chains([single, folder])] == ["c_A", "a_A", "a_B", "b_A"]
+    assert [one.name for one in read_custom_chains([single, folder])[0]] == ["c_A", "a_A", "a_B", "b_A"]
     with pytest.raises(InputError, match=r"is called like .*c\.cif; rename one"):
         read_custom_chains([single, single])
     (tmp_path / "empty").mkdir()
@@ -49,6 +50,48 @@ def test_files_and_folders_packed_or_not_are_read(tmp_path: Path) -> None:
         read_custom_chains([tmp_path / "empty"])
     with pytest.raises(InputError, match="no such file"):
         read_custom_chains([tmp_path / "none.cif"])
+
+
+BAD_FILES = {
+    "dna.pdb": (
+        "ATOM      1  P    DA A   1      10.000  10.000  10.000  1.00  0.00           P\n",
+        "DNA or RNA",
+    ),
+    "twice.pdb": (
+        "ATOM      1  CA  ALA A   1      10.000  10.000  10.000  1.00  0.00           C\n" * 2,
+        "twice",
+    ),
+    "cut.cif": ("data_x\nloop_\n_atom_site.id\n_atom_site.type_symbol\n1\n", "do not have 2 values"),
+}
+
+
+def test_a_bad_file_of_a_folder_is_left_out_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """DNA, an atom given twice, a cut file; and the hidden file of macOS, which is none of the user's."""
+    folder = tmp_path / "some"
+    folder.mkdir()
+    write(folder / "good.cif", HOMOLOGUE)
+    (folder / "._good.cif").write_bytes(b"\0\5\x16\7")
+    for name, (text, _) in BAD_FILES.items():
+        (folder / name).write_text(text)
+    found = templates(folder)
+    assert [template.name for template in found.templates] == ["good_A"]
+    left_out = {one.name: one.message for one in found.outcomes if not one.used}
+    assert left_out.keys() == {"dna", "twice", "cut"}
+    for name, (_, reason) in BAD_FILES.items():
+        assert reason in left_out[Path(name).stem]
+        assert any(name in record.message and reason in record.message for record in caplog.records)
+    assert not any("._good" in record.message for record in caplog.records)
+
+
+def test_a_bad_file_that_is_named_or_has_no_better_one_beside_it_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "dna.pdb"
+    path.write_text(BAD_FILES["dna.pdb"][0])
+    with pytest.raises(InputError, match=r"dna\.pdb: has no protein chain"):
+        read_custom_chains([path])
+    with pytest.raises(InputError, match=r"no structure that can be used; the first problem: .*DNA or RNA"):
+        read_custom_chains([tmp_path])
 
 
 def test_the_query_itself_is_a_template_if_it_is_given(tmp_path: Path) -> None:
@@ -151,7 +194,7 @@ def test_alignments_that_do_not_fit_are_refused(tmp_path: Path, text: str, messa
 def survive(number: int, folder: Path) -> int:
     """Reads mutated alignments; how many were refused."""
     rng, refused = np.random.default_rng(0), 0
-    chains = read_custom_chains([write(folder / "own.cif", HOMOLOGUE)])
+    chains, _ = read_custom_chains([write(folder / "own.cif", HOMOLOGUE)])
     text = f">query\n{QUERY[:20]}--{QUERY[20:]}\n>own\n{'-' * 10}{HOMOLOGUE[:30]}--\n".encode()
     path = folder / "mutated.a3m"
     for _ in range(number):
