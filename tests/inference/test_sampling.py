@@ -10,13 +10,17 @@ import pytest
 import torch
 
 import fastfold
+from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, InputError
 from fastfold.evoformer.embedders.relative_position import ring_offset
+from fastfold.inference.folding.features import initial_positions
 from fastfold.inference.output.summary import aligned_table, read_summary
 from fastfold.inference.output.writer import ranking_scores
 from fastfold.inference.relax.config import PLATFORMS
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from tests.helpers.command_line import ORACLES, CommandLine
+from tests.helpers.structure_texts import atom_line, chain_lines
 
 SEQUENCE = "MKTAYIAKQR"
 OTHER = "GSHMAWLPE"
@@ -227,6 +231,15 @@ class TestSettingsOfTheNetwork:
         whole = fastfold.predict(aba, multimer, num_recycles=0)
         guess = whole.save(tmp_path, plots=False)["pdb"]
         assert not np.array_equal(whole.atom_positions, positions(multimer, aba, initial_guess=guess))
+
+    def test_an_initial_guess_with_another_residue_is_named_as_its_file_has_it(self, tmp_path: Path):
+        path = tmp_path / "guess.pdb"
+        lines = [*chain_lines(("ALA", 7), ("HSE", 8)), atom_line("ND1", "HSE", 8), atom_line("NE2", "HSE", 8)]
+        path.write_text("\n".join(lines))
+        guess = initial_positions(path, target_from_sequence("AH"))
+        assert np.allclose(guess[1, rc.atom_order["CA"]], [3.8, 0.0, 0.0])
+        with pytest.raises(InputError, match="HSE 8 of its chain 'A' is H, where the target has S"):
+            initial_positions(path, target_from_sequence("AS"))
 
     def test_a_ring_is_not_an_open_chain(self, model: fastfold.AlphaFold):
         assert not np.array_equal(positions(model), positions(model, cyclic=True))

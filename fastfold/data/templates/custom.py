@@ -18,7 +18,7 @@ from fastfold.data.templates.realign import map_to_sequence
 from fastfold.data.templates.search import align_to_profile
 from fastfold.data.templates.select import ChainTemplates
 from fastfold.errors import InputError
-from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.utils.text_files import PathLike, read_text_bytes
 
 _LIMIT = 1 << 28
@@ -101,10 +101,8 @@ def _read_chains(path: Path, files: dict[str, Path]) -> list[CustomChain]:
         raise InputError(
             f"is called like {files[name]}; rename one, templates are known by these names", path=path
         )
-    structure = read_structure(path)
+    structure = read_user_structure(path)
     files[name] = path
-    for warning in structure.warnings:
-        _log.warning("%s: %s", path, warning)
     return [
         CustomChain(name, f"{name}_{one.chain_id}", EntryChain(one.sequence, one.positions, one.mask))
         for one in structure.chains

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from fastfold.data.features.pipeline import FeatureSampler
 from fastfold.data.targets import Target
 from fastfold.errors import InputError
-from fastfold.protein.io.read import read_structure
+from fastfold.protein.io.read import read_user_structure
+from fastfold.protein.structure import ChainStructure
 
 
 def add_settings(sampler: FeatureSampler, target: Target, *, cyclic: bool, guess: np.ndarray | None) -> None:
@@ -42,19 +44,30 @@ def initial_positions(path: Path, target: Target) -> np.ndarray:
     Raises:
         InputError: The file cannot be read, or its chains have other sequences.
     """
-    chains = read_structure(path).chains
-    given = [chain.sequence for chain in chains]
+    chains = read_user_structure(path).chains
     wanted = [chain.sequence for chain in target.chains]
-    if given != wanted:
-        shown = ", ".join(f"{len(sequence)} residues" for sequence in given) or "none"
+    if [chain.sequence for chain in chains] != wanted:
         raise InputError(
-            f"the initial guess must have the target's chains, with the same sequences in the same order; its chains: "
-            f"{shown}; the target's: {', '.join(f'{len(sequence)} residues' for sequence in wanted)}",
+            "the initial guess must have the target's chains, with the same sequences in the same order; "
+            f"{_first_difference(chains, wanted)}",
             path=path,
             record=target.name,
         )
     positions = [chain.positions * chain.mask[..., None] for chain in chains]
     return np.concatenate(positions).astype(np.float32)
+
+
+def _first_difference(chains: Sequence[ChainStructure], wanted: Sequence[str]) -> str:
+    """Describe how the chains of a file differ from the target's sequences."""
+    lengths = [len(chain) for chain in chains]
+    if lengths != [len(sequence) for sequence in wanted]:
+        found = ", ".join(f"{length} residues" for length in lengths)
+        return f"its chains: {found}; the target's: {', '.join(f'{len(one)} residues' for one in wanted)}"
+    chain, sequence = next(pair for pair in zip(chains, wanted, strict=True) if pair[0].sequence != pair[1])
+    place = next(i for i, letter in enumerate(sequence) if chain.sequence[i] != letter)
+    residue = f"{chain.residue_names[place]} {chain.author_numbers[place]}".strip() or f"residue {place + 1}"
+    found = f"{residue} of its chain {chain.chain_id!r} is {chain.sequence[place]}"
+    return f"{found}, where the target has {sequence[place]}"
 
 
 def input_order(sampler: FeatureSampler) -> np.ndarray:

@@ -13,7 +13,7 @@ from fastfold.errors import InputError
 from fastfold.inference.config import OutputFormat
 from fastfold.inference.output.json_files import lines_json, rounded
 from fastfold.protein import residue_constants as rc
-from fastfold.protein.io.read import read_structure
+from fastfold.protein.io.read import read_structure, read_user_structure
 from fastfold.protein.metrics.compare import StructureScores, compare_structures
 from fastfold.protein.protein import Protein
 from fastfold.protein.structure import Structure
@@ -83,7 +83,7 @@ def compare_target(
         InputError: The reference cannot be read, or has no residue in common with the target.
         OutputError: The scores cannot be written.
     """
-    true = structure_to_protein(read_structure(reference))
+    true = structure_to_protein(read_user_structure(reference))
     stem = safe_stem(name)
     files = [
         path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from fastfold.protein.io.records import FileRecords
 from fastfold.protein.structure import Structure
 from fastfold.utils.text_files import PathLike, read_text_bytes, split_lines
 
+_log = logging.getLogger(__name__)
 _LIMIT: Final = 1 << 30
 _ENDINGS = re.compile(r"(\.(pdb|ent|cif|mmcif))?(\.gz)?$", re.IGNORECASE)
 _FIRST_LINES = 1000
@@ -75,6 +77,18 @@ def read_structure(path: PathLike, *, chain_ids: Iterable[str] | None = None) ->
         release_date=records.release_date,
         warnings=tuple(warnings),
     )
+
+
+def read_user_structure(path: PathLike) -> Structure:
+    """Read a structure and log the reader's warnings.
+
+    Raises:
+        InputError: As :func:`read_structure`.
+    """
+    structure = read_structure(path)
+    for warning in structure.warnings:
+        _log.warning("%s: %s", os.fspath(path), warning)
+    return structure
 
 
 def structure_name(path: PathLike) -> str:

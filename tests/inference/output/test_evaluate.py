@@ -54,6 +54,17 @@ def test_a_distorted_reference_with_missing_residues_scores_less(cli: CommandLin
     assert scores.aligned_residues == len(SEQUENCE) - 3
 
 
+def test_what_the_reader_decided_about_a_reference_is_said(
+    cli: CommandLine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The second model of the file is not compared."""
+    assert _fold(cli) == 0
+    models = next(cli.out.glob("one_rank_001_*.pdb")).read_text() * 2
+    (tmp_path / "one.pdb").write_text(models)
+    assert _fold(cli, "--reference", str(tmp_path / "one.pdb")) == 0
+    assert "one.pdb: The file has several models, or atoms behind END" in caplog.text
+
+
 def test_a_target_without_a_structure_is_told_and_goes_on(
     cli: CommandLine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
