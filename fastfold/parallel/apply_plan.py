@@ -21,6 +21,7 @@ from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
+from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
@@ -128,7 +129,9 @@ def _shard_fns(
             close = difflib.get_close_matches(pattern, paths, n=1, cutoff=0.0)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ConfigError(f"no module of {type(model).__name__} is called {pattern}{hint}")
-        found |= {path: shard_fn for path in matching if not any(path.startswith(f"{o}.") for o in found)}
+        for path in matching:  # outer modules come before those inside
+            if not any(path.startswith(f"{outer}.") for outer in found):
+                found[path] = shard_fn
     if plan.tp_mode != "1d":
         left = [
             name for name, _ in model.named_parameters() if not any(name.startswith(f"{p}.") for p in found)
@@ -224,8 +227,16 @@ def _below(paths: Iterable[str], module: nn.Module, part: nn.Module) -> list[str
 
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:
     """Put this rank's part of a layer in its place; parameters that were shared with others still are."""
-    owner, _, name = path.rpartition(".")
-    setattr(model.get_submodule(owner), name, shard_fn(model.get_submodule(path), mesh))
+    name_of_owner, _, name = path.rpartition(".")
+    owner, layer = model.get_submodule(name_of_owner), model.get_submodule(path)
+    try:
+        check_unchanged(layer, owner)
+        before = signature(layer)
+        cut = shard_fn(layer, mesh)
+        check_restored(before, cut)
+    except ConfigError as error:
+        raise ConfigError(f"layers= cuts {path}: {error}") from error
+    setattr(owner, name, cut)
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import Partition, layouts
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
+from fastfold.parallel.tensor_parallel.plain_layers import require_type
 
 
 class ParallelAttention(nn.Module):
@@ -31,9 +33,10 @@ class ParallelAttention(nn.Module):
         """This rank's heads of a plain layer.
 
         Raises:
-            ConfigError: The layer has other key or value widths, extra keys or dropout, is not ``batch_first``, or has
-                fewer heads than there are ranks to split them over.
+            ConfigError: The layer is of a subclass, has other key or value widths, extra keys or dropout, is not
+                ``batch_first``, or has fewer heads than there are ranks to split them over.
         """
+        require_type(attention, nn.MultiheadAttention, "ParallelAttention")
         if (
             not attention._qkv_same_embed_dim
             or attention.bias_k is not None
@@ -47,15 +50,18 @@ class ParallelAttention(nn.Module):
             )
         _, inner = layouts(mesh)
         heads, width = attention.num_heads, attention.head_dim
-        joint = nn.Linear(attention.embed_dim, 3 * attention.embed_dim, attention.in_proj_bias is not None)
-        joint.weight = nn.Parameter(attention.in_proj_weight)
-        joint.bias = attention.in_proj_bias
         ranks = inner.features.size
         inputs = ParallelLinear.from_plain(
-            joint, mesh, "first", out_parts=Partition.heads(heads, width, ranks, 3)
+            _linear(attention.in_proj_weight, attention.in_proj_bias),
+            mesh,
+            "first",
+            out_parts=Partition.heads(heads, width, ranks, 3),
         )
         output = ParallelLinear.from_plain(
-            attention.out_proj, mesh, "second", in_parts=Partition.heads(heads, width, ranks)
+            _linear(attention.out_proj.weight, attention.out_proj.bias),
+            mesh,
+            "second",
+            in_parts=Partition.heads(heads, width, ranks),
         )
         return cls(inputs, output, heads, width)
 
@@ -65,7 +71,7 @@ class ParallelAttention(nn.Module):
         attention = nn.MultiheadAttention(
             self.heads * self.width, self.heads, bias=self.inputs.bias is not None, batch_first=True
         )
-        attention.in_proj_weight, attention.in_proj_bias = nn.Parameter(joint.weight), joint.bias
+        attention.in_proj_weight, attention.in_proj_bias = cast(nn.Parameter, joint.weight), joint.bias
         attention.out_proj.weight, attention.out_proj.bias = output.weight, output.bias
         return attention
 
@@ -94,3 +100,12 @@ class ParallelAttention(nn.Module):
         queries, keys, values = torch.unflatten(joint, -1, (3, -1, self.width)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, is_causal=causal)
         return self.output(mixed.transpose(1, 2).flatten(2), row_sizes)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a plain layer of these parameters."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    linear.weight = cast(nn.Parameter, weight)
+    if bias is not None:
+        linear.bias = cast(nn.Parameter, bias)
+    return linear

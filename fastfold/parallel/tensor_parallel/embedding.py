@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.collectives import all_reduce, gather
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.plain_layers import require_type
 
 
 class ParallelEmbedding(nn.Module):
@@ -46,8 +48,9 @@ class ParallelEmbedding(nn.Module):
         """This rank's part of a plain table.
 
         Raises:
-            ConfigError: The table has an option that a part of it cannot keep.
+            ConfigError: The table has an option that a part of it cannot keep, or is of a subclass.
         """
+        require_type(embedding, nn.Embedding, "ParallelEmbedding")
         return cls(embedding, mesh)
 
     def shard_specs(self) -> dict[str, list[ShardSpec]]:
@@ -62,13 +65,18 @@ class ParallelEmbedding(nn.Module):
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up ``ids`` ``[batch, ...]``, this rank's rows; gives ``[batch, ..., features]`` in the outer layout."""
+        """Look up ``ids`` ``[batch, ...]``, this rank's rows; gives ``[batch, ..., features]`` in the outer layout.
+
+        Raises:
+            IndexError: An id is not in the vocabulary. On a GPU it ends the process, as in ``nn.Embedding``.
+        """
         if not self.masked:
             table = gather(
                 replicated(self.weight, self.layout.rows[:-1]), 0, self.vocabulary_group, self.sizes
             )
             return F.embedding(ids, table, self.padding_idx)
         start = sum(self.sizes[: self.vocabulary_group.rank])
+        self._check_ids(ids)
         held = (ids >= start) & (ids < start + self.weight.shape[0])
         # Entries of other ranks point behind the table, at a row of zeros which gets no gradient.
         table = torch.cat([self.weight, self.weight.new_zeros(1, self.weight.shape[1])])
@@ -78,3 +86,13 @@ class ParallelEmbedding(nn.Module):
         padding = self.padding_idx - start
         inside = padding if 0 <= padding < self.weight.shape[0] else None
         return all_reduce(F.embedding(own, table, inside), self.vocabulary_group)
+
+    def _check_ids(self, ids: Tensor) -> None:
+        """Refuse ids outside of the vocabulary, which no rank holds and which would become zeros."""
+        rows = sum(self.sizes)
+        inside = (ids >= 0) & (ids < rows)
+        if ids.device.type == "cuda":
+            torch._assert_async(inside.all())
+        elif not ids.is_meta and not isinstance(ids, FakeTensor) and not bool(inside.all()):
+            wrong = int(ids[~inside].flatten()[0])
+            raise IndexError(f"expected ids from 0 to {rows - 1} of the vocabulary, found {wrong}")

@@ -13,6 +13,7 @@ from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.cube import CubeLines, cube_linear
 from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.plain_layers import require_type
 from fastfold.parallel.tensor_parallel.summa import summa_linear
 
 Role = Literal["first", "second"]
@@ -72,7 +73,11 @@ class ParallelLinear(nn.Module):
             role: ``first`` of a pair leads from the outer layout to the inner one, ``second`` back.
             in_parts: Which input features each rank holds; even shards if None.
             out_parts: Which output features each rank holds; even shards if None.
+
+        Raises:
+            ConfigError: The layer is of a subclass of ``nn.Linear``.
         """
+        require_type(linear, nn.Linear, "ParallelLinear")
         return _LINEARS[mesh.plan.tp_mode](linear, mesh, role, in_parts, out_parts)
 
     def shard_specs(self) -> dict[str, list[ShardSpec]]:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
+from fastfold.parallel.tensor_parallel.plain_layers import require_type
 from fastfold.parallel.tensor_parallel.randomness import draws, own_randomness
 
 
@@ -33,6 +35,7 @@ class ParallelMLP(nn.Module):
             ConfigError: The modules are others, or the activation does not work on each number alone: it has
                 parameters of its own (``nn.PReLU``), or looks at several features (``nn.Softmax``).
         """
+        require_type(mlp, nn.Sequential, "ParallelMLP")
         modules = list(mlp)
         first, second = modules[0], modules[-1]
         if len(modules) != 3 or not isinstance(first, nn.Linear) or not isinstance(second, nn.Linear):
@@ -73,13 +76,14 @@ def _check_elementwise(activation: nn.Module) -> None:
             f"a parallel MLP cannot cut the parameters of its activation {name}, which would drift apart between the "
             "ranks; use an activation without parameters"
         )
-    x = torch.linspace(-3, 3, 24).reshape(3, 8)
-    try:
-        probed = copy.deepcopy(activation).to("cpu").eval()
-        whole, parts = probed(x), torch.cat([probed(part) for part in x.split(4, -1)], -1)
-        alike = whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-5, atol=1e-6)
-    except (RuntimeError, IndexError, ValueError):
-        alike = False
+    with unset_fake_temporarily():  # fake tensors hold only shapes
+        x = torch.linspace(-3, 3, 24).reshape(3, 8)
+        try:
+            probed = copy.deepcopy(activation).to("cpu").eval()
+            whole, parts = probed(x), torch.cat([probed(part) for part in x.split(4, -1)], -1)
+            alike = whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-5, atol=1e-6)
+        except (RuntimeError, IndexError, ValueError):
+            alike = False
     if not alike:
         raise ConfigError(
             f"a parallel MLP needs an activation that works on each number alone, and {name} looks at several "

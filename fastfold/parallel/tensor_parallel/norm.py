@@ -10,6 +10,7 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.comm.collectives import gather
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.layout import Partition, ShardSpec, block, layouts, replicated, whole
+from fastfold.parallel.tensor_parallel.plain_layers import require_type
 
 
 class ParallelLayerNorm(nn.Module):
@@ -42,8 +43,9 @@ class ParallelLayerNorm(nn.Module):
         """This rank's part of a plain layer.
 
         Raises:
-            ConfigError: The layer normalises more than the last dimension.
+            ConfigError: The layer normalises more than the last dimension, or is of a subclass.
         """
+        require_type(norm, nn.LayerNorm, "ParallelLayerNorm")
         return cls(norm, mesh)
 
     def shard_specs(self) -> dict[str, list[ShardSpec]]:
