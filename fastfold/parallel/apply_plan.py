@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,6 +20,7 @@ from fastfold.parallel.data_parallel.zero import Replicated, ShardedGradients, S
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.parallel_model import Parallel
 from fastfold.parallel.plan import ParallelPlan
+from fastfold.parallel.tensor_parallel.first_call import compare_first_calls, without_data
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
@@ -27,6 +28,7 @@ from fastfold.parallel.tensor_parallel.randomness import check_alike
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
 AxialSharding = Callable[[nn.Module, ParallelMesh], None]
+T = TypeVar("T")
 
 
 def parallelize(
@@ -40,6 +42,7 @@ def parallelize(
     units: Units = listed_modules,
     device_type: str | None = None,
     bucket_elements: int = BUCKET_ELEMENTS,
+    compare_first: bool = True,
 ) -> Parallel:
     """Apply a plan to a model: the one call that every kind of parallelism goes through.
 
@@ -61,6 +64,8 @@ def parallelize(
         units: For ZeRO stage 3: the parts of the model that are gathered one at a time.
         device_type: ``cpu`` or ``cuda``; None for where the model's parameters are.
         bucket_elements: Elements of gradient that are communicated at once.
+        compare_first: For ``tp`` in 1d: run modules whose layers are cut by ``ParallelLinear`` or by a function of your
+            own once more at their first call, and refuse them where the plain layers give other numbers.
 
     Raises:
         ConfigError: The plan is impossible, differs between ranks, needs another number of ranks, or does not go
@@ -78,7 +83,10 @@ def parallelize(
     if asked.dap > 1 and dap is not None:
         dap(model, mesh)
     tied = _tied(model)
+    plain: dict[str, nn.Module] = {}
     for path, shard_fn in shard_fns.items():
+        if compare_first:
+            plain[path] = without_data(model.get_submodule(path))
         _replace(model, path, shard_fn, mesh)
     _retie(model, tied)
     found = sequence(model, mesh.group("sp")) if asked.sp > 1 and sequence is not None else None
@@ -86,9 +94,11 @@ def parallelize(
     if asked.pp > 1:
         assert stages is not None
         module, renamed = _own_stages(model, stages, mesh)
-        shard_fns = _moved(shard_fns, renamed)
+        shard_fns, plain = _moved(shard_fns, renamed), _moved(plain, renamed)
     if asked.tp_mode == "1d":
         for part in module.children() if asked.pp > 1 else (module,):
+            if compare_first:
+                compare_first_calls(part, _below(plain, module, part), _below(shard_fns, module, part), mesh)
             check_alike(part, mesh.group("tp"), _below(shard_fns, module, part))
     shard_groups = {
         name: [spec.group for spec in of_one] for name, of_one in parameter_shard_specs(module).items()
@@ -217,12 +227,12 @@ def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
                 tensors[number].copy_(x)
 
 
-def _below(paths: Iterable[str], module: nn.Module, part: nn.Module) -> list[str]:
-    """Paths in a module as they are in one of its children, or in itself."""
+def _below(by_path: Mapping[str, T], module: nn.Module, part: nn.Module) -> dict[str, T]:
+    """Values by their paths in a module, by those in one of its children, or in itself."""
     if part is module:
-        return list(paths)
+        return dict(by_path)
     name = next(name for name, child in module.named_children() if child is part)
-    return [path.removeprefix(f"{name}.") for path in paths if path.startswith(f"{name}.")]
+    return {path.removeprefix(f"{name}."): x for path, x in by_path.items() if path.startswith(f"{name}.")}
 
 
 def _replace(model: nn.Module, path: str, shard_fn: ShardFn, mesh: ParallelMesh) -> None:
@@ -285,11 +295,11 @@ def _own_stages(model: nn.Module, split: Split, mesh: ParallelMesh) -> tuple[nn.
     return module, renamed
 
 
-def _moved(shard_fns: Mapping[str, ShardFn], renamed: Mapping[str, str]) -> dict[str, ShardFn]:
-    """The functions for this rank's stages, by their layers' paths there."""
+def _moved(by_path: Mapping[str, T], renamed: Mapping[str, str]) -> dict[str, T]:
+    """Return values of layers by their paths in this rank's stages."""
     found = {}
-    for path, shard_fn in shard_fns.items():
+    for path, value in by_path.items():
         for here, there in renamed.items():
             if path == there or path.startswith(f"{there}."):
-                found[here + path[len(there) :]] = shard_fn
+                found[here + path[len(there) :]] = value
     return found

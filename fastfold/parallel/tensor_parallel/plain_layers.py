@@ -87,7 +87,7 @@ def signature(layer: nn.Module) -> Signature:
 
 
 def check_restored(before: Signature, cut: nn.Module) -> None:
-    """Check that ``to_plain()`` of a cut layer gives what the plain layer had (a collective).
+    """Check the tensors that ``to_plain()`` of a cut layer gives (a collective).
 
     Args:
         before: Of the plain layer.

@@ -1,0 +1,227 @@
+"""Comparison of cut layers with the plain ones on the first batch, gradients included.
+
+A cut that is right by its shapes may still mix up features: a linear layer of joint queries, keys and values whose
+ranks each hold a third of the wrong ones, or a norm between two cut layers whose gradient is never summed. Around
+each layer that the classes of this package do not close off, the smallest module with whole inputs and results runs
+once in both ways with random weights, and results and gradients are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from fastfold.errors import ConfigError, first_line
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.mesh import ParallelMesh
+from fastfold.parallel.tensor_parallel.attention import ParallelAttention
+from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding
+from fastfold.parallel.tensor_parallel.linear import ParallelLinear
+from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
+from fastfold.parallel.tensor_parallel.norm import ParallelLayerNorm
+
+Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
+
+_CLOSED = (ParallelAttention, ParallelEmbedding, ParallelLayerNorm, ParallelMLP)
+"""Layers from whole tensors to whole tensors whose plain counterpart is known exactly."""
+
+_REMEDY = "(or pass compare_first=False to parallelize() if it is right all the same)"
+
+
+def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Copy a module with parameters that have a shape and no memory.
+
+    Args:
+        layer: Any module; tied parameters stay tied.
+        memo: Replacements of objects by their ids, as of :func:`copy.deepcopy`.
+    """
+    memo = {} if memo is None else memo
+    for p in layer.parameters():
+        memo.setdefault(id(p), nn.Parameter(p.detach().to("meta"), p.requires_grad))
+    with _Detached():
+        return copy.deepcopy(layer, memo)
+
+
+class _Detached(TorchFunctionMode):
+    """Lets :func:`copy.deepcopy` copy tensors that have a history too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not isinstance(args[0], nn.Parameter):
+            return args[1].setdefault(id(args[0]), args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+def compare_first_calls(
+    part: nn.Module, plain: Mapping[str, nn.Module], cuts: Mapping[str, Cut], mesh: ParallelMesh
+) -> None:
+    """Compare every cut layer that is not closed with its plain one when it is first called.
+
+    Args:
+        part: A module whose inputs and results are whole; cut layers are in their places.
+        plain: By path in ``part`` the plain layers :func:`without_data`.
+        cuts: What each was cut by.
+        mesh: The ranks; layouts other than 1d have no whole tensors to compare and are left out.
+    """
+    group = mesh.group("tp")
+    if mesh.plan.tp_mode != "1d" or group.size == 1 or group.backend == "fake":
+        return
+    open_ = [path for path in cuts if not isinstance(part.get_submodule(path), _CLOSED)]
+    for target in _targets(part, open_):
+        inside = {
+            _below(path, target): (plain[path], cuts[path])
+            for path in cuts
+            if path == target or not target or path.startswith(f"{target}.")
+        }
+        _Comparison(part.get_submodule(target), target, inside, mesh)
+
+
+def _below(path: str, target: str) -> str:
+    return path if not target else path[len(target) + 1 :]
+
+
+def _targets(part: nn.Module, paths: Iterable[str]) -> list[str]:
+    """Paths of the smallest modules that have whole inputs and results, outermost ones alone."""
+    layers = {path: part.get_submodule(path) for path in paths}
+    bare = {path: x for path, x in layers.items() if isinstance(x, ParallelLinear) and not x._forward_hooks}
+    found = {path for path in layers if path not in bare}
+    for path in bare:
+        owner = path
+        while owner:
+            owner = owner.rpartition(".")[0]
+            roles = {x.role for other, x in bare.items() if not owner or other.startswith(f"{owner}.")}
+            if roles == {"first", "second"} and not isinstance(part.get_submodule(owner), nn.ModuleList):
+                break
+        found.add(owner)
+    return sorted(
+        path
+        for path in found
+        if not any(path != outer and (not outer or path.startswith(f"{outer}.")) for outer in found)
+    )
+
+
+class _Comparison:
+    """One module that is compared at its first call."""
+
+    def __init__(
+        self, module: nn.Module, path: str, layers: Mapping[str, tuple[nn.Module, Cut]], mesh: ParallelMesh
+    ) -> None:
+        self._path, self._mesh = path or type(module).__name__, mesh
+        self._cuts = {name: cut for name, (_, cut) in layers.items()}
+        memo: dict[int, Any] = {
+            id(module.get_submodule(name)): without_data(plain) for name, (plain, _) in layers.items()
+        }
+        self._plain = memo[id(module)] if id(module) in memo else without_data(module, memo)
+        self._handle = module.register_forward_pre_hook(
+            torch.compiler.disable(self._called), with_kwargs=True
+        )
+
+    def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._handle.remove()
+        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        device = next((x.device for x in leaves), next((p.device for p in module.parameters()), None))
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng([device] if device is not None and device.type == "cuda" else []),
+        ):
+            plain = self._filled(device)
+            cut = copy.deepcopy(plain)
+            for name, shard in self._cuts.items():
+                layer = shard(cut.get_submodule(name), self._mesh)
+                if not name:
+                    cut = layer
+                else:
+                    owner, _, attribute = name.rpartition(".")
+                    setattr(cut.get_submodule(owner), attribute, layer)
+            expected = self._run(plain, args, kwargs)
+            try:
+                found = self._run(cut, args, kwargs)
+            except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+                raise ConfigError(
+                    f"{self._path} with cut layers raises {type(error).__name__}: {first_line(error)}, and without "
+                    "them it does not; cut them by whole heads (Partition.heads), or leave them out of layers= "
+                    f"{_REMEDY}"
+                ) from error
+            for name, layer in plain.named_modules():
+                if name in self._cuts:
+                    self._cut_gradients(name, layer, expected)
+            problem = self._difference(expected, found)
+            own = torch.tensor([problem is not None], device=device)
+            group = self._mesh.group("tp")
+            of_all = async_ops.start_gather(own, 0, group, [1] * group.size).wait()
+            if bool(of_all.any()):
+                raise ConfigError(
+                    f"{self._path} with cut layers computes something else on the first batch "
+                    f"({problem or 'on another rank'}). A layer of joint features (fused queries, keys and values; a "
+                    "gate and its values) needs out_parts=, such as Partition.heads(heads, width, ranks, 3), and "
+                    f"parameters that act on cut features have to be cut with them {_REMEDY}"
+                )
+
+    def _filled(self, device: torch.device | None) -> nn.Module:
+        """The plain module with random weights, the same on all ranks, and none tied to another."""
+        generator = torch.Generator().manual_seed(0)
+        with _Detached():
+            plain = copy.deepcopy(self._plain).eval()
+        for module in plain.modules():
+            for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+                values = torch.randn(p.shape, generator=generator)
+                values = 1 + values / 4 if p.dim() < 2 else values / p.shape[-1] ** 0.5
+                setattr(module, name, nn.Parameter(values.to(device=device, dtype=p.dtype)))
+        return plain
+
+    def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
+        """Results and gradients of a call, by name."""
+        with _Detached():
+            args, kwargs = copy.deepcopy((args, kwargs))
+        args, kwargs = tree_map_only(
+            Tensor, lambda x: x.requires_grad_() if x.is_floating_point() else x, (args, kwargs)
+        )
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
+        results = [x for x in tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor)]
+        found: dict[str, Tensor | None] = {f"result {i}": x.detach() for i, x in enumerate(results)}
+        roots = [x for x in results if x.requires_grad]
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(x.shape, generator=generator).to(x) for x in roots]
+        named = dict(module.named_parameters())
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            roots, [*inputs, *named.values()], weights, allow_unused=True
+        )
+        names = [f"the gradient of input {i}" for i in range(len(inputs))] + list(named)
+        return found | dict(zip(names, gradients, strict=True))
+
+    def _cut_gradients(self, path: str, layer: nn.Module, values: dict[str, Tensor | None]) -> None:
+        """In place of gradients of a plain layer those of this rank's part."""
+        prefix = f"{path}." if path else ""
+        with torch.no_grad():
+            for name, p in layer.named_parameters():
+                gradient = values.pop(prefix + name)
+                p.copy_(torch.zeros_like(p) if gradient is None else gradient)
+        part = self._cuts[path](layer, self._mesh)
+        values |= {prefix + name: p.detach() for name, p in part.named_parameters()}
+
+    @staticmethod
+    def _difference(expected: Mapping[str, Tensor | None], found: Mapping[str, Tensor | None]) -> str | None:
+        for name, x in expected.items():
+            y = found.get(name)
+            if x is None or y is None or not x.is_floating_point():
+                continue
+            if x.shape != y.shape:
+                return f"{name}: expected shape {list(x.shape)}, found {list(y.shape)}"
+            if not _close(x, y):
+                return f"{name}: off by {float((x - y).abs().max()):.1e} of {float(x.abs().max()):.1e}"
+        return None
+
+
+def _close(x: Tensor, y: Tensor) -> bool:
+    """Equal up to rounding of the narrower type that may have been used."""
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    tolerance = 4 * torch.finfo(dtype).eps ** 0.5
+    return bool((x - y).abs().max() <= tolerance * x.abs().max()) if x.numel() else True

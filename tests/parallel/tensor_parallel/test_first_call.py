@@ -1,0 +1,135 @@
+"""Modules with cut layers are compared with the plain ones at their first call, and refused where they differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.errors import ConfigError
+from fastfold.parallel import ParallelMesh, parallelize
+from fastfold.parallel.tensor_parallel import ParallelLinear
+from fastfold.parallel.tensor_parallel.first_call import without_data
+from tests.helpers.spawn_ranks import launch
+
+WIDTH = 4
+
+
+def _first(layer: nn.Module, mesh: ParallelMesh) -> nn.Module:
+    return ParallelLinear.from_plain(layer, mesh, "first")  # type: ignore[arg-type]
+
+
+def _second(layer: nn.Module, mesh: ParallelMesh) -> nn.Module:
+    return ParallelLinear.from_plain(layer, mesh, "second")  # type: ignore[arg-type]
+
+
+LAYERS: dict[str, Callable[[nn.Module, ParallelMesh], nn.Module]] = {
+    "*.q": _first,
+    "*.k": _first,
+    "*.v": _first,
+    "*.joint": _first,
+    "*.output": _second,
+}
+
+
+class _Separate(nn.Module):
+    """Queries, keys and values of three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.output = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class _Fused(nn.Module):
+    """One layer of queries, keys and values, and an output of zeros, under which all results are alike at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joint, self.output = nn.Linear(8, 24), nn.Linear(8, 8)
+        nn.init.zeros_(self.output.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.unflatten(-1, (-1, WIDTH)).transpose(1, 2) for y in self.joint(x).chunk(3, -1))
+        return x + self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class _Scaled(_Separate):
+    """A scale of each head's channels, whose gradient every rank has a part of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q * self.scale, k, v)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class _FixedHeads(_Separate):
+    """Tells the number of heads, of which a rank has half."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (2, WIDTH)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def _model(block: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(block, nn.Dropout(0.1), nn.Linear(8, 3)).double()
+
+
+def _layers(model: nn.Module) -> dict[str, Callable[[nn.Module, ParallelMesh], nn.Module]]:
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    return {pattern: cut for pattern, cut in LAYERS.items() if pattern[2:] in names}
+
+
+def _on_two_ranks() -> None:
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for block, message in (
+        (_Fused, r"0 with cut layers computes something else .*result 0: off by .*Partition\.heads"),
+        (_Scaled, "0 with cut layers computes something else .*scale: off by"),
+        (_FixedHeads, "0 with cut layers raises RuntimeError: unflatten"),
+    ):
+        model = _model(block())
+        parallel = parallelize(model, {"tp": 2}, layers=_layers(model))
+        with pytest.raises(ConfigError, match=message):
+            parallel.module(x)
+        model = _model(_Fused())
+    parallel = parallelize(model, {"tp": 2}, layers=_layers(model), compare_first=False)
+    parallel.module(x)
+
+    plain = _model(_Separate())
+    model = copy.deepcopy(plain)
+    parallel = parallelize(model, {"tp": 2}, layers=_layers(model))
+    for _ in range(2):
+        torch.manual_seed(2)
+        expected = plain(x)
+        torch.manual_seed(2)
+        found = parallel.module(x)
+        assert torch.allclose(found, expected, atol=1e-12)  # the comparison has drawn nothing
+    assert all(p.grad is None for p in parallel.module.parameters())
+
+
+def test_what_a_cut_mixes_up_is_refused_at_the_first_call() -> None:
+    """Also under an output layer of zeros, and where only a gradient is incomplete; what is right trains on."""
+    launch(_on_two_ranks, 2)
+
+
+def test_a_copy_without_data_keeps_ties_and_flags() -> None:
+    layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    layer[1].weight = layer[0].weight
+    layer[0].bias.requires_grad_(False)
+    copied = without_data(layer)
+    assert copied[0].weight is copied[1].weight
+    assert copied[0].weight.is_meta
+    assert not copied[0].bias.requires_grad
+    assert not layer[0].weight.is_meta
