@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.agreement import StepAgreement, agree_over_store
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Buckets
@@ -24,6 +26,7 @@ from fastfold.parallel.tensor_parallel.first_call import compare_first_calls, wi
 from fastfold.parallel.tensor_parallel.layout import parameter_shard_specs
 from fastfold.parallel.tensor_parallel.plain_layers import check_restored, check_unchanged, signature
 from fastfold.parallel.tensor_parallel.randomness import check_alike
+from fastfold.utils.module_structure import module_structure
 
 Split = Callable[[nn.Module, int], Sequence[nn.Module]]
 Sequencing = Callable[[nn.Module, Group], Any]
@@ -78,6 +81,7 @@ def parallelize(
     _check(model, asked, stages, sequence, dap)
     _check_tied_layers(model, shard_fns)
     mesh = plan if isinstance(plan, ParallelMesh) else ParallelMesh(plan, device_type or _device_type(model))
+    agree_over_store("model", module_structure(model), "the models of the ranks differ")
     _same_weights(model, mesh, bucket_elements)
     shapes = {name: (x.shape, x.dtype) for name, x in model.state_dict().items()}
     if asked.dap > 1 and dap is not None:
@@ -110,6 +114,9 @@ def parallelize(
     else:
         kind = (Replicated, ShardedStates, ShardedGradients)[asked.zero]
         gradients = kind(named, mesh, shard_groups, bucket_elements)
+    cut = frozenset(name for name, of_one in shard_groups.items() if of_one)
+    shares = [mesh.group(name) for name in ("dap", "sp", "dp")] if asked.zero else []
+    gradients.agreement = StepAgreement(module, mesh, cut, shares)
     full_state = FullStateDict(module, mesh, shard_fns, shapes, renamed)
     return Parallel(module, mesh, gradients, full_state, sequence=found)
 
@@ -202,24 +209,35 @@ def _check_tied_layers(model: nn.Module, shard_fns: Mapping[str, ShardFn]) -> No
 
 
 def _check_batch_norm(model: nn.Module, plan: ParallelPlan) -> None:
-    """Refuse statistics over a batch of which every rank would see its own part."""
+    """Refuse statistics over each rank's part of a batch, here and at every call."""
     axes = [axis for axis in ("dp", "sp", "dap", "pp") if getattr(plan, axis) > 1]
     for path, module in model.named_modules():
         if axes and isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
-            raise ConfigError(
+            message = (
                 f"{axes[0]}={getattr(plan, axes[0])}: {path or type(model).__name__} is {type(module).__name__}, whose "
-                "statistics would be those of each rank's part of the batch; use LayerNorm or GroupNorm, or on GPUs "
-                "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+                "statistics would be those of each rank's part of the batch; use LayerNorm or GroupNorm, eval() of "
+                "this module, or on GPUs torch.nn.SyncBatchNorm.convert_sync_batchnorm"
             )
+            _refuse_statistics(message, module)
+            module.register_forward_pre_hook(partial(_refuse_statistics, message))
+
+
+def _refuse_statistics(message: str, module: nn.Module, *_: Any) -> None:
+    if module.training or module.running_mean is None:
+        raise ConfigError(message)
 
 
 def _same_weights(model: nn.Module, mesh: ParallelMesh, elements: int) -> None:
-    """Give every rank the first rank's parameters and buffers."""
-    tensors = [x.detach() for x in model.state_dict().values()]
-    for axis in ("pp", "dp", "sp", "dap", "tp"):
-        group = mesh.group(axis)
-        if group.size == 1:
-            continue
+    """Give every rank the first rank's parameters and buffers, also those that are not saved."""
+    groups = [group for axis in ("pp", "dp", "sp", "dap", "tp") if (group := mesh.group(axis)).size > 1]
+    if not groups:
+        return
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if 0 in buffer.stride():  # of one element shown often, which nothing can be copied into
+                setattr(module, name, buffer.contiguous())
+    tensors = [x.detach() for x in (*model.parameters(), *model.buffers())]
+    for group in groups:
         buckets = Buckets(tensors, 1, elements)
         for bucket in buckets:
             flat = async_ops.start_broadcast(buckets.join(bucket, tensors), 0, group).wait()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import AbstractContextManager
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.agreement import agree_over_store
 from fastfold.parallel.comm.groups import CommunicationLog, Group, Reporter
 from fastfold.parallel.plan import ParallelPlan
 
@@ -69,7 +69,8 @@ class ParallelMesh:
         shape = axes(plan)
         plan.check_ranks(dist.get_world_size() if dist.is_initialized() else 1)
         if dist.is_initialized():
-            _agree(plan)
+            facts = {name: repr(value) for name, value in plan.to_dict().items()}
+            agree_over_store("plan", facts, "the ranks were started with different plans")
             # An axis of one rank has no messages, and a group for each rank alone would cost time and memory.
             shape = {name: size for name, size in shape.items() if size > 1}
             if shape:
@@ -126,23 +127,3 @@ class ParallelMesh:
     def record(self) -> AbstractContextManager[CommunicationLog]:
         """A log of what this rank sends over any of the mesh's groups while the context is open."""
         return self.reporter.record()
-
-
-def _agree(plan: ParallelPlan) -> None:
-    """Compare the plans of all ranks over the store on which they met; no collective could run with different ones."""
-    if dist.get_backend() == "fake":
-        return
-    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-    # Each rank counts its own meshes, so the plans of a mesh are never taken for those of the one before.
-    turn = store.add(f"fastfold/meshes/{rank}", 1)
-    store.set(f"fastfold/plan/{turn}/{rank}", json.dumps(plan.to_dict()))
-    for other in range(dist.get_world_size()):
-        theirs = ParallelPlan(**json.loads(store.get(f"fastfold/plan/{turn}/{other}")))
-        if theirs != plan:
-            named = {name: (value, theirs.to_dict()[name]) for name, value in plan.to_dict().items()}
-            differing = "; ".join(
-                f"{name} is {mine!r} on rank {rank} and {its!r} on rank {other}"
-                for name, (mine, its) in named.items()
-                if mine != its
-            )
-            raise ConfigError(f"the ranks were started with different plans: {differing}")

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from fastfold.errors import ConfigError
 from fastfold.memory.gemini.access_trace import Trace
 from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.chunks import Chunk
+from fastfold.utils.module_structure import differences, digest, module_structure
 
 T = TypeVar("T")
 
@@ -33,12 +35,49 @@ class Ranks:
         self.size = 1 if group is None else dist.get_world_size(group)
         self.rank = 0 if group is None else dist.get_rank(group)
         self.shard = shard and self.size > 1
+        self._buffers: dict[str, tuple[Tensor, int]] = {}
 
     @property
     def count(self) -> int:
         """Processes that train the model together."""
         several = self.group is not None or self.statistics is not None
         return max(self.size, dist.get_world_size(self.statistics)) if several else 1
+
+    def check_model(self, model: nn.Module) -> None:
+        """Refuse models that differ between the processes that train together.
+
+        Raises:
+            ConfigError: Names, shapes, dtypes, buffers or frozen parameters differ. Every rank raises.
+        """
+        if self.group is None:
+            return
+        own = module_structure(model)
+        for other, theirs in enumerate(_gathered(digest(own), self.group)):
+            if theirs != digest(own):
+                facts = _gathered(own, self.group)
+                raise ConfigError(
+                    "the models of the processes in Gemini(group=...) differ: "
+                    f"{differences(own, facts[other], self.rank, other)}"
+                )
+
+    def align(self, store: ChunkStore, model: nn.Module) -> None:
+        """Give every process the first one's parameters and buffers."""
+        if self.group is None:
+            return
+        first = dist.get_global_rank(self.group, 0)
+        with store.work(), torch.no_grad():
+            for x in (*map(store.host_copy, store.chunks), *model.buffers()):
+                sent = x.contiguous()
+                dist.broadcast(sent, first, group=self.group)
+                if sent is not x:
+                    x.copy_(sent)
+        self._buffers = {name: (x, x._version) for name, x in model.named_buffers()}
+
+    def _changed_buffers(self) -> dict[str, tuple[float, float]]:
+        """Buffers that a forward pass has changed, with two numbers that tell their values."""
+        changed = {name: x for name, (x, version) in self._buffers.items() if x._version != version}
+        self._buffers |= {name: (x, x._version) for name, x in changed.items()}
+        return {name: (float(x.double().sum()), float(x.double().norm())) for name, x in changed.items()}
 
     def agree(self, traces: list[Trace]) -> list[Trace]:
         """The traces of all ranks, in the order of the ranks; remembering them all takes the most of every number."""
@@ -49,13 +88,26 @@ class Ranks:
         return not self.shard or chunk.index % self.size == self.rank
 
     def average(self, store: ChunkStore) -> None:
-        """Mean gradients over all ranks, for parameters that have one on any of them; nothing where they are that."""
+        """Mean gradients over all ranks, for parameters that have one on any of them; nothing where they are that.
+
+        Raises:
+            ConfigError: A forward pass has given a buffer other values on each rank.
+        """
         if self.group is None:
             return
-        found = _gathered((store.averaged, [sorted(chunk.arrived) for chunk in store.chunks]), self.group)
-        if all(averaged for averaged, _ in found):
+        changed = self._changed_buffers()
+        own = store.averaged, [sorted(chunk.arrived) for chunk in store.chunks], changed
+        found = _gathered(own, self.group)
+        for _, _, theirs in found:
+            if theirs != changed:
+                raise ConfigError(
+                    f"the processes of Gemini(group=...) have different values of "
+                    f"{next(iter(changed | theirs))}, which forward() changes by its part of the batch alone: leave that out, use eval() for its module, or "
+                    "sum over the processes in it"
+                )
+        if all(averaged for averaged, _, _ in found):
             return
-        arrived = zip(*(names for _, names in found), strict=True)
+        arrived = zip(*(names for _, names, _ in found), strict=True)
         unions = [{name for of_one in names for name in of_one} for names in arrived]
         wanted = [(chunk, names) for chunk, names in zip(store.chunks, unions, strict=True) if names]
         # What there is no room for fails before anything is changed.

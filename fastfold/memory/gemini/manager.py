@@ -64,8 +64,9 @@ class Gemini:
         nvme_folder: Folder for ``"nvme"``; None for the system's folder of temporary files. Parameters, gradients and
             optimizer states have one file there, whose room is reserved now.
         lookahead: Operators by which loads start early.
-        group: Process group of data parallelism: :meth:`step` averages gradients over it. It must reach the tier that
-            gradients live on: the host's memory, or the device with ``"cuda"``.
+        group: Process group of data parallelism: all start from the first rank's parameters and buffers, and
+            :meth:`step` averages gradients over it. It must reach the tier that gradients live on: the host's memory,
+            or the device with ``"cuda"``.
         statistics: Process group whose ranks decide alike, on the host; None for ``group``. All its ranks call
             :meth:`step` together.
         shard: Over ``group``, each rank keeps the optimizer's states of its share of the parameters alone (ZeRO stage
@@ -89,8 +90,8 @@ class Gemini:
             exceed the budget; names the smallest that holds them. With ``hard_budget``: PyTorch holds more already.
             The host's memory has no room for what is kept there, as far as limits of control groups leave any.
         OutputError: With ``"nvme"``: the disk has no room for parameters, gradients and optimizer states.
-        ConfigError: An unknown policy or budget; an optimizer of other parameters, or that does not treat each
-            parameter alone; parameters that are managed already; ``overlap_optimizer`` with ``"cuda"``, without an
+        ConfigError: An unknown policy or budget; models that differ over ``group``; an optimizer of other parameters,
+            or that does not treat each parameter alone; parameters that are managed already; ``overlap_optimizer`` with ``"cuda"``, without an
             optimizer, with several processes, or with an optimizer whose step has hooks or cannot run in a thread.
     """
 
@@ -119,6 +120,7 @@ class Gemini:
         self.budget = parse_bytes(budget)
         self.device = _device(device, self.budget)
         check_model(model, optimizer)
+        self.ranks.check_model(model)
         if overlap_optimizer:
             check_overlap(optimizer, policy, self.ranks)
         self._undo: list[Callable[[], None]] = []
@@ -140,6 +142,7 @@ class Gemini:
         if hard_budget:
             self._undo.append(self.device.enforce())
         self.store = ChunkStore(chunks, self.device, host)
+        self.ranks.align(self.store, model)
         agree = self.ranks.agree if self.ranks.statistics else None
         self.residency = Residency(self.store, self.budget, policy != "cpu", lookahead, agree)
         self.saved: SavedTensors | None = None

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
@@ -82,6 +83,7 @@ class FullySharded:
         shard_groups: Mapping[str, Sequence[Group]],
         units: Units = listed_modules,
     ) -> None:
+        self.agreement: StepAgreement | None = None
         self.mesh = mesh
         self._group = mesh.group("replicas")
         if self._group.process_group is not None:
@@ -206,3 +208,5 @@ class FullySharded:
                     stride=parameter.stride(),
                 )
             parameter.grad = gradient
+        if self.agreement is not None:
+            self.agreement.check({name: p.grad for name, p in self.parameters.items()})

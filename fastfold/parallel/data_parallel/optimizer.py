@@ -84,6 +84,8 @@ class ParallelOptimizer(Optimizer):
         else:
             undo = step_if(self.inner, ok)
         self._stage.all_gather_params()
+        if self._stage.agreement is not None:
+            self._stage.agreement.settle()
         return undo
 
     def zero_grad(self, set_to_none: bool = True) -> None:

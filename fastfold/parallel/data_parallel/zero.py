@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fastfold.errors import ConfigError
+from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
 from fastfold.parallel.data_parallel.early_reduction import EarlyReduction, apart
@@ -52,6 +53,7 @@ class Replicated:
         shard_groups: Mapping[str, Sequence[Group]],
         elements: int = BUCKET_ELEMENTS,
     ) -> None:
+        self.agreement: StepAgreement | None = None
         self.parameters = dict(parameters)
         self.names, self.mesh, self.shard_groups = list(parameters), mesh, shard_groups
         self.sample = Sharding([mesh.group(name) for name in SAMPLE_GROUPS])
@@ -228,6 +230,8 @@ class Replicated:
         Parameters that were used on no rank have None.
         """
         self._finish(buffers, self._used_anywhere())
+        if self.agreement is not None:
+            self.agreement.check({name: p.grad for name, p in self.optimised.items()})
         self.accept_gradients()
 
     def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:

@@ -31,7 +31,7 @@ Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
 _CLOSED = (ParallelAttention, ParallelEmbedding, ParallelLayerNorm, ParallelMLP)
 """Layers from whole tensors to whole tensors whose plain counterpart is known exactly."""
 
-_REMEDY = "(or pass compare_first=False to parallelize() if it is right all the same)"
+_REMEDY = "(or pass compare_first=False to parallelize() if it is right anyway)"
 
 
 def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
@@ -164,7 +164,7 @@ class _Comparison:
                 )
 
     def _filled(self, device: torch.device | None) -> nn.Module:
-        """The plain module with random weights, the same on all ranks, and none tied to another."""
+        """Return the plain module with random weights, the same on all ranks, none tied."""
         generator = torch.Generator().manual_seed(0)
         with _Detached():
             plain = copy.deepcopy(self._plain).eval()
@@ -196,7 +196,7 @@ class _Comparison:
         return found | dict(zip(names, gradients, strict=True))
 
     def _cut_gradients(self, path: str, layer: nn.Module, values: dict[str, Tensor | None]) -> None:
-        """In place of gradients of a plain layer those of this rank's part."""
+        """Replace gradients of a plain layer by those of this rank's part."""
         prefix = f"{path}." if path else ""
         with torch.no_grad():
             for name, p in layer.named_parameters():

@@ -1,0 +1,236 @@
+"""What ranks have to have alike: compared in full at the start, and by a few numbers at every step."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from fastfold.errors import ConfigError
+from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comm.groups import Group
+from fastfold.utils.module_structure import differences, digest
+
+if TYPE_CHECKING:
+    from fastfold.parallel.mesh import ParallelMesh
+
+_LOOSE = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""By dtype how far sums of equal gradients may differ, since some kernels add in any order."""
+
+_WAITED_STEPS = 2
+"""First steps whose comparisons the host waits for on a GPU."""
+
+
+def agree_over_store(what: str, own: Mapping[str, str], problem: str) -> None:
+    """Compare facts of all ranks over the store on which they met, before any collective.
+
+    Args:
+        what: Kind of the facts, for the store's keys.
+        own: This rank's facts.
+        problem: Beginning of the message.
+
+    Raises:
+        ConfigError: They differ. Every rank raises.
+    """
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return
+    store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    # Each rank counts its own comparisons, so facts are never taken for those of the one before.
+    turn = store.add(f"fastfold/{what}/turn/{rank}", 1)
+    place, mine = f"fastfold/{what}/{turn}", digest(own)
+    store.set(f"{place}/facts/{rank}", json.dumps(own))
+    store.set(f"{place}/digest/{rank}", mine)
+    for other in range(dist.get_world_size()):
+        if store.get(f"{place}/digest/{other}").decode() != mine:
+            theirs = json.loads(store.get(f"{place}/facts/{other}"))
+            raise ConfigError(f"{problem}: {differences(own, theirs, rank, other)}")
+
+
+class StepAgreement:
+    """Comparison of ranks that should be alike, once a step after the gradients were added up.
+
+    Ranks of one tensor parallel group work on the same samples, so gradients of parameters that every rank has whole
+    are the same. Ranks with the same parameters keep the same weights and buffers, whatever a forward pass changes in
+    place. A gradient that is not finite on one rank is made so on all, because GradScaler decides on each rank.
+
+    Args:
+        module: This rank's part of the model.
+        mesh: The ranks.
+        cut: Names of parameters of which a tensor parallel rank has a block.
+        shares: Groups over which the gradients that the optimizer sees are cut.
+    """
+
+    def __init__(
+        self, module: nn.Module, mesh: ParallelMesh, cut: frozenset[str], shares: Sequence[Group]
+    ) -> None:
+        self._module, self._cut = module, cut
+        tp = mesh.group("tp")
+        self._shares = [group for group in shares if group.size > 1]
+        self._same_samples = tp if tp.size > 1 and mesh.plan.tp_mode == "1d" else None
+        self._parts = [*self._shares, *(g for g in (tp, mesh.group("pp")) if g.size > 1)]
+        replicas = mesh.group("replicas")
+        self._same_weights = [g for g in (replicas, self._same_samples) if g is not None and g.size > 1]
+        groups = [*self._parts, *self._same_weights]
+        self._is_alone = not groups or groups[0].backend == "fake"
+        self._steps = 0
+        self._pending: list[tuple[Tensor, ConfigError]] = []
+        self._versions: dict[str, int] = {}
+        self.settle()
+
+    def settle(self) -> None:
+        """Remember the versions of weights and buffers: changes after this are made by a forward pass."""
+        if not self._is_alone:
+            self._versions = {name: x._version for name, x in self._watched().items()}
+
+    @torch.no_grad()
+    def check(self, gradients: Mapping[str, Tensor | None]) -> None:
+        """Compare this step (a collective).
+
+        Args:
+            gradients: What the optimizer will see on this rank, by the parameters' names.
+
+        Raises:
+            ConfigError: The ranks have different gradients, weights, buffers or frozen parameters.
+        """
+        if self._is_alone:
+            return
+        self._steps += 1
+        pending, self._pending = self._pending, []
+        for is_apart, error in pending:
+            if bool(is_apart):
+                raise error
+        present = {name: _real(_local(g)) for name, g in gradients.items() if g is not None}
+        self._spread_infinities(present)
+        self._check_tensors()
+        if self._same_samples is not None:
+            self._check_gradients(present, self._same_samples)
+
+    def _check_gradients(self, gradients: Mapping[str, Tensor], group: Group) -> None:
+        names = [name for name in self._trainable() if name not in self._cut]
+        if not names:
+            return
+        held = [gradients.get(name) for name in names]
+        zero = torch.zeros((), dtype=torch.float64, device=self._device())
+        sums = [zero if x is None else x.sum(dtype=_wide(x)).double() for x in held]
+        norms = [zero if x is None else torch.linalg.vector_norm(x, dtype=_wide(x)).double() for x in held]
+        own = torch.stack([*sums, *(x.square() for x in norms)])
+        for share in self._shares:
+            own = _of_all(own, share).sum(0)
+        of_all = _of_all(own, group)
+        (of_all, squares), (own, own_squares) = (
+            of_all.unflatten(1, (2, -1)).unbind(1),
+            own.unflatten(0, (2, -1)),
+        )
+        loose = max((_LOOSE.get(x.dtype, 5e-2) for x in held if x is not None), default=1e-6)
+        largest = squares.amax(0).sqrt()
+        sizes = {name: p.numel() for name, p in self._module.named_parameters()}
+        lengths = largest.new_tensor([sizes[name] for name in names]).sqrt()
+        # Comparisons with what is not finite are false: the optimizer or its scaler leaves such a step out.
+        apart = (squares.sqrt() - own_squares.sqrt()).abs() > loose * largest
+        apart |= (of_all - own).abs() > loose * largest * lengths
+        self._refuse(
+            apart.any(),
+            f"gradients differ between the ranks of {group.name}, which work on the same samples ({names[0]} and "
+            "others that every rank has whole): give them the same inputs and labels (DistributedSampler over the "
+            "ranks of dp alone), and the same seed by torch.manual_seed() if anything is drawn, as by dropout",
+        )
+
+    def _check_tensors(self) -> None:
+        """Weights and buffers that were changed in place since the last step; now and then all of them."""
+        in_full = self._steps & (self._steps - 1) == 0
+        watched = self._watched()
+        changed = [name for name, x in watched.items() if in_full or self._versions.get(name) != x._version]
+        frozen = [name for name, p in self._module.named_parameters() if not p.requires_grad]
+        device = self._device()
+        whole = [watched[name] for name in changed if name not in self._cut]
+        cut = [watched[name] for name in changed if name in self._cut]
+        names = [float(zlib.crc32(repr(x).encode())) for x in (changed, frozen)]
+        first = torch.tensor(names, dtype=torch.float64, device=device)
+        numbers = torch.stack([*first, *_checksum(whole, device), *_checksum(cut, device)])
+        for group in self._same_weights:
+            count = 4 if group is self._same_samples else 6  # cut weights differ there
+            of_all = _of_all(numbers, group)[:, :count]
+            apart = ((of_all - numbers[:count]).abs() > 1e-9 * numbers[:count].abs()).any(0)
+            self._refuse(
+                apart[1],
+                f"the ranks of {group.name} have other parameters frozen; freeze the same ones on every rank, before "
+                "parallelize()",
+            )
+            named = [
+                name for name in changed if self._versions.get(name) != watched[name]._version
+            ] or changed
+            self._refuse(
+                apart.any(),
+                f"the ranks of {group.name} have different values of weights or buffers that should be alike: "
+                f"{', '.join(named[:3]) or 'on another rank'}. A forward pass that changes them in place (running "
+                "statistics, codebooks, max_norm, clamping) sees each rank's part of the batch alone: leave it out, "
+                "use eval() for these modules, or sum over the ranks in it by torch.distributed",
+            )
+        self._versions = {name: x._version for name, x in watched.items()}
+
+    def _spread_infinities(self, gradients: Mapping[str, Tensor]) -> None:
+        if not self._parts:
+            return
+        held = [x for x in gradients.values() if x.numel()]
+        norms = torch._foreach_norm(held) if held else ()
+        bad = sum((~x.isfinite()).double() for x in norms) + torch.zeros(1, device=self._device())
+        for group in self._parts:
+            bad = _of_all(bad.sum(), group).sum()
+        for x in held[:1]:
+            first = x.view(-1)[:1] if x.is_contiguous() else x[(slice(0, 1),) * x.dim()]
+            first.copy_(torch.where(bad.to(x.device) > 0, torch.full_like(first, torch.nan), first))
+
+    def _watched(self) -> dict[str, Tensor]:
+        """Weights and buffers of which this rank sees the numbers."""
+        with torch._C.DisableTorchFunctionSubclass():
+            named = {name: p for name, p in self._module.named_parameters() if type(p) is nn.Parameter}
+            return {**named, **dict(self._module.named_buffers())}
+
+    def _trainable(self) -> list[str]:
+        return [name for name, p in self._module.named_parameters() if p.requires_grad]
+
+    def _refuse(self, is_apart: Tensor, message: str) -> None:
+        """Raise now, or on a GPU after the first steps at the next one, so that the host need not wait."""
+        if is_apart.device.type != "cpu" and self._steps > _WAITED_STEPS:
+            self._pending.append((is_apart, ConfigError(message)))
+        elif bool(is_apart):
+            raise ConfigError(message)
+
+    def _device(self) -> torch.device:
+        return next((_local(p).device for p in self._module.parameters()), torch.device("cpu"))
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def _real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _of_all(own: Tensor, group: Group) -> Tensor:
+    """Numbers of all ranks, ``[ranks, ...]``."""
+    return async_ops.start_gather(own[None].contiguous(), 0, group, [1] * group.size).wait()
+
+
+def _checksum(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Two numbers that tell lists of equal tensors from others."""
+    total, length = torch.zeros(2, dtype=torch.float64, device=device)
+    for number, x in enumerate(tensors):
+        values = torch.nan_to_num(_real(x.detach()))
+        if not values.is_floating_point():
+            values = values.float()
+        weight = 1 + (number * 0.6180339887) % 1
+        total = total + weight * values.sum(dtype=_wide(values)).double().to(device)
+        length = length + weight * torch.linalg.vector_norm(values, dtype=_wide(values)).double().to(device)
+    return [total, length]

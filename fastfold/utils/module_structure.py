@@ -1,0 +1,36 @@
+"""What a module is made of, as words that processes can compare."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+from torch import nn
+
+
+def module_structure(module: nn.Module) -> dict[str, str]:
+    """Describe every submodule, parameter and buffer of a module, by name.
+
+    Buffers count whether they are saved or not; values are left out.
+    """
+    found = {f"module {name}": type(part).__qualname__ for name, part in module.named_modules()}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        found[name] = f"{list(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}"
+    for name, x in module.named_buffers(remove_duplicate=False):
+        found[name] = f"buffer {list(x.shape)} {x.dtype}"
+    return found
+
+
+def digest(facts: Mapping[str, str]) -> str:
+    """Return a short digest of facts in their order."""
+    return f"{len(facts)}-{zlib.crc32(repr(list(facts.items())).encode()):08x}"
+
+
+def differences(own: Mapping[str, str], other: Mapping[str, str], rank: int, other_rank: int) -> str:
+    """Say how the facts of two processes differ, the first three of them."""
+    names = [name for name in dict.fromkeys([*own, *other]) if own.get(name) != other.get(name)]
+    shown = [
+        f"{name} is {own.get(name, 'absent')} on rank {rank} and {other.get(name, 'absent')} on rank {other_rank}"
+        for name in names[:3]
+    ]
+    return "; ".join(shown or ["they are in another order"]) + (" ..." if len(names) > 3 else "")

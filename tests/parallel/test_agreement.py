@@ -1,0 +1,201 @@
+"""Ranks that should be alike and are not: refused at the start, or at the first step that would let them drift."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastfold.errors import ConfigError
+from fastfold.memory import Gemini, SimulatedDevice
+from fastfold.parallel import Parallel, ParallelMesh, ParallelPlan, parallelize
+from fastfold.parallel.agreement import StepAgreement, agree_over_store
+from fastfold.parallel.tensor_parallel import ParallelMLP
+from tests.helpers.spawn_ranks import launch
+
+LAYERS = {"mlp": ParallelMLP.from_plain}
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+class _Net(nn.Module):
+    def __init__(self, more: nn.Module | None = None, rate: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rate = rate
+        self.mlp = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+        self.more = more or nn.Identity()
+        self.head = nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.more(F.dropout(x + self.mlp(x), self.rate, self.training)))  # type: ignore[no-any-return]
+
+
+class _Running(nn.Module):
+    """Statistics of what it has seen; ``how`` says of what, and how they are written."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.zeros(6), persistent=False)
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.how == "buffer":
+            self.seen.lerp_(x.detach().mean(0), 0.1)
+        if self.training and self.how == "data":
+            self.scale.data.clamp_(max=float(x.detach().abs().mean()))
+        if self.training and self.how == "count":
+            self.seen.add_(1)
+        return x * self.scale + self.seen
+
+
+def _sgd(named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(named.values(), lr=0.1)
+
+
+def _step(parallel: Parallel, x: Tensor, target: float = 0.0) -> None:
+    optimizer = parallel.optimizer(_sgd)
+    (parallel.module(x) - target).square().sum().backward()
+    parallel.reduce_gradients()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _structures() -> None:
+    rank = dist.get_rank()
+    for model, message in (
+        (nn.Sequential(*[nn.Linear(2, 2) for _ in range(2 + rank)]), "2.weight is"),
+        (
+            nn.Linear(2, 2).requires_grad_(rank == 0),
+            r"weight is \[2, 2\] torch.float32 frozen on rank 1|frozen",
+        ),
+        (nn.Linear(2, 2, dtype=(torch.float32, torch.float64)[rank]), "weight is .*torch.float64"),
+        (nn.Sequential((nn.ReLU(), nn.GELU())[rank]), "module 0 is"),
+    ):
+        with pytest.raises(ConfigError, match=f"the models of the ranks differ: .*{message}"):
+            parallelize(model, {"dp": 2})
+    with pytest.raises(ConfigError, match=f"these differ: a is {rank} on rank {rank} and {1 - rank} on rank"):
+        agree_over_store("test", {"a": str(rank)}, "these differ")
+    agree_over_store("test", {"a": "1"}, "these differ")
+    running = _Running("none")
+    running.seen += rank
+    parallel = parallelize(running, {"dp": 2})
+    assert not parallel.module.seen.any()  # the first rank's, though it is not saved
+
+
+def _same_samples() -> None:
+    rank = dist.get_rank()
+    for zero in (0, 2):
+        parallel = parallelize(_Net(), {"tp": 2, "zero": zero}, layers=LAYERS)
+        with parallel.overlapped():
+            parallel.module(X[rank : rank + 4]).square().sum().backward()
+        with pytest.raises(ConfigError, match="gradients differ between the ranks of tp"):
+            parallel.reduce_gradients()
+    with pytest.raises(ConfigError, match="the same inputs and labels"):
+        _step(parallelize(_Net(), {"tp": 2}, layers=LAYERS), X, target=rank)
+    parallel = parallelize(_Net(rate=0.3), {"tp": 2}, layers=LAYERS)
+    torch.manual_seed(rank)
+    with pytest.raises(ConfigError, match=r"the same seed by torch\.manual_seed"):
+        _step(parallel, X)
+    torch.manual_seed(5)
+    _step(parallelize(_Net(rate=0.3), {"tp": 2}, layers=LAYERS), X)
+
+
+def _changed_in_forward() -> None:
+    for how in ("buffer", "data"):
+        parallel = parallelize(_Net(_Running(how)), {"dp": 2})
+        with pytest.raises(
+            ConfigError, match="the ranks of replicas have different values of weights or buffers"
+        ):
+            _step(parallel, X[parallel.rows(len(X))])
+    parallel = parallelize(_Net(_Running("count")), {"dp": 2})
+    for _ in range(3):
+        _step(parallel, X[parallel.rows(len(X))])
+    assert parallel.module.more.seen.max() == 3
+    frozen = parallelize(_Net(), {"dp": 2})
+    frozen.module.head.requires_grad_(dist.get_rank() == 0)
+    with pytest.raises(ConfigError, match="the ranks of replicas have other parameters frozen"):
+        _step(frozen, X)
+
+
+def _batch_norm() -> None:
+    parallel = parallelize(_Net(nn.BatchNorm1d(6).eval()), {"dp": 2})
+    _step(parallel, X)
+    parallel.module.train()
+    with pytest.raises(ConfigError, match=r"more is BatchNorm1d.*eval\(\) of this module"):
+        parallel.module(X)
+    with pytest.raises(ConfigError, match="more is BatchNorm1d"):
+        parallelize(_Net(nn.BatchNorm1d(6, track_running_stats=False).eval()), {"dp": 2})
+
+
+def _infinities(plan: dict[str, int], place: Callable[[nn.Module], nn.Parameter]) -> None:
+    parallel = parallelize(_Net(), plan, layers=LAYERS if "tp" in plan else None)
+    optimizer = parallel.optimizer(_sgd)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    before = {name: x.clone() for name, x in parallel.state_dict().items()}
+    for number in range(2):
+        optimizer.zero_grad()
+        x = X[parallel.rows(len(X))]
+        scaler.scale(parallel.module(x).square().sum()).backward()
+        if number == 0 and dist.get_rank() == 1:
+            place(parallel.module).grad.fill_(torch.inf)  # type: ignore[union-attr]
+        parallel.reduce_gradients()
+        scaler.step(optimizer)
+        scaler.update()
+        is_same = all(torch.equal(x, before[name]) for name, x in parallel.state_dict().items())
+        assert is_same == (number == 0)
+    assert scaler.get_scale() == 4.0
+
+
+def _scaler() -> None:
+    _infinities({"tp": 2}, lambda module: module.mlp.first.weight)
+    _infinities({"dp": 2, "zero": 1}, lambda module: module.head.bias)
+    _infinities({"dp": 2, "zero": 2}, lambda module: module.mlp[0].weight)
+
+
+def _gemini() -> None:
+    rank = dist.get_rank()
+
+    def managed(more: nn.Module) -> tuple[nn.Module, Gemini]:
+        model = _Net(more)
+        nn.init.constant_(model.head.weight, rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        device = SimulatedDevice(100_000)
+        return model, Gemini(model, optimizer, 100_000, device=device, group=dist.group.WORLD)
+
+    model, manager = managed(nn.Identity())
+    with manager.params_on_host():
+        assert not model.head.weight.any()
+    model, manager = managed(_Running("buffer"))
+    with manager.device.running():
+        model(X[rank : rank + 2]).sum().backward()
+    with pytest.raises(ConfigError, match=r"have different values of more\.seen"):
+        manager.step()
+    with pytest.raises(ConfigError, match=r"Gemini\(group=\.\.\.\) differ: module more is"):
+        managed((nn.ReLU(), nn.GELU())[rank])
+
+
+def _all() -> None:
+    _structures()
+    _same_samples()
+    _changed_in_forward()
+    _batch_norm()
+    _scaler()
+    _gemini()
+
+
+def test_ranks_that_drift_apart_are_refused() -> None:
+    """Structures, samples, labels, random numbers, buffers, weights, frozen sets, infinite gradients, Gemini."""
+    launch(_all, 2)
+
+
+def test_one_process_has_nothing_to_agree_on() -> None:
+    module = nn.Linear(2, 2)
+    agreement = StepAgreement(module, ParallelMesh(ParallelPlan()), frozenset(), [])
+    agreement.check({"weight": torch.full((2, 2), torch.inf)})
+    agree_over_store("test", {}, "")

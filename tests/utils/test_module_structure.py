@@ -1,0 +1,27 @@
+"""Modules are told apart by their parts, parameters and buffers, and the difference is named."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from fastfold.utils.module_structure import differences, digest, module_structure
+
+
+def test_everything_but_values_counts() -> None:
+    first, second = nn.Linear(2, 3), nn.Linear(2, 3)
+    assert digest(module_structure(first)) == digest(module_structure(second))
+    second.bias.requires_grad_(False)
+    second.register_buffer("mask", torch.ones(4, dtype=torch.bool), persistent=False)
+    own, other = module_structure(first), module_structure(second)
+    assert digest(own) != digest(other)
+    assert differences(own, other, 0, 3) == (
+        "bias is [3] torch.float32 on rank 0 and [3] torch.float32 frozen on rank 3; "
+        "mask is absent on rank 0 and buffer [4] torch.bool on rank 3"
+    )
+
+
+def test_an_order_is_a_difference() -> None:
+    own, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
+    assert digest(own) != digest(other)
+    assert differences(own, other, 0, 1) == "they are in another order"
