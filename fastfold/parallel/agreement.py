@@ -131,7 +131,7 @@ class StepAgreement:
         largest = squares.amax(0).sqrt()
         sizes = {name: p.numel() for name, p in self._module.named_parameters()}
         lengths = largest.new_tensor([sizes[name] for name in names]).sqrt()
-        # Comparisons with what is not finite are false: the optimizer or its scaler leaves such a step out.
+        # Comparisons with infinite numbers are false: the optimizer or its scaler leaves such a step out.
         apart = (squares.sqrt() - own_squares.sqrt()).abs() > loose * largest
         apart |= (of_all - own).abs() > loose * largest * lengths
         self._refuse(
@@ -187,7 +187,7 @@ class StepAgreement:
             first.copy_(torch.where(bad.to(x.device) > 0, torch.full_like(first, torch.nan), first))
 
     def _watched(self) -> dict[str, Tensor]:
-        """Weights and buffers of which this rank sees the numbers."""
+        """Weights and buffers that are whole or cut on this rank, by name."""
         with torch._C.DisableTorchFunctionSubclass():
             named = {name: p for name, p in self._module.named_parameters() if type(p) is nn.Parameter}
             return {**named, **dict(self._module.named_buffers())}
@@ -224,7 +224,7 @@ def _of_all(own: Tensor, group: Group) -> Tensor:
 
 
 def _checksum(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Two numbers that tell lists of equal tensors from others."""
+    """Return two numbers that tell lists of equal tensors from others."""
     total, length = torch.zeros(2, dtype=torch.float64, device=device)
     for number, x in enumerate(tensors):
         values = torch.nan_to_num(_real(x.detach()))

@@ -1,4 +1,4 @@
-"""What a module is made of, as words that processes can compare."""
+"""The structure of a module in words that processes can compare."""
 
 from __future__ import annotations
 

@@ -35,9 +35,15 @@ def check_model(model: nn.Module, optimizer: Optimizer | None) -> None:
         optimizer: Of its parameters, if it is trained.
 
     Raises:
-        ConfigError: A parameter is managed already or has a hook that would see a part of its gradient; the optimizer
-            has other parameters, or does not treat each parameter alone.
+        ConfigError: A parameter is managed already or has a hook that would see a part of its gradient; a module has
+            sparse gradients; the optimizer has other parameters, or does not treat each parameter alone.
     """
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
+            raise ConfigError(
+                f"{name or type(module).__name__} has sparse gradients, which cannot be managed; make it with "
+                "sparse=False"
+            )
     for name, parameter in model.named_parameters():
         if isinstance(parameter, ManagedParameter):
             raise ConfigError(f"{name} is managed already: release() its Gemini manager first")

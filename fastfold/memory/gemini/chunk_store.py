@@ -49,6 +49,8 @@ class ChunkStore:
         self._states: dict[tuple[int, str, torch.dtype], Tensor] = {}
         self._on_host = 0
         self._resident: set[int] = set()
+        self._changed: set[int] = set()
+        self._versions: dict[int, list[int]] = {}
         self._away: list[list[Tensor]] = []
         self._here: list[list[Tensor]] = []
         self._where = {slot.parameter: (chunk, slot) for chunk in chunks for slot in chunk.slots}
@@ -153,6 +155,7 @@ class ChunkStore:
                 ) from error
             chunk.become(ChunkState.HOLD)
             self._place(chunk, self._here)
+        self._versions[index] = self._versions_of(chunk)
         self._resident.add(index)
         self.loads += 1
 
@@ -171,10 +174,27 @@ class ChunkStore:
         """Takes a chunk's copy off the device."""
         chunk = self.chunks[index]
         chunk.become(ChunkState.FREE)
+        if index in self._changed or self._versions_of(chunk) != self._versions[index]:
+            # An operator has changed weights in place, as max_norm of an embedding does.
+            self._changed.discard(index)
+            self.device.wait(self._copies[index])
+            self.device.fetch(self._copies[index], self._host_copies[index], self.host, add=False)
+            self.device.settle()
         with self.device.host_work(), torch.no_grad():
             self.device.drop(self._copies[index])
             self._place(chunk, self._away)
         self._resident.discard(index)
+
+    def note_change(self, parameter: nn.Parameter) -> None:
+        """Write a parameter's chunk back when it leaves: somebody has its ``.data``, whose changes are not counted."""
+        chunk = self.chunk_of(parameter)
+        if chunk is not None and not self.fixed and chunk.index in self._resident:
+            self._changed.add(chunk.index)
+
+    @staticmethod
+    def _versions_of(chunk: Chunk) -> list[int]:
+        with untouched():
+            return [slot.parameter._version for slot in chunk.slots]
 
     def wait(self, index: int) -> None:
         """A chunk that is on its way has arrived for all that follows."""

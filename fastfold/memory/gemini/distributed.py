@@ -101,9 +101,9 @@ class Ranks:
         for _, _, theirs in found:
             if theirs != changed:
                 raise ConfigError(
-                    f"the processes of Gemini(group=...) have different values of "
-                    f"{next(iter(changed | theirs))}, which forward() changes by its part of the batch alone: leave that out, use eval() for its module, or "
-                    "sum over the processes in it"
+                    "the processes of Gemini(group=...) have different values of "
+                    f"{next(iter(changed | theirs))}, which forward() changes by its part of the batch alone: leave "
+                    "that out, use eval() for its module, or sum over the processes in it"
                 )
         if all(averaged for averaged, _, _ in found):
             return

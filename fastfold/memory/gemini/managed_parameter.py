@@ -98,7 +98,8 @@ class ManagedParameter(nn.Parameter):
             raise ConfigError(
                 f"{place.name} is managed and not here now: read or change parameters inside params_on_host() of the "
                 "Gemini manager, or take its state_dict() or that of a module; copy, pickle or convert a model after "
-                "its release()"
+                "its release(). A term of the loss that reads weights (weight penalties, functional_call, methods "
+                "other than forward()) is computed in the forward() of a module, or with policy='cuda'"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:

@@ -91,8 +91,9 @@ class Gemini:
             The host's memory has no room for what is kept there, as far as limits of control groups leave any.
         OutputError: With ``"nvme"``: the disk has no room for parameters, gradients and optimizer states.
         ConfigError: An unknown policy or budget; models that differ over ``group``; an optimizer of other parameters,
-            or that does not treat each parameter alone; parameters that are managed already; ``overlap_optimizer`` with ``"cuda"``, without an
-            optimizer, with several processes, or with an optimizer whose step has hooks or cannot run in a thread.
+            or that does not treat each parameter alone; parameters that are managed already; modules with sparse
+            gradients; ``overlap_optimizer`` with ``"cuda"``, without an optimizer, with several processes, or with an
+            optimizer whose step has hooks or cannot run in a thread.
     """
 
     def __init__(

@@ -23,6 +23,8 @@ from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.managed_parameter import METADATA, untouched
 from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
 
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
+
 
 class _Call:
     """One call of a module: the chunks it needs, and when it began and ended."""
@@ -193,6 +195,8 @@ class _Watch(TorchFunctionMode):
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, nn.Parameter):
                     self._hooks.use(leaf)
+                    if func == _DATA:
+                        self._hooks.store.note_change(leaf)
         return func(*args, **(kwargs or {}))
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from fastfold.evoformer.attention import Attention
@@ -25,6 +24,7 @@ from fastfold.kernels.ops.outer_product_mean.op import EPS
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.moves import Move, Shards
 
@@ -77,7 +77,7 @@ class _Starting(Function):
         return x.view_as(x)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         ctx.regathered.start()
         return grad, None
@@ -134,7 +134,7 @@ class _OuterProduct(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *sides, left_mask, right_mask, weight, bias = ctx.saved_tensors
         whole = [x if gather is None else gather() for x, gather in zip(sides, ctx.again, strict=True)]
@@ -209,7 +209,7 @@ class _Attention(Function):
         ctx.begun = saved, gated_attention_begin(x, parameters, **ctx.options, backward=True)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x, bias, mask, dropout, *parameters), begun = ctx.begun or (ctx.saved_tensors, [])
         ctx.begun = None

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fastfold.kernels.common.backend import products_backend
 from fastfold.kernels.common.scratch import without_autocast
@@ -23,6 +22,7 @@ from fastfold.parallel.axial.matmul import padded_matmul
 from fastfold.parallel.axial.shards import AxialShards
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.moves import Move, Shards
 
 
@@ -109,7 +109,7 @@ class _Multiplication(Function):
         ctx.begun = saved, torch.ops.fastfold.triangle_factors(pair, mask, parameters, ctx.backend)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         how: SummedTerms = ctx.how
         saved, factors = ctx.begun or (ctx.saved_tensors, None)

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.axial.grid import Grid
 from fastfold.parallel.axial.matmul import filled, padded_matmul
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import shard_sizes
 from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 
@@ -77,7 +77,7 @@ class _Summa(Function):
         return torch.cat(found, -1) if found else left.new_zeros(*left.shape[:-1], columns)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         wide, right = ctx.saved_tensors
         grid: Grid = ctx.grid

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from fastfold.kernels.common.layout import padded_width
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, drain
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group, shard_slices
 from fastfold.parallel.comm.moves import Move, Shards
 
@@ -120,7 +120,7 @@ class _Terms(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
         spec: ContractionSpec = ctx.spec
@@ -165,7 +165,7 @@ class _Channels(Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         spec, kept = ctx.spec, ctx.saved_tensors
         grads = [grad.new_empty(shape) for shape in ctx.shapes]

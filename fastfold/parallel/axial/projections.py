@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from fastfold.kernels.common.backend import rows_backend
 from fastfold.kernels.common.scratch import without_autocast
+from fastfold.parallel.comm.first_order import first_order
 
 _EPS = 1e-5
 
@@ -67,7 +67,7 @@ class _First(Function):
         return _project(shared.normed, weight, bias), x.new_empty(0)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor, link: Tensor) -> tuple[Tensor | None, ...]:
         x, *norm, weight, _ = ctx.saved_tensors
         normed, total = ctx.shared.take()
@@ -95,7 +95,7 @@ class _Second(Function):
         return _project(normed, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *norm, weight, _ = ctx.saved_tensors
         normed = ctx.shared.normed = _normalise(x, (norm[0], norm[1]), ctx.shared)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fastfold.parallel.comm.async_ops import AsyncResult
+from fastfold.parallel.comm.first_order import first_order
 
 Start = Callable[[Tensor], AsyncResult]
 StartMany = Callable[[Sequence[Tensor]], Sequence[AsyncResult]]
@@ -59,7 +59,7 @@ class _Launch(Function):
         return torch.empty(0, device=tensors[0].device)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, token: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.shared.meanwhile is not None:
             ctx.shared.meanwhile()
@@ -76,7 +76,7 @@ class _Complete(Function):
         return tuple(shared.take())
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         needed = ctx.shared.needed
         ctx.shared.pending = ctx.shared.backward(

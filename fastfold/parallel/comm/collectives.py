@@ -10,9 +10,11 @@ The gradient is that of the sum of all ranks' losses, unless a function says oth
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_handle import Handle, JointHandle
@@ -245,7 +247,10 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     Right where what follows is computed identically on every rank, whose loss is one and the same. Where ranks go
     on differently, compose: ``all_reduce_gradient(all_reduce(x, group), group)``.
     """
-    return all_reduce_async(x, group).wait()
+    if group.size == 1:
+        return x
+    result: Tensor = _Sum.apply(x, group)
+    return result
 
 
 def all_reduce_gradient_async(x: Tensor, group: Group) -> Handle:
@@ -257,7 +262,36 @@ def all_reduce_gradient_async(x: Tensor, group: Group) -> Handle:
 
 def all_reduce_gradient(x: Tensor, group: Group) -> Tensor:
     """The tensor itself, the same on every rank; the gradient is summed over the ranks (Megatron's *f*)."""
-    return all_reduce_gradient_async(x, group).wait()
+    if group.size == 1:
+        return x
+    result: Tensor = _SumOfGradients.apply(x, group)
+    return result
+
+
+class _Sum(Function):
+    """Sum over the ranks. Its gradient is the same on all ranks, whose own gradients add up if taken again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return async_ops.start_all_reduce(x.detach(), group).wait()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce_gradient(gradient, ctx.group), None
+
+
+class _SumOfGradients(Function):
+    """The tensor itself, with the sum of the gradients of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient, ctx.group), None
 
 
 def broadcast_async(x: Tensor, source: int, group: Group) -> Handle:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fastfold.errors import ConfigError
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 
@@ -140,8 +141,17 @@ class Buckets:
         Args:
             bucket: One of these buckets.
             tensors: For every parameter of the list one of its shape, or None.
+
+        Raises:
+            ConfigError: One of them is sparse.
         """
         like = self._like[bucket.numbers[0]]
+        sparse = next((x for x in tensors if x is not None and x.layout is not torch.strided), None)
+        if sparse is not None:
+            raise ConfigError(
+                f"a gradient of shape {list(sparse.shape)} is sparse, and ranks add up dense ones; make its layer with "
+                "sparse=False"
+            )
         pieces = [
             like.new_zeros(size) if x is None else x.detach().reshape(-1)
             for x, size in zip((tensors[number] for number in bucket.numbers), bucket.sizes, strict=True)

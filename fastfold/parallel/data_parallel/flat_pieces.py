@@ -14,7 +14,11 @@ from fastfold.parallel.data_parallel.large_batch import LayerwiseOptimizer
 Factory = Callable[[Mapping[str, nn.Parameter]], Optimizer]
 
 _SIDE = 4
-"""Length of each dimension of the parameters of a trial."""
+"""Length of each dimension of the parameters of a trial, where one of the same shape is larger."""
+_LARGEST = 256
+"""Longest side of a matrix in a trial: factored moments begin at 128 in the usual optimizers."""
+_STEPS = 12
+"""Steps of a trial."""
 
 
 def on_pieces(
@@ -47,11 +51,19 @@ def _replace(optimizer: Optimizer, replaced: Mapping[nn.Parameter, nn.Parameter]
 
 
 def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) -> None:
-    """Step small parameters and halves of them, which has to come to the same."""
+    """Step stand-ins of the parameters and halves of them, which has to come to the same.
+
+    Factored moments begin at a size and global scales after a warm-up: of each shape one stand-in is as large as the
+    parameter, up to a limit, and there are several steps.
+    """
     generator = torch.Generator().manual_seed(0)
+    seen: set[tuple[int, ...]] = set()
 
     def trial(name: str) -> nn.Parameter:
-        shape = [_SIDE] * parameters[name].dim()
+        shape = _trial_shape(parameters[name].shape)
+        if shape in seen:
+            shape = tuple(min(_SIDE, length) for length in shape)
+        seen.add(shape)
         return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
 
     whole = {name: trial(name) for name in parameters}
@@ -61,18 +73,27 @@ def _try(factory: Factory, parameters: Mapping[str, nn.Parameter], kind: str) ->
     in_halves = factory(same)
     _replace(in_halves, {x: halves[name] for name, x in same.items()})
     try:
-        for _ in range(2):
+        for _ in range(_STEPS):
             for name, x in whole.items():
                 x.grad = torch.randn(x.shape, generator=generator, dtype=x.dtype)
                 halves[name].grad = x.grad.flatten()[: len(halves[name])].clone()
             stepped.step()
             in_halves.step()
-        alike = all(
-            torch.allclose(x.flatten()[: len(halves[name])], halves[name]) for name, x in whole.items()
-        )
+            alike = all(
+                torch.allclose(x.flatten()[: len(halves[name])], halves[name]) for name, x in whole.items()
+            )
+            if not alike:
+                break
     except Exception:  # of whatever kind, it would end the run on the rank that has such a piece
         alike = False
     if not alike:
         raise ConfigError(
-            f"{kind} looks at whole parameters, of which zero=1 and zero=2 leave each rank a flat piece; use zero=0"
+            f"{kind} looks at whole parameters or at all of them, and zero=1 and zero=2 leave each rank flat pieces; "
+            "use zero=0"
         )
+
+
+def _trial_shape(shape: torch.Size) -> tuple[int, ...]:
+    """Limit the lengths of a shape, those of many dimensions more."""
+    limit = _LARGEST if len(shape) <= 2 else _SIDE * 4
+    return tuple(min(limit, length) for length in shape)

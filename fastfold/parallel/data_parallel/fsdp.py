@@ -5,12 +5,14 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement
@@ -60,6 +62,21 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
     return list(found)
 
 
+def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
+    """Let results refuse ``create_graph=True``: parameters have left when the second backward pass needs them."""
+
+    def refuse(_: Tensor) -> None:
+        if torch.is_grad_enabled():
+            raise ConfigError(
+                "create_graph=True (a gradient penalty or second derivative) needs parameters that zero=3 has given "
+                "back; use zero=0, 1 or 2"
+            )
+
+    for x in tree_leaves(output):
+        if isinstance(x, Tensor) and x.requires_grad:
+            x.register_hook(refuse)
+
+
 class FullySharded:
     """Stage 3, with the interface of :class:`fastfold.parallel.data_parallel.zero.Replicated`.
 
@@ -97,6 +114,7 @@ class FullySharded:
                     # Gradients are summed here, as everywhere; who wants a mean scales the loss.
                     part.set_gradient_divide_factor(1.0)
                     part.set_force_sum_reduction_for_comms(True)
+            module.register_forward_hook(_refuse_second_derivatives)
         self.parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         # Frozen ones and those of a second name too.
         self._held = dict(module.named_parameters(remove_duplicate=False))
@@ -153,6 +171,18 @@ class FullySharded:
 
     def check_step(self) -> None:
         """Nothing: gradients are added up while the backward pass runs."""
+
+    def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
+        """Refuse a parameter in the place of the shard that the optimizer steps.
+
+        Raises:
+            ConfigError: It is another object.
+        """
+        if parameter is not self.parameters[name]:
+            raise ConfigError(
+                f"{name} is another tensor than when parallelize() was called, which its optimizer would not step: use "
+                "load_state_dict() of what parallelize() returned instead of assign=True"
+            )
 
     def accept_gradients(self) -> None:
         """Nothing to remember."""

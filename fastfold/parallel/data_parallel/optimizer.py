@@ -68,8 +68,8 @@ class ParallelOptimizer(Optimizer):
             What to call before the next step if it did not: it puts counters on the host back.
 
         Raises:
-            ConfigError: The gradients are not those that were added up over the ranks, or a parameter trains that did
-                not when the plan was applied.
+            ConfigError: The gradients are not those that were added up over the ranks, a parameter trains that did
+                not when the plan was applied, or it was replaced since.
         """
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad and name not in self._stage.parameters:
@@ -77,6 +77,8 @@ class ParallelOptimizer(Optimizer):
                     f"{name} was made to train after parallelize(), and would be added up over no ranks; choose what "
                     "trains before, or call parallelize() again on a new model"
                 )
+            if parameter.requires_grad:
+                self._stage.check_parameter(name, parameter)
         self._stage.check_step()
         undo = _nothing
         if ok is None:

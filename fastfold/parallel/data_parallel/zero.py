@@ -60,6 +60,7 @@ class Replicated:
         self.data = Sharding([mesh.group(name) for name in DATA_GROUPS])
         self.every = Sharding([*self.sample.groups, *self.data.groups])
         self._values = list(parameters.values())
+        self._kinds = {name: (p.shape, p.dtype, p.device) for name, p in parameters.items()}
         self.buckets = Buckets(self._values, self.every.ranks, elements)
         self._norms = ShardNorms(shard_groups, mesh.group("pp"))
         self._used = [False] * len(self._values)
@@ -128,6 +129,20 @@ class Replicated:
                     f"the gradient of {name} was changed after reduce_gradients(), of which this rank has a part; "
                     "clip with clip_grad_norm_() of what parallelize() returned, and scale the loss"
                 )
+
+    def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
+        """Refuse a parameter in the place of the one that the optimizer steps.
+
+        Raises:
+            ConfigError: It is another object, or another dtype, shape or device.
+        """
+        kind = parameter.shape, parameter.dtype, parameter.device
+        if parameter is not self.parameters[name] or kind != self._kinds[name]:
+            raise ConfigError(
+                f"{name} is another tensor than when parallelize() was called, which its optimizer would not step: use "
+                "load_state_dict() of what parallelize() returned instead of assign=True, and convert or move the "
+                "model before parallelize()"
+            )
 
     def accept_gradients(self) -> None:
         """Take the gradients of :attr:`optimised` as they are for those of the step."""
@@ -305,6 +320,17 @@ class ShardedStates(Replicated):
         self._piece_norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), *self.every.groups] for name in self.names}, mesh.group("pp")
         )
+
+    def check_step(self) -> None:
+        """Check as stage 0, after pieces have followed parameters to other memory (``.data =``)."""
+        for spans in self._spans:
+            for number, (of_parameter, _) in spans.items():
+                parameter, piece = self._values[number], self._pieces[self.names[number]]
+                memory = parameter.untyped_storage().data_ptr()
+                if piece.numel() and piece.untyped_storage().data_ptr() != memory:
+                    parameter.data = parameter.data.contiguous()
+                    piece.data = parameter.data.view(-1)[of_parameter]
+        super().check_step()
 
     @property
     def optimised(self) -> dict[str, nn.Parameter]:

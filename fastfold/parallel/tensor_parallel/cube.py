@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group
 
 
@@ -61,7 +61,7 @@ class CubeLinear(Function):
         return _reduce_scatter(inputs.wait() @ weights.wait().T, lines.output, rows).wait()
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         lines = ctx.lines

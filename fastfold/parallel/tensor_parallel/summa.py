@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.pipelined import absent, broadcasts, sums
 
@@ -52,7 +52,7 @@ class SummaLinear(Function):
         return y.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, weight = ctx.saved_tensors
         row, column = ctx.row, ctx.column

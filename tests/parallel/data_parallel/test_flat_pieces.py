@@ -75,3 +75,51 @@ def test_optimizers_that_look_at_whole_parameters_are_refused(name: str, factory
     parameters = _parameters()
     with pytest.raises(ConfigError, match=f"{name} looks at whole parameters"):
         on_pieces(factory, parameters, _first_pieces(parameters))
+
+
+class _Factored(Optimizer):
+    """Second moments of rows and columns, for matrices of a size."""
+
+    def __init__(self, parameters, side: int) -> None:
+        super().__init__(parameters, {"side": side})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                square = p.grad.square()
+                if p.dim() == 2 and min(p.shape) >= group["side"]:
+                    square = square.mean(1, keepdim=True) * square.mean(0, keepdim=True) / square.mean()
+                p.sub_(p.grad / (square.sqrt() + 1e-8), alpha=0.01)
+
+
+class _Adaptive(Optimizer):
+    """A rate by the norm of all gradients, after some steps."""
+
+    def __init__(self, parameters) -> None:
+        super().__init__(parameters, {"count": 0})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            group["count"] += 1
+            square = sum(p.grad.square().sum() for p in group["params"])
+            rate = 0.1 if group["count"] <= 10 else 0.1 / float(square) ** 0.5
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=rate)
+
+
+def test_what_looks_at_whole_parameters_from_a_size_or_a_step_on_is_refused() -> None:
+    parameters = {
+        "table": nn.Parameter(torch.zeros(1000, 130)),
+        "same": nn.Parameter(torch.zeros(1000, 130)),
+        "filter": nn.Parameter(torch.zeros(64, 64, 3, 3)),
+    }
+    pieces = {name: nn.Parameter(p.detach().reshape(-1)[:2].clone()) for name, p in parameters.items()}
+    for factory in (
+        lambda named: _Factored(named.values(), side=128),
+        lambda named: _Adaptive(named.values()),
+    ):
+        with pytest.raises(ConfigError, match="looks at whole parameters or at all of them"):
+            on_pieces(factory, parameters, pieces)
+    on_pieces(lambda named: _Factored(named.values(), side=2000), parameters, pieces)

@@ -16,6 +16,8 @@ from fastfold.errors import ConfigError
 
 # Length of each dimension of the parameters of a trial.
 _SIDE = 4
+# Steps of a trial; some optimizers look at all gradients after a warm-up.
+_STEPS = 12
 
 Group = dict[str, Any]
 
@@ -121,7 +123,7 @@ def trial_difference(
 
 
 def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None, *, apart: bool) -> list[Any]:
-    """Two steps of small parameters in place of the first and the last one of each group.
+    """Steps of small parameters in place of the first and the last one of each group.
 
     Gives the parameters, their states, and numbers of the groups; arguments as of :func:`trial_difference`.
     """
@@ -130,7 +132,7 @@ def _trial_steps(optimizer: Optimizer, step: Callable[[Optimizer], None] | None,
     probes = {p: _trial(p, generator) for group in chosen for p in group}
     twin = _twin(optimizer, probes)
     turns = [[group[:1] for group in chosen], [group[1:] for group in chosen]] if apart else [chosen]
-    for _ in range(2):
+    for _ in range(_STEPS):
         for probe in probes.values():
             probe.grad = torch.randn(probe.shape, generator=generator, dtype=probe.dtype)
         for turn in turns:

@@ -108,3 +108,65 @@ def test_the_optimizers_of_pytorch_step_as_ever(kind: Any, options: dict[str, ob
             run.step()
             run.zero_grad()
     assert all(torch.equal(x, model.state_dict()[name]) for name, x in plain.state_dict().items())
+
+
+class Bounded(nn.Module):
+    """Weights that every forward pass changes: rows of at most a norm, bounds, and bounds through ``.data``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(7, 6, max_norm=0.5)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.double()
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.first.weight.clamp_(-0.1, 0.1)
+        self.second.weight.data.clamp_(-0.1, 0.1)
+        return self.second(self.first(self.table(ids)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_weights_that_forward_changes_are_those_of_an_unmanaged_run(policy: str) -> None:
+    ids = torch.arange(5)
+    plain = Bounded()
+    expected = torch.optim.AdamW(plain.parameters(), lr=0.05)
+    model = copy.deepcopy(plain)
+    manager = Gemini(model, torch.optim.AdamW(model.parameters(), lr=0.05), budget=1 << 14, policy=policy)
+    for _ in range(3):
+        plain(ids).square().sum().backward()
+        expected.step()
+        expected.zero_grad()
+        with manager.device.running():
+            model(ids).square().sum().backward()
+        manager.step()
+        manager.zero_grad()
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, plain.state_dict()[name]), name
+
+
+def test_sparse_gradients_are_refused_at_the_start() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True))
+    with pytest.raises(ConfigError, match=r"0 has sparse gradients.*sparse=False"):
+        Gemini(model, torch.optim.SGD(model.parameters(), lr=0.1), budget=1 << 14)
+
+
+class Warming(torch.optim.SGD):
+    """Looks at all gradients together after some steps."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        if self.param_groups[0]["k"] > 8:
+            gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+            scale = float(sum(g.square().sum() for g in gradients)) ** -0.5
+            for g in gradients:
+                g.mul_(scale)
+        super().step()
+
+
+def test_an_optimizer_that_looks_at_all_gradients_later_is_refused() -> None:
+    model = Net()
+    with pytest.raises(ConfigError, match="Warming cannot be managed"):
+        Gemini(model, Warming(model.parameters(), lr=0.1), budget=1 << 14)
