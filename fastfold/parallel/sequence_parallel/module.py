@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group, shard_sizes
 from fastfold.parallel.sequence_parallel.attention import ring_attention, ulysses_attention
+from fastfold.parallel.sequence_parallel.first_call import FirstCall
 
 METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}
 
@@ -22,11 +23,12 @@ METHODS = {"ring": ring_attention, "ulysses": ulysses_attention}
 class SequenceParallel:
     """Lets a module work on this rank's part of each sequence.
 
-    Whatever acts on positions alone needs no change. In the modules that are named here calls of
-    ``torch.nn.functional.scaled_dot_product_attention`` become ring or all-to-all attention over the ranks, also when
-    activation checkpointing calls them again, and ``nn.MultiheadAttention`` too; tables of learned positions are read
+    Operators on single positions need no change; others are refused at the first call. In the modules that are named
+    here calls of ``torch.nn.functional.scaled_dot_product_attention`` become ring or all-to-all attention over the
+    ranks, also when activation checkpointing calls them again, and ``nn.MultiheadAttention`` too; tables of learned positions are read
     where the part lies. A module that is named here and calls neither, because its attention is written by hand, would
-    look at its own part alone: that is refused when it runs.
+    look at its own part alone: that is refused when it runs. Masks are for own queries and all keys
+    ``[..., own, all]``, or for own keys ``[..., 1, own]``; inputs that :meth:`shard` cuts are known as such.
 
     Ranks hold the same parameters and use them on different positions: the gradient of the sum of all ranks' losses is
     the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).
@@ -37,6 +39,8 @@ class SequenceParallel:
         attention: Classes of the submodules that call attention.
         positions: Embeddings that are asked for positions counted from 0.
         method: ``ring`` or ``ulysses``.
+        compare_first: Run a short sequence in parts and as a whole before the first call, and refuse a module whose
+            results differ.
 
     Raises:
         ConfigError: There is no such method, the module has no submodule of these classes, or was made parallel before.
@@ -50,11 +54,15 @@ class SequenceParallel:
         attention: type[nn.Module] | tuple[type[nn.Module], ...],
         positions: Iterable[nn.Embedding] = (),
         method: str = "ring",
+        compare_first: bool = True,
     ) -> None:
         if method not in METHODS:
             raise ConfigError(f"sequence parallelism is one of {', '.join(METHODS)}, got {method!r}")
         self.module, self.group, self.method = module, group, method
         self.sizes: list[int] | None = None
+        self.is_whole = False
+        """True while every rank runs a whole sequence, for a comparison."""
+        self._first_call = FirstCall(group, self._lay_out)
         layers: list[Any] = [child for child in module.modules() if isinstance(child, attention)]
         if not layers:
             raise ConfigError(f"{type(module).__name__} has no submodule of {attention}")
@@ -72,11 +80,15 @@ class SequenceParallel:
                 encoder.use_nested_tensor = False
         for table in positions:
             table.register_forward_pre_hook(lambda _, inputs: (inputs[0] + self.first, *inputs[1:]))
+        if compare_first:
+            self._handle = module.register_forward_pre_hook(
+                torch.compiler.disable(self._compare), with_kwargs=True
+            )
 
     @property
     def first(self) -> int:
         """Position of the first of this rank's part."""
-        return sum(self._sizes()[: self.group.rank])
+        return 0 if self.is_whole else sum(self._sizes()[: self.group.rank])
 
     def shard(self, x: Tensor, dim: int = -1) -> Tensor:
         """This rank's part of whole sequences; the module's next call is about sequences of this length.
@@ -86,11 +98,26 @@ class SequenceParallel:
             dim: The dimension of the positions.
         """
         self.sizes = shard_sizes(x.shape[dim], self.group.size)
-        return x.narrow(dim, self.first, self.sizes[self.group.rank])
+        part = x.narrow(dim, self.first, self.sizes[self.group.rank])
+        self._first_call.note(part, dim)
+        return part
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's results for this rank's part."""
         return self.module(*args, **kwargs)
+
+    def _compare(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._handle.remove()
+        self._first_call.compare(module, args, kwargs, self._sizes())
+
+    def _lay_out(self, sizes: Sequence[int] | None) -> Callable[[], None]:
+        before = self.sizes, self.is_whole
+        self.sizes, self.is_whole = self.sizes if sizes is None else list(sizes), sizes is None
+
+        def undo() -> None:
+            self.sizes, self.is_whole = before
+
+        return undo
 
     def _sizes(self) -> list[int]:
         if self.sizes is None:
@@ -113,6 +140,8 @@ def _parallel_variant(layer: Any) -> Any:
     """A variant of a class whose attention is over the ranks; a class and not a wrapped method, so that copies work."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.sequence.is_whole:
+            return layer.forward(self, *args, **kwargs)
         with self.sequence.attention() as attention:
             result = layer.forward(self, *args, **kwargs)
         if not attention.calls:
@@ -162,11 +191,21 @@ class _Attention(TorchFunctionMode):
 
         ``keys`` ``[*, N]`` tells own keys to use from those to leave out.
         """
-        if dropout_p or enable_gqa or key.shape != value.shape:
+        if dropout_p or key.shape != value.shape or query.shape[-1] != key.shape[-1]:
             raise ConfigError(
                 "sequence parallel attention is without dropout of its weights, and keys and values have as many "
-                "heads and channels as queries"
+                "channels as queries"
             )
+        if enable_gqa:
+            key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        own = self.sizes[self.group.rank]
+        if (
+            attn_mask is not None
+            and attn_mask.shape[-2:] == (1, own)
+            and keys is None
+            and own != sum(self.sizes)
+        ):
+            keys, attn_mask = _key_mask(attn_mask), None
         self.calls += 1
         # [*, H, N, D] -> [*, 1, N, H, D]
         q, k, v = (x.transpose(-3, -2).unsqueeze(-4) for x in (query, key, value))
@@ -255,3 +294,16 @@ class _Attention(TorchFunctionMode):
 
 def _nothing(module: nn.Module, inputs: Any) -> None:
     """A hook that does nothing."""
+
+
+def _key_mask(mask: Tensor) -> Tensor:
+    """Return the own keys to use ``[*, N]`` of a mask ``[*, 1, 1, N]``."""
+    if mask.dim() > 2 and mask.shape[-3] != 1:
+        raise ConfigError(
+            f"sequence parallelism: a mask of own keys is the same for all heads, expected [..., 1, 1, keys], found "
+            f"{list(mask.shape)}"
+        )
+    keys = mask if mask.dtype == torch.bool else mask == 0
+    if mask.dtype != torch.bool and not (keys | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise ConfigError("sequence parallelism: a mask of own keys must be 0 or minus infinity")
+    return keys[..., 0, 0, :] if mask.dim() > 2 else keys[0]

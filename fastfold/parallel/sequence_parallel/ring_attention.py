@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from fastfold.kernels.common.constants import MASKED_LOGIT
 from fastfold.kernels.common.scratch import accumulation_dtype, without_autocast
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.async_ops import AsyncResult, completed
+from fastfold.parallel.comm.first_order import first_order
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comm.pipelined import absent, broadcasts
 
@@ -185,7 +185,7 @@ class RingAttention(Function):
         return out.movedim(-4, -2).to(q.dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         grads: tuple[Tensor | None, ...] = _differentiate(gradient, ctx)
         return grads

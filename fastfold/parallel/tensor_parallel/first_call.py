@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
+from fastfold.parallel.comparison import detached_copy, is_close
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.parallel.tensor_parallel.attention import ParallelAttention
 from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding
@@ -44,17 +44,7 @@ def without_data(layer: nn.Module, memo: dict[int, Any] | None = None) -> nn.Mod
     memo = {} if memo is None else memo
     for p in layer.parameters():
         memo.setdefault(id(p), nn.Parameter(p.detach().to("meta"), p.requires_grad))
-    with _Detached():
-        return copy.deepcopy(layer, memo)
-
-
-class _Detached(TorchFunctionMode):
-    """Lets :func:`copy.deepcopy` copy tensors that have a history too."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.__deepcopy__ and not isinstance(args[0], nn.Parameter):
-            return args[1].setdefault(id(args[0]), args[0].detach().clone())
-        return func(*args, **(kwargs or {}))
+    return detached_copy(layer, memo)
 
 
 def compare_first_calls(
@@ -166,8 +156,7 @@ class _Comparison:
     def _filled(self, device: torch.device | None) -> nn.Module:
         """Return the plain module with random weights, the same on all ranks, none tied."""
         generator = torch.Generator().manual_seed(0)
-        with _Detached():
-            plain = copy.deepcopy(self._plain).eval()
+        plain = detached_copy(self._plain).eval()
         for module in plain.modules():
             for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 values = torch.randn(p.shape, generator=generator)
@@ -177,8 +166,7 @@ class _Comparison:
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
         """Results and gradients of a call, by name."""
-        with _Detached():
-            args, kwargs = copy.deepcopy((args, kwargs))
+        args, kwargs = detached_copy((args, kwargs))
         args, kwargs = tree_map_only(
             Tensor, lambda x: x.requires_grad_() if x.is_floating_point() else x, (args, kwargs)
         )
@@ -213,15 +201,6 @@ class _Comparison:
                 continue
             if x.shape != y.shape:
                 return f"{name}: expected shape {list(x.shape)}, found {list(y.shape)}"
-            if not _close(x, y):
+            if not is_close(x, y):
                 return f"{name}: off by {float((x - y).abs().max()):.1e} of {float(x.abs().max()):.1e}"
         return None
-
-
-def _close(x: Tensor, y: Tensor) -> bool:
-    """Equal up to rounding of the narrower type that may have been used."""
-    dtype = x.dtype
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-    tolerance = 4 * torch.finfo(dtype).eps ** 0.5
-    return bool((x - y).abs().max() <= tolerance * x.abs().max()) if x.numel() else True

@@ -1,0 +1,69 @@
+"""Tools to run a module a second time, on the side, and to compare the results."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+
+T = TypeVar("T")
+
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2}
+_SMALL = 1e-2
+
+
+def detached_copy(tree: T, memo: dict[int, Any] | None = None) -> T:
+    """Copy a module, or arguments with tensors that have a history.
+
+    Args:
+        tree: Any object that :func:`copy.deepcopy` takes.
+        memo: Replacements of objects by their ids.
+    """
+    with _Detached():
+        return copy.deepcopy(tree, memo)
+
+
+class _Detached(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and not isinstance(args[0], nn.Parameter):
+            return args[1].setdefault(id(args[0]), args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+def is_close(x: Tensor, y: Tensor) -> bool:
+    """True if tensors are equal up to rounding of the narrower type that autocast may have used."""
+    dtype = x.dtype
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+    coarse = dtype == torch.float32 and x.is_cuda and torch.get_float32_matmul_precision() != "highest"
+    tolerance = 1e-2 if coarse else _TOLERANCES.get(dtype, 5e-2)
+    return bool((x - y).abs().max() <= tolerance * x.abs().max()) if x.numel() else True
+
+
+@contextmanager
+def without_small_weights(module: nn.Module) -> Iterator[None]:
+    """Inside, weights near zero have random values, so that no layer of zeros hides what is before it.
+
+    Args:
+        module: Changed in place, and back when the context is left.
+    """
+    generator = torch.Generator().manual_seed(0)
+    kept: list[tuple[Tensor, Tensor | None]] = []
+    with torch.no_grad():
+        for parameter in module.parameters():
+            p = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+            if p.is_floating_point() and p.numel() and (largest := float(p.abs().max())) < _SMALL:
+                kept.append((p, p.clone() if largest else None))
+                scale = 1.0 if p.dim() < 2 else p.shape[-1] ** -0.5
+                p.copy_(torch.randn(p.shape, generator=generator).mul_(scale))
+        try:
+            yield
+        finally:
+            for p, before in kept:
+                p.zero_() if before is None else p.copy_(before)
