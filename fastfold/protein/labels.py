@@ -59,6 +59,14 @@ def _numbers(chain: ChainStructure) -> list[str]:
     return numbers
 
 
+def default_names(protein: Protein) -> AuthorNames:
+    """Return chains named A, B, ... and the structure's own residue numbers."""
+    return AuthorNames(
+        chain_ids=tuple(chain_name(chain) for chain in range(len(protein.chains))),
+        numbers=tuple(str(number) for number in protein.residue_index.tolist()),
+    )
+
+
 def residue_label(protein: Protein, residue: int, names: AuthorNames | None = None) -> str:
     """A residue as messages name it: ``LYS 15 of chain A``.
 

@@ -70,4 +70,4 @@ def relax_prediction(prediction: Prediction, config: RelaxConfig | None = None) 
         OutputError: There are no atoms, or a position is not finite.
         ConfigError: The platform does not work here, or OpenMM is not installed.
     """
-    return RelaxedPrediction(prediction, relax(prediction.protein, config))
+    return RelaxedPrediction(prediction, relax(prediction.protein, config, continuous=True))

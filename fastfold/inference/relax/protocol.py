@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastfold.errors import FastFoldError
+from fastfold.inference.relax.chain_breaks import chain_breaks, open_breaks
 from fastfold.inference.relax.config import RelaxConfig, check_installed
 from fastfold.inference.relax.result import RelaxResult
 from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein.hydrogens import Hydrogens
-from fastfold.protein.labels import AuthorNames
+from fastfold.protein.labels import AuthorNames, default_names
 from fastfold.protein.protein import Protein
 
 if TYPE_CHECKING:
@@ -40,7 +41,11 @@ class _Progress:
 
 
 def relax(
-    protein: Protein, config: RelaxConfig | None = None, *, names: AuthorNames | None = None
+    protein: Protein,
+    config: RelaxConfig | None = None,
+    *,
+    names: AuthorNames | None = None,
+    continuous: bool = False,
 ) -> RelaxResult:
     """Relax a structure with AlphaFold's protocol.
 
@@ -55,6 +60,8 @@ def relax(
         protein: The structure. Residues without atoms are left out, and the chain has ends beside them.
         config: Settings; AlphaFold's by default.
         names: What chains and residues are called in messages.
+        continuous: True if residues of consecutive numbers are bonded however far apart they are, as those of a
+            prediction. Otherwise a chain has ends where C and N are more than 2.5 Å apart.
 
     Returns:
         The relaxed structure with its record; chains, numbers and B-factors are those of the input.
@@ -71,6 +78,9 @@ def relax(
     from fastfold.inference.relax.platforms import choose_platform
     from fastfold.inference.relax.prepare import check_relaxable
 
+    names = names or default_names(protein)
+    breaks = {} if continuous else chain_breaks(protein, names)
+    given, protein = protein, open_breaks(protein, breaks)
     check_relaxable(protein, names)
     platform = choose_platform(config.platform, threads=config.threads)
     before = violating_residues(protein, names)
@@ -78,7 +88,7 @@ def relax(
     violations = done.violations if done.energies else before
     first, last = (done.energies[0], done.energies[-1]) if done.energies else (None, None)
     return RelaxResult(
-        protein=done.protein,
+        protein=replace(done.protein, residue_index=given.residue_index),
         hydrogens=done.hydrogens,
         reason=done.failure or _reason(last[1] if last else math.nan, violations),
         platform=platform.label,
@@ -94,6 +104,7 @@ def relax(
         residues_freed=len(done.freed),
         atoms_added=done.atoms_added,
         seconds=time.perf_counter() - started,
+        chain_breaks=tuple(breaks.values()),
     )
 
 

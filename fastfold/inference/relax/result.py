@@ -35,6 +35,7 @@ class RelaxResult:
         residues_freed: Residues without restraints in the last round.
         atoms_added: Heavy atoms that the input lacked.
         seconds: Time taken.
+        chain_breaks: Pairs of residues with consecutive numbers that are not bonded, with their distance.
     """
 
     protein: Protein
@@ -53,6 +54,7 @@ class RelaxResult:
     residues_freed: int
     atoms_added: int
     seconds: float
+    chain_breaks: tuple[str, ...] = ()
 
     @property
     def minimized(self) -> bool:
@@ -81,6 +83,7 @@ class RelaxResult:
             "iteration_limit_reached": self.iteration_limit_reached,
             "residues_freed": self.residues_freed,
             "heavy_atoms_added": self.atoms_added,
+            "chain_breaks": list(self.chain_breaks),
             "seconds": round(self.seconds, 2),
         }
 
@@ -93,6 +96,8 @@ class RelaxResult:
             f"{self.heavy_atom_rmsd:.2f} Å (RMSD), {self.rounds} rounds of {self.iterations:,} iterations on "
             f"{self.platform}, {self.seconds:.0f} s"
         )
+        if self.chain_breaks:
+            what += f"; chain broken between {', '.join(self.chain_breaks)}"
         return f"relaxed: {what}" if self.relaxed else f"not relaxed: {self.reason} ({what})"
 
 

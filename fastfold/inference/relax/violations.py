@@ -1,4 +1,4 @@
-"""Residues whose stereochemistry is violated, by AlphaFold's own measure (supplement, section 1.9.11)."""
+"""Residues whose stereochemistry is violated: AlphaFold's measure (supplement, section 1.9.11) and our own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from fastfold.evoformer.config import model_config
 from fastfold.evoformer.losses.violation import find_violations
+from fastfold.inference.relax import stereo
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.all_atom import gather_atoms, lookup
 from fastfold.protein.labels import AuthorNames, residue_label
@@ -22,7 +23,8 @@ class Violation:
         index: Its place in the protein's arrays.
         residue: What it is called, ``LYS 15 of chain A``.
         kinds: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an angle beside
-            it is off by more than 12 standard deviations), ``geometry`` (distances within the residue are).
+            it is off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances
+            within the residue are), ``omega`` (a peptide bond is more than 45° from cis and trans).
     """
 
     index: int
@@ -51,10 +53,12 @@ def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tu
     between, within = found["between_residues"], found["within_residues"]
     masks = {
         "clash": between["clashes_per_atom_clash_mask"].amax(-1) > 0.5,
-        "bond": between["connections_per_residue_violation_mask"] > 0.5,
+        "bond": (between["connections_per_residue_violation_mask"] > 0.5)
+        | torch.from_numpy(stereo.stretched_residues(protein)),
         "geometry": within["per_atom_violations"].amax(-1) > 0.5,
+        "omega": torch.from_numpy(stereo.twisted_residues(protein)),
     }
-    some = found["total_per_residue_violations_mask"] > 0.5
+    some = torch.stack(list(masks.values())).any(0)
     return tuple(
         Violation(
             index=residue,

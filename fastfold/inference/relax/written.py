@@ -45,7 +45,8 @@ def relax_written(
     scores = read_scores(results.path(record, "_scores.json"))
     files: dict[str, str | bytes] = {}
     try:
-        result = relax(structure_to_protein(read_structure(results.path(record, ".cif"))), config)
+        protein = structure_to_protein(read_structure(results.path(record, ".cif")))
+        result = relax(protein, config, continuous=True)
     except InputError as error:
         found: dict[str, Any] = {"relaxed": False, "reason": str(error)}
     else:

@@ -96,9 +96,9 @@ def test_results_that_are_there_are_replaced_on_request_alone(tmp_path: Path) ->
 
 
 def test_of_a_failed_structure_the_record_alone_is_written(tmp_path: Path) -> None:
-    protein = helix("AAAAA")
+    protein = helix("AAAAAA")
     xyz = protein.atom_positions.copy()
-    xyz[3] = xyz[1]
+    xyz[2:4] = xyz[:2]
     text = to_pdb(type(protein)(**(vars(protein) | {"atom_positions": xyz})))
     source = tmp_path / "bad.pdb"
     source.write_text(text)

@@ -15,6 +15,7 @@ from fastfold.errors import ConfigError, InputError
 from fastfold.inference.output.evaluate import structure_to_protein
 from fastfold.inference.relax import RelaxConfig, minimize, relax
 from fastfold.inference.relax.violations import violating_residues
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
@@ -22,6 +23,7 @@ from tests.conftest import require_shared
 from tests.helpers.peptides import helix
 
 CPU = RelaxConfig(platform="CPU")
+QUICK = RelaxConfig(platform="CPU", max_iterations=5, max_rounds=1)
 
 
 def broken(protein: Protein, after: int, shift: tuple[float, float, float]) -> Protein:
@@ -59,7 +61,7 @@ def test_residues_with_violations_are_freed_in_the_next_round(monkeypatch: pytes
         return inner(*args, free_residues=free_residues, **kwargs)
 
     monkeypatch.setattr(minimize, "minimize", spied)
-    found = relax(broken(helix("AKLEWAKL"), 4, (20.0, 0.0, 0.0)), CPU)
+    found = relax(broken(helix("AKLEWAKL"), 4, (20.0, 0.0, 0.0)), CPU, continuous=True)
     assert len(found.violations_before) >= 2
     assert freed[0] == []
     assert len(freed) == found.rounds > 1
@@ -74,6 +76,7 @@ def test_rounds_have_a_limit_and_what_remains_is_named() -> None:
         broken(helix("AKLEWAKL"), 4, (60.0, 0.0, 0.0)),
         RelaxConfig(platform="CPU", max_rounds=2, max_iterations=30),
         names=names,
+        continuous=True,
     )
     assert not found.relaxed
     assert found.rounds == 2
@@ -82,6 +85,25 @@ def test_rounds_have_a_limit_and_what_remains_is_named() -> None:
     assert "GLU 103 of chain H (" in found.reason
     assert "bond" in next(v for v in found.violations if v.index == 3).kinds
     assert found.violations == violating_residues(found.protein, names)
+
+
+def test_a_chain_is_not_tied_over_a_gap_that_its_numbers_hide() -> None:
+    numbers = np.arange(21, 30)
+    protein = replace(broken(helix("AKLEWGSAV"), 5, (9.0, 0.0, 0.0)), residue_index=numbers)
+    found = relax(protein, CPU)
+    assert found.relaxed, found.reason
+    assert found.chain_breaks == ("TRP 25 of chain A and GLY 26 of chain A (C-N 8.0 Å)",)
+    assert found.to_dict()["chain_breaks"] == list(found.chain_breaks)
+    assert "chain broken between TRP 25" in str(found)
+    np.testing.assert_array_equal(found.protein.residue_index, numbers)
+    c, n = rc.atom_order["C"], rc.atom_order["N"]
+    assert np.linalg.norm(found.protein.atom_positions[5, n] - found.protein.atom_positions[4, c]) > 6.0
+
+
+def test_a_gap_of_a_prediction_is_a_violation() -> None:
+    found = relax(broken(helix("AKLEWAKL"), 4, (30.0, 0.0, 0.0)), QUICK, continuous=True)
+    assert found.chain_breaks == ()
+    assert "bond" in next(v for v in found.violations_before if v.index == 4).kinds
 
 
 def test_an_energy_that_stays_positive_is_no_relaxation() -> None:
@@ -96,7 +118,7 @@ def test_a_minimiser_that_fails_is_reported_with_the_residues_that_clash() -> No
     protein = helix("AAAAAA")
     xyz = protein.atom_positions.copy()
     xyz[4] = xyz[1]
-    found = relax(replace(protein, atom_positions=xyz), CPU)
+    found = relax(replace(protein, atom_positions=xyz), CPU, continuous=True)
     assert not found.relaxed
     assert not found.minimized
     assert found.protein.atom_positions is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fastfold.errors import ConfigError, OutputError
 from fastfold.inference.relax import RelaxConfig, RelaxResult
 from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.violations import Violation, violating_residues
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.hydrogens import Hydrogens
 from tests.helpers.peptides import helix
 
@@ -88,6 +90,29 @@ def test_texts_say_whether_the_structure_is_relaxed() -> None:
     assert "minimisation without success" in cif
     with pytest.raises(OutputError, match="no relaxed structure to write: burst"):
         relaxed_pdb(result("burst", hydrogens=None), title="Peptide")
+
+
+def test_twisted_peptides_and_long_backbone_bonds_are_violations() -> None:
+    protein = helix("AKLEWAKL")
+    xyz = protein.atom_positions.astype(np.float64)
+    c, n = xyz[3, rc.atom_order["C"]], xyz[4, rc.atom_order["N"]]
+    twisted = xyz.copy()
+    twisted[4:] = rotated(xyz[4:], c, n - c, 60.0)
+    found = violating_residues(replace(protein, atom_positions=twisted))
+    assert {v.index for v in found if "omega" in v.kinds} == {3, 4}
+    slightly = xyz.copy()
+    slightly[4:] = rotated(xyz[4:], c, n - c, 30.0)
+    assert not any("omega" in v.kinds for v in violating_residues(replace(protein, atom_positions=slightly)))
+    xyz[2, rc.atom_order["O"]] += 0.25 * (xyz[2, rc.atom_order["O"]] - xyz[2, rc.atom_order["C"]])
+    (one,) = violating_residues(replace(protein, atom_positions=xyz))
+    assert (one.index, "bond" in one.kinds) == (2, True)
+
+
+def rotated(points: np.ndarray, origin: np.ndarray, axis: np.ndarray, degrees: float) -> np.ndarray:
+    """Turn points about an axis, by Rodrigues' formula."""
+    axis, angle, arms = axis / np.linalg.norm(axis), np.radians(degrees), points - origin
+    along = (arms @ axis)[..., None] * axis
+    return origin + along + np.cos(angle) * (arms - along) + np.sin(angle) * np.cross(axis, arms)
 
 
 def test_violations_name_residues_and_their_kinds() -> None:

@@ -69,7 +69,9 @@ def test_files_are_added_and_nothing_that_was_there_changes(
     results: TargetResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, seen = RelaxConfig(platform="CPU"), []
-    monkeypatch.setattr(written, "relax", lambda protein, config: seen.append(config) or _relaxed(protein))
+    monkeypatch.setattr(
+        written, "relax", lambda protein, config, **options: seen.append(config) or _relaxed(protein)
+    )
     before = {record.key: record for record in results.records()}
     outcomes = list(written.relax_results(results, results.records()[:1], _by_seed, settings))
     assert seen == [settings]
@@ -98,7 +100,7 @@ def test_files_are_added_and_nothing_that_was_there_changes(
 def test_a_structure_that_the_force_field_refuses_is_noted_as_such(
     results: TargetResults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(protein: Protein, config: RelaxConfig | None) -> RelaxResult:
+    def refuse(protein: Protein, config: RelaxConfig | None, **options: Any) -> RelaxResult:
         raise InputError("stands alone")
 
     monkeypatch.setattr(written, "relax", refuse)
@@ -115,7 +117,9 @@ def test_what_does_not_count_as_relaxed_has_no_energy(
     results: TargetResults, monkeypatch: pytest.MonkeyPatch, after: float | None, endings: set[str]
 ) -> None:
     """Its structure is written where the minimiser came to one."""
-    monkeypatch.setattr(written, "relax", lambda protein, config: _relaxed(protein, "it clashes", after))
+    monkeypatch.setattr(
+        written, "relax", lambda protein, config, **options: _relaxed(protein, "it clashes", after)
+    )
     ((record, words, relaxed),) = written.relax_results(results, results.records()[:1], _by_seed)
     assert (words, relaxed, record.scores["relaxed_energy"]) == (
         "warning: not relaxed: it clashes",

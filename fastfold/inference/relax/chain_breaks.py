@@ -1,0 +1,55 @@
+"""Places where a chain is broken although its residue numbers go on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.labels import AuthorNames, residue_label
+from fastfold.protein.protein import Protein
+
+MAX_PEPTIDE_BOND = 2.5
+"""Distance in Å of C and N from which on two residues are not bonded; a peptide bond has 1.33."""
+_MAX_ALPHA_DISTANCE = 4.6
+"""The same for alpha carbons, where C or N is missing; across a peptide bond they are 3.8 apart."""
+
+
+def chain_breaks(protein: Protein, names: AuthorNames | None = None) -> dict[int, str]:
+    """Return the residues too far from the one numbered before them, with a description of each break.
+
+    Args:
+        protein: The structure.
+        names: Names of its chains and residues in descriptions.
+    """
+    present = protein.atom_mask > 0.5
+    breaks: dict[int, str] = {}
+    for i in np.flatnonzero(_follows(protein)).tolist():
+        for before, after, limit in (("C", "N", MAX_PEPTIDE_BOND), ("CA", "CA", _MAX_ALPHA_DISTANCE)):
+            a, b = (i - 1, rc.atom_order[before]), (i, rc.atom_order[after])
+            if present[a] and present[b]:
+                distance = float(np.linalg.norm(protein.atom_positions[b] - protein.atom_positions[a]))
+                if distance > limit:
+                    ends = f"{residue_label(protein, i - 1, names)} and {residue_label(protein, i, names)}"
+                    breaks[i] = f"{ends} ({before}-{after} {distance:.1f} Å)"
+                break
+    return breaks
+
+
+def open_breaks(protein: Protein, breaks: dict[int, str]) -> Protein:
+    """Return the structure with numbers that are consecutive only where residues may be bonded.
+
+    Args:
+        protein: The structure.
+        breaks: Residues that are not bonded to the one before, as :func:`chain_breaks` finds them.
+    """
+    tied = _follows(protein)
+    tied[list(breaks)] = False
+    return replace(protein, residue_index=np.cumsum(np.where(tied, 1, 2)))
+
+
+def _follows(protein: Protein) -> np.ndarray:
+    """Return whether each residue has the number after the one before it, in the same chain."""
+    same_chain = np.diff(protein.chain_index) == 0
+    return np.concatenate([[False], same_chain & (np.diff(protein.residue_index) == 1)])
