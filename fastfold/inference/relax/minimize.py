@@ -14,12 +14,20 @@ from openmm import app, unit
 from fastfold.inference.relax.config import RelaxConfig
 from fastfold.inference.relax.platforms import ChosenPlatform
 from fastfold.inference.relax.prepare import PreparedStructure
+from fastfold.inference.relax.stereo import CHIRAL_CENTRES
+from fastfold.protein import residue_constants as rc
 
 _KJ_PER_KCAL = 4.184
 _MOST_ATTEMPTS = 10
 """Attempts of the minimiser for which there are iterations; four are usual."""
-_RESTRAINTS = 1
-"""Force group of the restraints; the force field is group 0."""
+_RESTRAINTS, _HANDS = 1, 2
+"""Force groups of the springs; the force field is group 0."""
+
+
+_LEAST_VOLUME = 1.0
+"""Triple product of a chiral carbon's bonds in Å³ below which it is pulled back; 2.6 is usual, 0 is flat."""
+_HAND_STIFFNESS = 500.0
+"""Force constant of that pull, in kJ/mol/Å⁶."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ def minimize(
     system = _force_field().createSystem(prepared.topology, constraints=app.HBonds)
     start = prepared.positions / 10.0  # nm
     system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
+    system.addForce(_hands(prepared))
     integrator = openmm.VerletIntegrator(0.001)  # nothing moves in time; a context wants one
     context = openmm.Context(system, integrator, platform.platform, platform.properties)
     context.setPositions(start)
@@ -118,6 +127,29 @@ def _restraints(
     for atom in np.flatnonzero(held).tolist():
         force.addParticle(atom, start[atom].tolist())
     force.setForceGroup(_RESTRAINTS)
+    return force
+
+
+def _hands(prepared: PreparedStructure) -> Any:
+    """Return springs that pull a chiral carbon back before it changes its hand; they are idle on any other path."""
+    volume = "(x2-x1)*((y3-y1)*(z4-z1)-(z3-z1)*(y4-y1))"
+    volume += "+(y2-y1)*((z3-z1)*(x4-x1)-(x3-x1)*(z4-z1))+(z2-z1)*((x3-x1)*(y4-y1)-(y3-y1)*(x4-x1))"
+    energy = f"{_HAND_STIFFNESS}*min(0, hand*1000*volume-{_LEAST_VOLUME})^2; volume={volume}"
+    force = openmm.CustomCompoundBondForce(4, energy)
+    force.addPerBondParameter("hand")
+    centres = {
+        (rc.restype_1to3[letter], name): neighbours
+        for letters, name, neighbours in CHIRAL_CENTRES
+        for letter in letters
+    }
+    for residue in prepared.topology.residues():
+        index = {atom.name: atom.index for atom in residue.atoms()}
+        for name in ("CA", "CB"):
+            if neighbours := centres.get((residue.name, name)):
+                atoms = [index[atom] for atom in (name, *neighbours)]
+                a, b, c = prepared.positions[atoms[1:]] - prepared.positions[atoms[0]]
+                force.addBond(atoms, [float(np.sign(np.dot(np.cross(a, b), c)))])
+    force.setForceGroup(_HANDS)
     return force
 
 

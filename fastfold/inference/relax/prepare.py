@@ -6,7 +6,7 @@ import io
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from openmm import app, unit
 from pdbfixer import PDBFixer
 
 from fastfold.errors import InputError
+from fastfold.inference.relax.side_chains import add_missing_atoms
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.io.atom_rows import residue_b_factors
@@ -26,6 +27,8 @@ _SOME_FILE = "ATOM      1  N   GLY A   1       0.000   0.000   0.000  1.00  0.00
 """pdbfixer starts from a file; its topology and positions are replaced by ours, which has chains without limit."""
 _LEAST_DISTANCE = 0.1
 """In Å; atoms that are bonded are ten times as far apart."""
+_SAME_PLACE = 0.0005
+"""In Å; atoms of two residues nearer than this are equal in a file, and pdbfixer's minimisation never ends."""
 _MIN_ATOMS = 3
 """Atoms that fix where a residue lies and how it is turned."""
 
@@ -106,6 +109,8 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
     """Add missing heavy atoms and hydrogens (pH 7), the same each time.
 
     Runs of residues (:func:`segments`) become chains with charged ends. Sulphurs of cysteines within 3 Å are bonded.
+    pdbfixer adds terminal oxygens, the atoms of residues without N, CA or C, and hydrogens;
+    :func:`~fastfold.inference.relax.side_chains.add_missing_atoms` adds all other heavy atoms.
     Coordinates are first rounded to the 0.001 Å of structure files, so that a structure relaxes alike from memory and
     from its file. Hydrogens are placed in double precision on the Reference platform.
 
@@ -118,8 +123,10 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
         ValueError: Atoms of a residue lie on each other, or OpenMM or pdbfixer cannot complete the structure.
     """
     check_relaxable(protein, names)
+    protein = replace(protein, atom_positions=np.round(protein.atom_positions, 3))
     _check_apart(protein, names)
-    topology, heavy, residues = _topology(protein)
+    present = int((protein.atom_mask > 0.5).sum())
+    topology, heavy, residues = _topology(add_missing_atoms(protein))
     reference = openmm.Platform.getPlatformByName("Reference")
     fixer = PDBFixer(pdbfile=io.StringIO(_SOME_FILE), platform=reference)
     fixer.topology, fixer.positions, fixer.sequences = topology, heavy * unit.angstrom, []
@@ -138,12 +145,12 @@ def prepare(protein: Protein, names: AuthorNames | None = None) -> PreparedStruc
         positions=positions,
         residue_of=np.array([residues[atom.residue.index] for atom in atoms]),
         is_hydrogen=is_hydrogen,
-        atoms_added=int((~is_hydrogen).sum()) - len(heavy),
+        atoms_added=int((~is_hydrogen).sum()) - present,
     )
 
 
 def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
-    """Refuse atoms that share a place: pdbfixer's own minimisation never ends with them."""
+    """Refuse atoms that share a place."""
     residues, slots = np.nonzero(protein.atom_mask > 0.5)
     xyz = protein.atom_positions[residues, slots].astype(np.float64)
     order = np.argsort(xyz[:, 0], kind="stable")
@@ -152,7 +159,9 @@ def _check_apart(protein: Protein, names: AuthorNames | None) -> None:
         along_x = xyz[step:, 0] - xyz[:-step, 0]
         if along_x.min() >= _LEAST_DISTANCE:
             return
-        near = np.flatnonzero(np.linalg.norm(xyz[step:] - xyz[:-step], axis=-1) < _LEAST_DISTANCE)
+        distance = np.linalg.norm(xyz[step:] - xyz[:-step], axis=-1)
+        least = np.where(residues[step:] == residues[:-step], _LEAST_DISTANCE, _SAME_PLACE)
+        near = np.flatnonzero(distance < least)
         if len(near):
             pair = {int(residues[near[0]]), int(residues[near[0] + step])}
             where = " and ".join(residue_label(protein, residue, names) for residue in sorted(pair))

@@ -14,6 +14,7 @@ from fastfold.errors import FastFoldError
 from fastfold.inference.relax.chain_breaks import chain_breaks, open_breaks
 from fastfold.inference.relax.config import RelaxConfig, check_installed
 from fastfold.inference.relax.result import RelaxResult
+from fastfold.inference.relax.stereo import check_not_mirrored
 from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.labels import AuthorNames, default_names
@@ -82,6 +83,7 @@ def relax(
     breaks = {} if continuous else chain_breaks(protein, names)
     given, protein = protein, open_breaks(protein, breaks)
     check_relaxable(protein, names)
+    check_not_mirrored(protein, names)
     platform = choose_platform(config.platform, threads=config.threads)
     before = violating_residues(protein, names)
     done = _rounds(protein, config, platform, names)
@@ -119,7 +121,9 @@ def _rounds(
 
     done = _Progress(protein)
     for number in range(config.max_rounds):
-        freed = done.freed | {violation.index for violation in done.violations}
+        freed = done.freed | {
+            violation.index for violation in done.violations if _is_mended_by_freedom(violation)
+        }
         try:
             prepared = prepare(done.protein, names)
             found = minimize(prepared, config, platform, free_residues=freed)
@@ -139,11 +143,16 @@ def _rounds(
         done.freed = freed
         done.atoms_added = done.atoms_added or prepared.atoms_added
         done.violations = violating_residues(done.protein, names)
-        if not done.violations:
+        if not any(map(_is_mended_by_freedom, done.violations)):
             break
     if done.failure and (bad := done.violations or violating_residues(protein, names)):
         done.failure += f"; violations{_named(bad)}"
     return done
+
+
+def _is_mended_by_freedom(violation: Violation) -> bool:
+    """Return whether another round without springs may help: it changes neither hands nor twists."""
+    return not set(violation.kinds) <= {"chirality", "omega"}
 
 
 def _reason(energy: float, violations: Sequence[Violation]) -> str:

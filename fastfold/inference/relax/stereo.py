@@ -1,12 +1,24 @@
-"""Geometry that violations of AlphaFold do not cover: twisted peptide bonds and long backbone bonds."""
+"""Geometry that violations of AlphaFold do not cover: handedness, twisted peptides and long backbone bonds."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from fastfold.errors import InputError
 from fastfold.protein import residue_constants as rc
+from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
 
+CHIRAL_CENTRES = (
+    ("ACDEFHIKLMNPQRSTVWY", "CA", ("N", "C", "CB")),
+    ("T", "CB", ("CA", "OG1", "CG2")),
+    ("I", "CB", ("CA", "CG1", "CG2")),
+)
+"""Residue types, chiral atom, and three neighbours whose triple product is positive in L-amino acids."""
+_LEAST_MIRRORED = 3
+"""Wrong hands from which a chain can be called a mirror image."""
+_LEAST_PHI = 8
+"""Positive phi angles from which a chain without beta carbons can be."""
 MAX_TWIST = 45.0
 """Degrees between omega and the nearer of cis and trans."""
 _MAX_STRETCH = 0.2
@@ -14,6 +26,64 @@ _MAX_STRETCH = 0.2
 _BACKBONE_BONDS = (("N", "CA", 1.458), ("CA", "C", 1.525), ("C", "O", 1.231))
 """Bonds within a residue and their lengths in Å."""
 _PEPTIDE_BOND = 1.33
+
+
+def wrong_hands(protein: Protein) -> np.ndarray:
+    """Return whether each residue has a carbon of the wrong hand, ``[N]`` bool.
+
+    Alpha carbons of all residues but glycine are checked, and beta carbons of threonine and isoleucine.
+    """
+    found = [_hands(protein, *centre) < 0 for centre in CHIRAL_CENTRES]
+    return np.logical_or.reduce(found)
+
+
+def check_not_mirrored(protein: Protein, names: AuthorNames) -> None:
+    """Refuse a chain that is a mirror image.
+
+    Args:
+        protein: The structure.
+        names: Names of its chains and residues.
+
+    Raises:
+        InputError: More than half of a chain's alpha carbons are of D-amino acids, or, without beta carbons, more
+            than half of its phi angles are positive.
+    """
+    hands, phi = _hands(protein, *CHIRAL_CENTRES[0]), _phi(protein)
+    for name, rows in zip(names.chain_ids, protein.chains, strict=True):
+        known = hands[rows][hands[rows] != 0]
+        count, least, what = int((known < 0).sum()), _LEAST_MIRRORED, "alpha carbons are of D-amino acids"
+        if not len(known):
+            known = phi[rows][np.isfinite(phi[rows])]
+            count, least, what = int((known > 0).sum()), _LEAST_PHI, "phi angles are positive"
+        if count >= least and 2 * count > len(known):
+            raise InputError(
+                f"chain {name} is the mirror image of a protein: {count} of {len(known)} {what}; invert the sign of "
+                "one coordinate of all atoms"
+            )
+
+
+def _hands(protein: Protein, residues: str, centre: str, neighbours: tuple[str, str, str]) -> np.ndarray:
+    """Return 1 for residues of the right hand, -1 for the other, 0 where atoms are missing or there is none."""
+    slots = [rc.atom_order[name] for name in (centre, *neighbours)]
+    known = np.isin(protein.aatype, [rc.restype_order[letter] for letter in residues])
+    known &= (protein.atom_mask[:, slots] > 0.5).all(-1)
+    atoms = protein.atom_positions[:, slots].astype(np.float64)
+    a, b, c = (atoms[:, k] - atoms[:, 0] for k in (1, 2, 3))
+    return np.where(known, np.sign((np.cross(a, b) * c).sum(-1)), 0.0)
+
+
+def _phi(protein: Protein) -> np.ndarray:
+    """Return phi of residues other than glycine in degrees, NaN where it is not defined."""
+    phi = np.full(len(protein), np.nan)
+    before, after = _bonded(protein)
+    places = [
+        (rows, rc.atom_order[name]) for rows, name in [(before, "C"), *((after, x) for x in ("N", "CA", "C"))]
+    ]
+    known = np.all([protein.atom_mask[place] > 0.5 for place in places], axis=0)
+    known &= protein.aatype[after] != rc.restype_order["G"]
+    angles = dihedrals(*(protein.atom_positions[place].astype(np.float64) for place in places))
+    phi[after[known]] = angles[known]
+    return phi
 
 
 def twisted_residues(protein: Protein) -> np.ndarray:

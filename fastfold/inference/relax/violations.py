@@ -24,7 +24,8 @@ class Violation:
         residue: What it is called, ``LYS 15 of chain A``.
         kinds: ``clash`` (atoms of two residues overlap by more than 1.5 Å), ``bond`` (a peptide bond or an angle beside
             it is off by more than 12 standard deviations, or a backbone bond by 0.2 Å), ``geometry`` (distances
-            within the residue are), ``omega`` (a peptide bond is more than 45° from cis and trans).
+            within the residue are), ``chirality`` (a carbon has the wrong hand), ``omega`` (a peptide bond is more
+            than 45° from cis and trans).
     """
 
     index: int
@@ -56,6 +57,7 @@ def violating_residues(protein: Protein, names: AuthorNames | None = None) -> tu
         "bond": (between["connections_per_residue_violation_mask"] > 0.5)
         | torch.from_numpy(stereo.stretched_residues(protein)),
         "geometry": within["per_atom_violations"].amax(-1) > 0.5,
+        "chirality": torch.from_numpy(stereo.wrong_hands(protein)),
         "omega": torch.from_numpy(stereo.twisted_residues(protein)),
     }
     some = torch.stack(list(masks.values())).any(0)

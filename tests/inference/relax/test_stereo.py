@@ -1,0 +1,102 @@
+"""Handedness: found at alpha and beta carbons, kept by the minimiser; mirror images are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fastfold.errors import InputError
+from fastfold.inference.relax import RelaxConfig, minimize, relax
+from fastfold.inference.relax.minimize import Minimized
+from fastfold.inference.relax.platforms import choose_platform
+from fastfold.inference.relax.prepare import prepare, to_protein
+from fastfold.inference.relax.stereo import wrong_hands
+from fastfold.inference.relax.violations import violating_residues
+from fastfold.protein import residue_constants as rc
+from fastfold.protein.labels import AuthorNames
+from fastfold.protein.protein import Protein
+from tests.helpers.peptides import helix
+
+CB = rc.atom_order["CB"]
+
+
+def exchanged(protein: Protein, residue: int, first: str, second: str) -> Protein:
+    """Exchange the directions of two bonds of a beta carbon."""
+    xyz = protein.atom_positions.copy()
+    slots = [rc.atom_order[first], rc.atom_order[second]]
+    xyz[residue, slots] = xyz[residue, slots[::-1]]
+    return replace(protein, atom_positions=xyz)
+
+
+def with_d_alanine(sequence: str, residue: int) -> Protein:
+    """A helix with one beta carbon where the hydrogen should be."""
+    protein = helix(sequence)
+    xyz = protein.atom_positions.copy()
+    n, ca, c, cb = (xyz[residue, rc.atom_order[name]] for name in ("N", "CA", "C", "CB"))
+    normal = np.cross(n - ca, c - ca)
+    normal /= np.linalg.norm(normal)
+    xyz[residue, CB] = cb - 2 * np.dot(cb - ca, normal) * normal
+    return replace(protein, atom_positions=xyz)
+
+
+def mirrored(protein: Protein) -> Protein:
+    return replace(protein, atom_positions=protein.atom_positions * np.float32([-1, 1, 1]))
+
+
+def test_hands_of_alpha_and_beta_carbons_are_told() -> None:
+    protein = helix("AGTIKWC")
+    assert not wrong_hands(protein).any()
+    assert np.flatnonzero(wrong_hands(exchanged(protein, 2, "OG1", "CG2"))).tolist() == [2]
+    assert np.flatnonzero(wrong_hands(exchanged(protein, 3, "CG1", "CG2"))).tolist() == [3]
+    assert np.flatnonzero(wrong_hands(mirrored(protein))).tolist() == [0, 2, 3, 4, 5, 6]
+    (found,) = violating_residues(exchanged(protein, 3, "CG1", "CG2"))
+    assert (found.index, "chirality" in found.kinds) == (3, True)
+
+
+def test_a_d_amino_acid_of_the_input_is_named_and_costs_no_further_round() -> None:
+    protein = with_d_alanine("AKAEW", 2)
+    found = relax(protein, RelaxConfig(platform="CPU"))
+    assert [v.residue for v in found.violations_before if "chirality" in v.kinds] == ["ALA 3 of chain A"]
+    assert not found.relaxed
+    assert "violations remain at ALA 3 of chain A (chirality)" in found.reason
+    assert found.rounds == 1
+    assert np.flatnonzero(wrong_hands(found.protein)).tolist() == [2]
+
+
+def test_a_clash_does_not_turn_a_hand() -> None:
+    """An atom of another chain is 0.8 Å behind a beta carbon; without its pull the carbon gives way."""
+    protein = helix("TITIT", "AAA")
+    xyz = protein.atom_positions.copy()
+    bond = xyz[2, CB] - xyz[2, rc.atom_order["CA"]]
+    xyz[5:] += xyz[2, CB] + 0.8 * bond / np.linalg.norm(bond) - xyz[6, CB]
+    protein = replace(protein, atom_positions=xyz)
+    assert not hands_after(protein).any()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(minimize, "_HAND_STIFFNESS", 0.0)
+        assert hands_after(protein).any()
+
+
+def hands_after(protein: Protein) -> np.ndarray:
+    prepared = prepare(protein)
+    free = range(len(protein))
+    found: Minimized = minimize.minimize(prepared, RelaxConfig(), choose_platform("CPU"), free_residues=free)
+    return wrong_hands(to_protein(prepared, found.positions, protein)[0])
+
+
+def test_a_mirror_image_is_refused_by_its_chain() -> None:
+    sound, other = helix("AKLEWAKLEW", "GSAVT"), mirrored(helix("AKLEWAKLEW", "GSAVT"))
+    xyz = sound.atom_positions.copy()
+    xyz[10:] = other.atom_positions[10:]
+    names = AuthorNames(("H", "L"), tuple(map(str, range(15))))
+    with pytest.raises(InputError, match="chain L is the mirror image of a protein: 4 of 4 alpha carbons"):
+        relax(replace(sound, atom_positions=xyz), names=names)
+
+
+def test_a_mirrored_backbone_is_refused_by_its_phi_angles() -> None:
+    protein = mirrored(helix("AKLEWAKLEWA"))
+    mask = protein.atom_mask.copy()
+    mask[:, [slot for name, slot in rc.atom_order.items() if name not in ("N", "CA", "C", "O")]] = 0
+    with pytest.raises(InputError, match="chain A is the mirror image of a protein: 10 of 10 phi angles"):
+        relax(replace(protein, atom_mask=mask))
