@@ -33,6 +33,7 @@ MAX_EMBEDDED = 20_000_000
 _ROOM = 2**20
 _STRUCTURE_BYTES = 2**14
 _PAE_BYTES = 2**5
+_LONGEST_REASON = 1000
 _SCRIPTS = ("data.js", "charts.js", "view.js", "main.js")
 
 
@@ -226,7 +227,7 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
         "sequences": scores["sequences"],
         "plddt": [round(float(value), 1) for value in scores["plddt"]],
         "interfaces": _finite(scores.get("interfaces")),
-        "relaxed": prediction.structure is not None and "_relaxed." in prediction.structure.name,
+        **_relaxation(prediction),
         "files": sorted(path.name for path in prediction.files.values()),
         "config": None,
         "coverage": None,
@@ -242,6 +243,20 @@ def _detail(prediction: FoundPrediction, say: Callable[[str], None]) -> dict[str
             pack_json(value := _finite(value))  # an error here leaves out this file alone
             found[key] = value
     return found
+
+
+def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:
+    """Return whether the page's structure counts as relaxed by the record in its scores, and why not."""
+    record = prediction.scores.get("relaxation")
+    record = record if isinstance(record, dict) else {}
+    outcome = record.get("relaxed")
+    is_minimized = prediction.structure is not None and "_relaxed." in prediction.structure.name
+    not_relaxed = None
+    if outcome is False:
+        not_relaxed = str(record.get("reason") or "no reason is recorded")[:_LONGEST_REASON]
+    elif is_minimized and outcome is not True:
+        not_relaxed = "a record of its relaxation is missing from the scores file"
+    return {"relaxed": is_minimized and outcome is True, "not_relaxed": not_relaxed}
 
 
 def _is_coverage(value: Mapping[str, Any], scores: Mapping[str, Any]) -> bool:

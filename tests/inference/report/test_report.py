@@ -160,6 +160,39 @@ def test_numbers_survive_the_packing(tmp_path: Path) -> None:
     assert extent[0] > extent[1] > extent[2]
 
 
+NO_RECORD = "a record of its relaxation is missing from the scores file"
+
+
+@pytest.mark.parametrize(
+    ("record", "has_file", "relaxed", "not_relaxed"),
+    [
+        ({"relaxed": True, "reason": ""}, True, True, None),
+        ({"relaxed": True, "reason": ""}, False, False, None),
+        ({"relaxed": False, "reason": f"it clashes {HOSTILE}"}, True, False, f"it clashes {HOSTILE}"),
+        ({"relaxed": False, "reason": "the minimiser failed"}, False, False, "the minimiser failed"),
+        ({"relaxed": False}, True, False, "no reason is recorded"),
+        ({"relaxed": "yes"}, True, False, NO_RECORD),
+        ([], True, False, NO_RECORD),
+        (None, True, False, NO_RECORD),
+        (None, False, False, None),
+    ],
+)
+def test_a_structure_is_called_relaxed_by_its_record_alone(
+    tmp_path: Path, record: object, has_file: bool, relaxed: bool, not_relaxed: str | None
+) -> None:
+    paths = helix_prediction("t", 6).save(tmp_path, rank=1, plots=False)
+    scores = json.loads(paths["scores"].read_text())
+    if record is not None:
+        paths["scores"].write_text(json.dumps(scores | {"relaxation": record}))
+    if has_file:
+        minimized = paths["pdb"].with_name(f"{paths['pdb'].stem}_relaxed.pdb")
+        minimized.write_bytes(paths["pdb"].read_bytes())
+    page = write_report(tmp_path)
+    (row,) = meta_of(page)["rows"]
+    detail = json.loads(blob(page, row["detail"]))
+    assert (detail["relaxed"], detail["not_relaxed"]) == (relaxed, not_relaxed)
+
+
 def test_large_aligned_errors_become_means_of_squares(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pae = rng.integers(0, 32, (641, 641))

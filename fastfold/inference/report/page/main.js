@@ -187,6 +187,7 @@ async function choose(row) {
   const facts = [`${row.model}, seed ${row.seed}`, `chains ${chains}`, `mean pLDDT ${shown(row.mean_plddt, 1)}`];
   for (const [key, label] of [['ptm', 'pTM'], ['iptm', 'ipTM']]) if (row[key] !== undefined) facts.push(`${label} ${row[key].toFixed(2)}`);
   if (prediction.relaxed) facts.push('relaxed structure');
+  if (prediction.not_relaxed) facts.push(`not relaxed: ${prediction.not_relaxed}`);
   byId('summary').textContent = facts.join(' · ');
   view.block = null;
   pae.show(prediction);
