@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike
@@ -79,7 +79,7 @@ def _block_tables(
     block: cif.Block, categories: Collection[str], lines: Sequence[str], path: PathLike
 ) -> dict[str, CifTable]:
     tables: dict[str, CifTable] = {}
-    for item in block:
+    for item in cast("Iterable[cif.Item]", block):
         tag = item.loop.tags[0] if item.loop else item.pair[0] if item.pair else ""
         category = tag.partition(".")[0].lower()
         if category not in categories or (item.loop and not item.loop.length()):
