@@ -24,11 +24,11 @@ class SequenceParallel:
     """Lets a module work on this rank's part of each sequence.
 
     Operators on single positions need no change; others are refused at the first call. In the modules that are named
-    here calls of ``torch.nn.functional.scaled_dot_product_attention`` become ring or all-to-all attention over the
-    ranks, also when activation checkpointing calls them again, and ``nn.MultiheadAttention`` too; tables of learned
-    positions are read where the part lies. A module that is named here and calls neither, because its attention is written by hand, would
-    look at its own part alone: that is refused when it runs. Masks are for own queries and all keys
-    ``[..., own, all]``, or for own keys ``[..., 1, own]``; inputs that :meth:`shard` cuts are known as such.
+    here, calls of ``torch.nn.functional.scaled_dot_product_attention`` and ``nn.MultiheadAttention`` become ring or
+    all-to-all attention over the ranks, also when activation checkpointing repeats them. Tables of learned positions
+    are read where the part begins. A named module that calls neither, because its attention is written by hand, would
+    see its own part alone: it is refused when it runs. Masks are for own queries and all keys ``[..., own, all]``, or
+    for own keys ``[..., 1, own]``; inputs that :meth:`shard` cuts are recognised.
 
     Ranks hold the same parameters and use them on different positions: the gradient of the sum of all ranks' losses is
     the sum of their gradients, as in data parallelism (the group ``replicas`` of a mesh).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
@@ -79,8 +79,9 @@ def _block_tables(
     block: cif.Block, categories: Collection[str], lines: Sequence[str], path: PathLike
 ) -> dict[str, CifTable]:
     tables: dict[str, CifTable] = {}
-    for item in cast("Iterable[cif.Item]", block):
-        tag = item.loop.tags[0] if item.loop else item.pair[0] if item.pair else ""
+    for item in block:
+        pair = cast("list[str] | None", item.pair)
+        tag = item.loop.tags[0] if item.loop else pair[0] if pair else ""
         category = tag.partition(".")[0].lower()
         if category not in categories or (item.loop and not item.loop.length()):
             continue
