@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -364,7 +365,9 @@ def _unusable(number: int, tmp_path: Path) -> int:
             at = rng.randrange(len(text))
             text = text[:at] + rng.choice(pieces) + text[at + rng.choice((0, 1, 1, 5)) :]
         place.write_text(text)
+        begin = time.monotonic()
         results = ResultsFolder(tmp_path / "out").target(TARGET)
+        assert time.monotonic() - begin < 5
         unusable += results.stem != "t"
         assert results.path(PredictionRecord("0", "k", {}, {}), ".pdb").parent == tmp_path / "out"
     assert names(tmp_path) == ["out"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+import time
 import zlib
 
 from fastfold.errors import InputError
@@ -12,6 +13,7 @@ from fastfold.errors import InputError
 MAX_UNPACKED = 1 << 30
 """Most bytes that an archive may unpack to."""
 _MAX_MEMBERS = 1000
+_UNPACK_S = 600.0
 
 
 def read_archive(data: bytes, wanted: frozenset[str], *, origin: str) -> dict[str, bytes]:
@@ -76,13 +78,15 @@ def _unpack(data: bytes, origin: str) -> bytes:
     """Return the content of a gzip, read to its end so that a cut shows.
 
     Raises:
-        InputError: It is more than an archive may unpack to.
+        InputError: It is more than an archive may unpack to, or takes longer.
     """
-    pieces, left = [], MAX_UNPACKED
+    pieces, left, end = [], MAX_UNPACKED, time.monotonic() + _UNPACK_S
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
         while piece := packed.read(1 << 20):
             left -= len(piece)
             if left < 0:
                 raise _harmful(origin, f"unpacks to more than {MAX_UNPACKED >> 20} MiB")
+            if time.monotonic() > end:
+                raise _harmful(origin, f"does not unpack within {_UNPACK_S / 60:.0f} minutes")
             pieces.append(piece)
     return b"".join(pieces)

@@ -143,3 +143,12 @@ def test_mutated_archives_are_read_or_refused() -> None:
 @pytest.mark.slow
 def test_ten_thousand_mutated_archives_are_read_or_refused() -> None:
     assert 3000 < _refused(10_000) < 10_000
+
+
+def test_an_archive_that_unpacks_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The download has a deadline of its own."""
+    clock = iter(range(0, 10**6, 400))
+    monkeypatch.setattr(unpack.time, "monotonic", lambda: float(next(clock)))
+    data = tar_gz({"uniref.a3m": bytes(4 << 20)})
+    with pytest.raises(InputError, match="does not unpack within 10 minutes; nothing of it was used"):
+        read_archive(data, WANTED, origin="server")
