@@ -14,6 +14,7 @@ memory, logger and finetune; a preset chooses for all of them at once.
   fastfold train +preset=mini data.directory=DATA trainer.out=run            a small network on a CPU
   fastfold train +preset=initial data.directory=DATA trainer.out=run         AlphaFold's initial training
   fastfold train +preset=finetune model.weights=params_model_1_ptm.npz finetune=lora data.directory=DATA ...
+  fastfold train --multirun +preset=mini optim.lr=1e-3,1e-4 ...              one run for each value
   torchrun --nproc-per-node 8 -m fastfold train ...                          the same on 8 GPUs of one machine
 
 DATA has structure files (PDB, mmCIF, .gz too), msas/<name>.a3m and perhaps an index.tsv; with data.layout=openfold it
@@ -39,12 +40,18 @@ def add_train_command(commands: Any) -> None:
     train = commands.add_parser(
         "train",
         help="train or fine-tune a network on known structures",
-        usage="fastfold train [--cfg job] [+preset=NAME] [group=CHOICE ...] [group.key=VALUE ...]",
+        usage="fastfold train [--cfg job | --multirun] [+preset=NAME] [group=CHOICE ...] [group.key=VALUE ...]",
         description=_TRAIN,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="settings, as Hydra takes them")
     train.add_argument("--cfg", choices=("job",), help="print the whole configuration and stop")
+    train.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="train once for each combination of settings with several values (optim.lr=1e-3,1e-4)",
+    )
     train.set_defaults(run=run_train)
 
 
@@ -96,6 +103,10 @@ def run_train(options: argparse.Namespace) -> int:
     if options.cfg:
         print(to_yaml(compose_tree(options.overrides)), end="")
         return 0
+    if options.multirun:
+        from fastfold.training.sweep import run_sweep
+
+        return run_sweep(options.overrides, partial(print, flush=True))
     config = compose_config(options.overrides)
 
     from fastfold.training.run import train_until_stopped

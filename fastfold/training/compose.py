@@ -97,7 +97,7 @@ def compose_tree(overrides: Sequence[str]) -> DictConfig:
     store = ConfigStore.instance()
     for group, factory in _GROUPS.items():
         store.store(group=group, name="schema", node=factory)
-    _check_names(overrides)
+    overrides = _whole_numbers(_check_names(overrides))
     try:
         with initialize_config_module(config_module=_CONFIGS, version_base="1.3"):
             composed = compose("train", [f"++{x}" if x.startswith(_OPEN) else x for x in overrides])
@@ -168,13 +168,13 @@ def _update(tree: ConfigDict, changes: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{path} must be at least 1, got {value}")
 
 
-def _check_names(overrides: Sequence[str]) -> None:
-    """Refuse unknown keys and choices, with the nearest that exist; Hydra's own words presume its terms."""
+def _check_names(overrides: Sequence[str]) -> list[Override]:
+    """Return the overrides parsed; refuse unknown keys and choices, naming the nearest that exist."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         raise ConfigError(f"{_first_lines(error)}; overrides look like trainer.steps=1000") from error
-    valid = set(_keys(TrainConfig))
+    valid = dict(_keys(TrainConfig))
     for override in parsed:
         key = override.key_or_group
         if key in (*_GROUPS, "preset"):
@@ -184,6 +184,22 @@ def _check_names(overrides: Sequence[str]) -> None:
             meant = _OTHER_NAMES.get(key.rpartition(".")[2].lower())
             hint = f"; did you mean {meant}?" if meant else _nearest(key, names)
             raise ConfigError(f"there is no setting {key!r}{hint}")
+    return parsed
+
+
+def _whole_numbers(overrides: Sequence[Override]) -> list[str]:
+    """Return the overrides as text, with ``1e3`` as ``1000`` where a setting is an integer."""
+    types, texts = dict(_keys(TrainConfig)), []
+    for override in overrides:
+        value, text = override.value(), str(override.input_line)
+        if (
+            isinstance(value, float)
+            and value.is_integer()
+            and types.get(override.key_or_group, "").startswith("int")
+        ):
+            text = f"{text.partition('=')[0]}={int(value)}"
+        texts.append(text)
+    return texts
 
 
 def _check_choice(override: Override, group: str) -> None:
@@ -201,13 +217,14 @@ def _check_choice(override: Override, group: str) -> None:
         raise ConfigError(f"presets are added: write +preset={choice}")
 
 
-def _keys(schema: Any, prefix: str = "") -> Iterator[str]:
+def _keys(schema: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every setting of a group and those below it, with its type as it is written."""
     for field in fields(schema):
         factory = field.default_factory
         if is_dataclass(factory):
             yield from _keys(factory, f"{prefix}{field.name}.")
         else:
-            yield f"{prefix}{field.name}"
+            yield f"{prefix}{field.name}", str(field.type)
 
 
 def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:

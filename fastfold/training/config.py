@@ -296,11 +296,13 @@ class FinetuneConfig:
         freeze: Patterns of parameter names that stay as they are.
         lora_rank: Rank of adapters on attention and transition layers, which then train alone; 0 for none.
         lora_alpha: Their scale is ``alpha / rank``.
+        from_weights: Whether a run without ``model.weights`` is refused, as it would begin with random ones.
     """
 
     freeze: list[str] = field(default_factory=list)
     lora_rank: int = bounded(0, least=0)
     lora_alpha: float = bounded(16.0, above=0)
+    from_weights: bool = False
 
     def __post_init__(self) -> None:
         check_bounds("finetune", type(self), vars(self))

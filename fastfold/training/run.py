@@ -25,6 +25,7 @@ from fastfold.parallel import DistributedContext, init_distributed, started_proc
 from fastfold.training.build import build_network, plain_network
 from fastfold.training.checkpoint.checkpoints import Checkpoints
 from fastfold.training.checkpoint.manifest import Json
+from fastfold.training.checks import check_settings
 from fastfold.training.compose import network_config, to_yaml
 from fastfold.training.config import TrainConfig
 from fastfold.training.data import (
@@ -87,6 +88,7 @@ def train(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> bool:
 def train_until_stopped(config: TrainConfig, *, loggers: Sequence[Logger] = ()) -> signal.Signals | None:
     """As :func:`train`; returns the signal that ended the run before its last step, if one did."""
     tree = network_config(config.model)
+    check_settings(config, tree)
     check_tracking([name for name in ("wandb", "mlflow") if getattr(config.logger, name)])
     chosen = None
     if config.parallel.auto:
@@ -202,6 +204,11 @@ class _Run:
             self._forget_validations(trainer.progress.step)
             if path is not None:
                 self._event(f"continues from {path}, after step {trainer.progress.step}")
+                if trainer.progress.step >= config.trainer.steps:
+                    self._event(
+                        f"trainer.steps={config.trainer.steps} was reached before: nothing is trained, weights and "
+                        "report are written again; set more steps to go on"
+                    )
                 suspects = {name for part in context.gather(loader.quarantined) for name, _ in part}
                 if suspects:
                     self._event(

@@ -225,7 +225,8 @@ class _Fold:
 def _fold(model: AlphaFold, sampler: FeatureSampler, recycles: int) -> _Fold:
     """Fold without gradients."""
     device = model.single_projection.weight.device
-    with torch.no_grad():
+    # Without gradients operators run in pieces and in place, which a compiler takes apart.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         result = model(
             lambda cycle, member: {
                 key: torch.as_tensor(x, device=device) for key, x in sampler.sample(cycle, member).items()

@@ -146,7 +146,7 @@ def test_a_start_and_the_printed_configuration_refuse_the_same(
 
 
 def test_other_names_are_no_settings_and_lead_to_ones():
-    settings = set(compose._keys(TrainConfig))
+    settings = set(dict(compose._keys(TrainConfig)))
     assert set(compose._OTHER_NAMES.values()) <= settings
     assert not set(compose._OTHER_NAMES) & {name.rpartition(".")[2] for name in settings}
 

@@ -342,10 +342,18 @@ def test_precision_and_checkpointing_change_the_numbers_little(
 
 @pytest.mark.slow
 def test_compiled_blocks_compute_the_same(data_folder: Path, tmp_path: Path):
+    """In training, and in validation, where nothing is compiled."""
     plain, compiled = tmp_path / "plain", tmp_path / "compiled"
-    here(data_folder, plain, "trainer.steps=2")
-    here(data_folder, compiled, "trainer.steps=2", "trainer.compile=true")
+    validated = ("trainer.steps=2", "data.valid_split=valid", "trainer.validate_every=1")
+    here(data_folder, plain, *validated)
+    here(data_folder, compiled, *validated, "trainer.compile=true")
     np.testing.assert_allclose(losses(compiled), losses(plain), rtol=1e-5)
+    first, second = (
+        [json.loads(line)["valid_plddt"] for line in (out / "validation.jsonl").read_text().splitlines()]
+        for out in (plain, compiled)
+    )
+    assert len(first) == 2
+    np.testing.assert_allclose(second, first, rtol=1e-4)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(data_folder: Path, tmp_path: Path):

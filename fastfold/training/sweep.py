@@ -1,0 +1,79 @@
+"""Runs of ``fastfold train --multirun``: one for each combination of values, one after another."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from fastfold.errors import ConfigError
+from fastfold.training.compose import compose_config
+
+_OUT = "trainer.out"
+
+
+def sweep_jobs(overrides: Sequence[str]) -> dict[Path, list[str]]:
+    """Return the overrides of each run of a sweep by the folder of the run.
+
+    Args:
+        overrides: As on Hydra's command line; ``optim.lr=1e-3,1e-4`` and ``trainer.seed=range(3)`` have several values.
+
+    Returns:
+        The overrides of each combination, the last of the swept settings fastest. Folders are subfolders of the given
+        ``trainer.out``, called ``optim.lr=0.001,trainer.seed=0``.
+
+    Raises:
+        ConfigError: A run's configuration is wrong, no setting has several values, or the folder is missing.
+    """
+    out, fixed, swept = None, [], []
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        text = str(override.input_line)
+        if override.is_sweep_override():
+            key = text.partition("=")[0]
+            swept.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        elif override.key_or_group == _OUT:
+            out = str(override.value())
+        else:
+            fixed.append(text)
+    if not swept:
+        raise ConfigError("--multirun needs a setting with several values, for example optim.lr=1e-3,1e-4")
+    if out is None:
+        raise ConfigError(f"{_OUT} is not set; give {_OUT}=FOLDER, in which each run gets a folder")
+    jobs = {}
+    for values in itertools.product(*swept):
+        name = re.sub(r"[^\w.,=+-]", "_", ",".join(value.lstrip("+~") for value in values))
+        place = Path(out) / name
+        jobs[place] = [*fixed, *values, f"{_OUT}='{place}'"]  # quoted, because Hydra splits at = and commas
+        compose_config(jobs[place])
+    return jobs
+
+
+def run_sweep(overrides: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run every combination of a sweep in a process of its own; a run that fails does not end the others.
+
+    Args:
+        overrides: As :func:`sweep_jobs`.
+        say: Told of the beginning and the end of each run.
+
+    Returns:
+        The exit code: 0, or that of the first run that failed.
+
+    Raises:
+        ConfigError: As :func:`sweep_jobs`, or several processes were started.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("--multirun starts runs one after another; under torchrun start each run alone")
+    jobs, first = sweep_jobs(overrides), 0
+    for number, (place, job) in enumerate(jobs.items(), 1):
+        say(f"run {number} of {len(jobs)}: {place}")
+        code = subprocess.run([sys.executable, "-m", "fastfold", "train", *job]).returncode
+        if code:
+            say(f"run {number} of {len(jobs)} ended with exit code {code}")
+        first = first or code
+    return first
