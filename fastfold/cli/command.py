@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from fastfold._version import __version__
+from fastfold.cli.hints import CommandParser
 from fastfold.cli.infer import add_infer_command
 from fastfold.cli.plan import add_plan_command
 from fastfold.cli.process import open_standard_streams, prepare_environment, silence_stdout
@@ -84,7 +85,7 @@ def _fail(message: str, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="fastfold",
         description="Protein structure prediction with the AlphaFold 2 networks.",
         epilog=_EPILOG,

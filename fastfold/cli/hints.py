@@ -1,0 +1,92 @@
+"""Command-line parser that knows the options of other programs, and the nearest of its own."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+OTHER_PROGRAMS = {
+    # ColabFold
+    "--amber": "use --relax best, or --relax all",
+    "--data": "use --weights; 'fastfold weights download' fetches them",
+    "--host-url": "use --msa-server URL",
+    "--jobname-prefix": "rename the records; files are named after them",
+    "--model-order": "use --weights with the files in that order",
+    "--model-type": "use --weights monomer, monomer_ptm or multimer",
+    "--num-models": "use --weights with as many files",
+    "--num-relax": "use --relax best, or --relax all",
+    "--save-all": "use --save-representations and --save-recycles",
+    "--save-single-representations": "use --save-representations",
+    "--save-pair-representations": "use --save-representations",
+    "--use-gpu-relax": "use --relax-platform CUDA",
+    "--zip": "pack the results with zip -r results.zip DIR",
+    # AlphaFold
+    "--data-dir": "use --db for sequence databases, --weights for parameters",
+    "--db-preset": "use --db with the files of the databases",
+    "--fasta-paths": "give the files without an option, before all options",
+    "--model-preset": "use --weights monomer, monomer_ptm or multimer",
+    "--models-to-relax": "use --relax best, all or none",
+    "--num-multimer-predictions-per-model": "use --num-seeds N",
+    "--output-dir": "use --out DIR",
+    "--pdb-seqres-database-path": "use --template-db FILE",
+    "--use-precomputed-msas": "use --msa-dir DIR",
+    # Boltz and Chai
+    "--out-dir": "use --out DIR",
+    "--recycling-steps": "use --num-recycles N",
+    "--num-trunk-recycles": "use --num-recycles N",
+    "--use-msa-server": "use --msa-server URL",
+    "--use-msa-server-url": "use --msa-server URL",
+}
+"""Options of other programs for the same task, by the name with hyphens."""
+
+_NEAR = 0.6
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parser whose errors show the usage of the command that was given, and say what to write instead."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse as argparse does; refuse unknown options of a command with the usage of that command."""
+        self._given = list(sys.argv[1:] if args is None else args)
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage, message and hints; exit with code 2."""
+        given = getattr(self, "_given", [])
+        hints = [] if self._subparsers is not None else option_hints(given, self._option_string_actions)
+        if "required: --out" in message:
+            hints.append("--out: the folder for the results, as in fastfold infer INPUT --out DIR")
+        super().error("\n  ".join([message, *hints]))
+
+
+def option_hints(given: Iterable[str], known: Iterable[str]) -> list[str]:
+    """Return a line for each option that is unknown, with what to write in its place.
+
+    Args:
+        given: Arguments of a command.
+        known: Its options.
+
+    Returns:
+        Lines for options of other programs, and for those that are near one of ``known``; nothing for others.
+    """
+    options, lines = list(known), []
+    for name in dict.fromkeys(text.partition("=")[0] for text in given if text.startswith("--")):
+        if name in options or any(option.startswith(name) for option in options):
+            continue
+        hyphens = name.replace("_", "-").lower()
+        near = difflib.get_close_matches(hyphens, options, n=1, cutoff=_NEAR)
+        if hyphens in options:
+            lines.append(f"{name}: did you mean {hyphens}?")
+        elif hyphens in OTHER_PROGRAMS:
+            lines.append(f"{name}: {OTHER_PROGRAMS[hyphens]}")
+        elif near:
+            lines.append(f"{name}: did you mean {near[0]}?")
+    return lines

@@ -1,0 +1,45 @@
+"""An option of another program, or a misspelt one, is answered with what to write."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastfold.cli.command import _parser
+from fastfold.cli.hints import OTHER_PROGRAMS, option_hints
+from tests.helpers.command_line import CommandLine
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["infer", "a.fasta", "--out", "x", "--amber"], "--amber: use --relax best"),
+        (["infer", "a.fasta", "--out", "x", "--host-url=http://h"], "--host-url: use --msa-server URL"),
+        (["infer", "--fasta_paths=a.fasta", "--output_dir=x"], "--output_dir: use --out DIR"),
+        (["infer", "a.fasta", "--out", "x", "--num-recycels", "3"], "did you mean --num-recycles?"),
+        (["infer", "a.fasta", "--out", "x", "--num_recycles", "3"], "did you mean --num-recycles?"),
+        (["infer", "a.fasta", "results"], "--out: the folder for the results"),
+        (["relax", "a.pdb", "--out", "x", "--platfrom", "CPU"], "--platfrom: did you mean --platform?"),
+    ],
+)
+def test_wrong_options_are_answered_with_the_right_ones(
+    cli: CommandLine, arguments: list[str], hint: str
+) -> None:
+    done = cli.run(*arguments)
+    assert done.code == 2
+    assert hint in done.err
+    assert done.err.startswith(f"usage: fastfold {arguments[0]}")
+
+
+def test_what_the_hints_name_exists() -> None:
+    (commands,) = (
+        action for action in _parser()._actions if action.dest == "==SUPPRESS==" and action.choices
+    )
+    known = set(commands.choices["infer"]._option_string_actions)  # type: ignore[call-overload,index]
+    for option, hint in OTHER_PROGRAMS.items():
+        assert option not in known
+        named = {word.strip(",;") for word in hint.split() if word.startswith("--")}
+        assert named <= known, option
+
+
+def test_options_that_are_known_or_like_nothing_get_no_hint() -> None:
+    assert option_hints(["--out", "x", "--ou", "--zzz", "a.fasta"], ["--out", "--seed"]) == []
