@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +59,14 @@ def add_relax_command(commands: Any) -> None:
         type=_positive,
         default=RelaxConfig.threads,
         metavar="N",
-        help="threads on the CPU; more than one is faster, and the result varies a little (default 1)",
+        help="threads on the CPU; with one the result is the same each time (default: all cores)",
     )
     relax.add_argument(
         "--max-iterations",
         type=_positive,
         default=RelaxConfig.max_iterations,
         metavar="N",
-        help="most iterations in an attempt of the minimiser, of which a round has about four "
+        help="most iterations in an attempt of the minimiser (a round has about five) "
         f"(default {RelaxConfig.max_iterations:,})",
     )
     relax.add_argument(
@@ -110,7 +111,9 @@ def run_relax(options: argparse.Namespace) -> int:
                     raise OutputError(
                         "another file of this run has the same name; relax it into another --out"
                     )
-                result, paths = relax_file(path, options.out, config, overwrite=options.overwrite)
+                result, paths = relax_file(
+                    path, options.out, config, overwrite=options.overwrite, on_progress=partial(_say, path)
+                )
             except ConfigError:
                 raise
             except FastFoldError as error:
@@ -128,6 +131,10 @@ def run_relax(options: argparse.Namespace) -> int:
     total = len(options.files)
     print(f"{total - failed} of {total} relaxed", flush=True)
     return 1 if failed else 0
+
+
+def _say(path: Path, line: str) -> None:
+    print(f"{path}: {line}", file=sys.stderr, flush=True)
 
 
 def _placed(path: Path, message: str) -> str:

@@ -67,6 +67,13 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=work, status="", refresh=True)
 
+    def note(self, work: str) -> None:
+        """Show how far a long piece of work is, on the bar or as a line."""
+        if self._bar is not None:
+            self.begin(work)
+        else:
+            self.line(work)
+
     def step(self, work: str, status: str, cost: float) -> None:
         """One pass of the network is done.
 

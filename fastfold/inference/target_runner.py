@@ -345,9 +345,13 @@ class TargetRunner:
         from fastfold.inference.relax.written import relax_results
 
         chosen = results.records()[: 1 if self.config.relax == "best" else None]
-        relaxation = RelaxConfig(platform=self.config.relax_platform)
+        relaxation = RelaxConfig(platform=self.config.relax_platform, threads=torch.get_num_threads())
         done = False
-        for record, outcome, relaxed in relax_results(results, chosen, self.ranking, relaxation):
+
+        def say(line: str) -> None:
+            self.progress.note(f"{label} {line}")
+
+        for record, outcome, relaxed in relax_results(results, chosen, self.ranking, relaxation, say):
             self.progress.line(f"{label} {record.key}: {outcome}", important=not relaxed)
             done = True
         return done

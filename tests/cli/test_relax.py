@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import pytest
 
 from fastfold.cli import relax
-from fastfold.inference.relax import files
+from fastfold.inference.relax import files, protocol
 from fastfold.protein.io.pdb_writer import to_pdb
 from tests.helpers.command_line import CommandLine
 from tests.helpers.peptides import helix
 
-QUICK = ("--platform", "CPU", "--max-rounds", "1")
+QUICK = ("--platform", "CPU", "--threads", "1", "--max-rounds", "1")
 
 
 def structure(folder: Path, name: str, *sequences: str) -> Path:
@@ -37,6 +38,15 @@ def test_one_bad_file_does_not_keep_the_others_from_being_relaxed(cli: CommandLi
     assert "CPU (1 thread)" in done.out
     assert done.out.endswith("1 of 3 relaxed\n")
     assert cli.load("good_relax.json")["relaxed"] is True
+
+
+def test_a_long_relaxation_says_how_far_it_is(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SECONDS_BETWEEN_LINES", 0.0)
+    good = structure(cli.folder, "good.pdb", "AKLEW")
+    done = cli.run("relax", good, "--out", cli.out, *QUICK)
+    assert done.code == 0
+    line = r"good\.pdb: round 1 of at most 1, 12 iterations, elapsed 0:\d\d, about 0:\d\d left\n"
+    assert re.search(line, done.err)
 
 
 def test_results_are_not_overwritten_unasked(cli: CommandLine) -> None:
@@ -75,10 +85,10 @@ def test_a_bug_in_one_file_is_reported_and_the_rest_goes_on(
     monkeypatch.delenv("FASTFOLD_DEBUG", raising=False)
     real = files.relax
 
-    def relax_or_break(protein, config, *, names):
+    def relax_or_break(protein, config, **options):
         if len(protein) == 2:
             raise RuntimeError("surprise")
-        return real(protein, config, names=names)
+        return real(protein, config, **options)
 
     monkeypatch.setattr(files, "relax", relax_or_break)
     bad, good = structure(cli.folder, "bad.pdb", "AA"), structure(cli.folder, "good.pdb", "AAA")

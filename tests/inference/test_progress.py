@@ -163,3 +163,14 @@ def test_the_command_draws_a_bar_on_a_terminal_and_prints_its_result(cli, ended)
     assert any(re.match(r"2/2 T2 model_1_ptm +recycle 1/1 pLDDT \d\d\.\d .*%.*left", line) for line in shown)
     assert any(line.startswith("1/2 T1: pLDDT") for line in shown)
     assert shown[-1] == f"2 folded; results in {cli.out}"
+
+
+def test_a_note_is_a_line_or_the_text_of_the_bar() -> None:
+    stream = io.StringIO()
+    with Progress(1, stream) as progress:
+        progress.note("T1: relaxing, round 1")
+    assert stream.getvalue() == "T1: relaxing, round 1\n"
+    terminal = Terminal()
+    with terminal.stream() as output, Progress(1, output) as progress:
+        progress.note("T1: relaxing, round 2")
+    assert any(line.startswith("T1: relaxing, round 2") for line in terminal.shown())

@@ -17,9 +17,10 @@ class RelaxConfig:
 
     Attributes:
         platform: One of :data:`PLATFORMS`, or ``auto`` for the fastest that works here.
-        threads: Threads of the CPU platform. With one the result is the same each time; with more it is not.
+        threads: Threads of the CPU platform; None for all cores. With one the result is the same each time; with
+            more it is not.
         max_iterations: Most iterations of the minimiser in one attempt. A round is one minimisation, in which OpenMM
-            makes several attempts, usually four, to satisfy the constraints on bonds to hydrogens.
+            makes several attempts, usually five, to satisfy the constraints on bonds to hydrogens.
         max_rounds: Most rounds of minimisation; a round after the first frees the residues with violations.
         stiffness: Force constant of the restraints on heavy atoms, in kcal/mol/Å².
         tolerance: The minimiser stops when the root mean square of all force components is below this, in
@@ -30,7 +31,7 @@ class RelaxConfig:
     """
 
     platform: str = "auto"
-    threads: int = 1
+    threads: int | None = None
     max_iterations: int = 2000
     max_rounds: int = 3
     stiffness: float = 10.0
@@ -43,6 +44,8 @@ class RelaxConfig:
             )
         for name in ("threads", "max_iterations", "max_rounds"):
             value = getattr(self, name)
+            if name == "threads" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
                 raise ConfigError(f"{name} of a relaxation is a whole number from 1, got {value!r}")
         for name, least in (("stiffness", 0.0), ("tolerance", 1e-6)):

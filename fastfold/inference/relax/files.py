@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,7 +39,12 @@ def result_paths(path: Path, out: Path | None = None) -> dict[str, Path]:
 
 
 def relax_file(
-    path: Path, out: Path | None = None, config: RelaxConfig | None = None, *, overwrite: bool = False
+    path: Path,
+    out: Path | None = None,
+    config: RelaxConfig | None = None,
+    *,
+    overwrite: bool = False,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[RelaxResult, dict[str, Path]]:
     """Relax the protein chains of a structure file and write the result, each file atomically.
 
@@ -53,6 +59,7 @@ def relax_file(
         out: Folder of the results; by default the one of the file.
         config: Settings; AlphaFold's by default.
         overwrite: Whether results that are there are replaced.
+        on_progress: Called every ten seconds with a line about the work.
 
     Returns:
         The relaxation, and the paths that were written: ``pdb`` (if it fits), ``cif`` and ``record``.
@@ -73,7 +80,7 @@ def relax_file(
     structure = read_structure(path)
     prepare_output_directory(paths["record"].parent)
     names = author_names(structure)
-    result = relax(structure_to_protein(structure), config, names=names)
+    result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)
 
     contents: dict[str, str] = {}
     title = f"Structure {structure.name[:100]}"

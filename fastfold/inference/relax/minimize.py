@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,12 @@ from fastfold.protein import residue_constants as rc
 _KJ_PER_KCAL = 4.184
 _MOST_ATTEMPTS = 10
 """Attempts of the minimiser for which there are iterations; four are usual."""
+_FIRST_TOLERANCE = 0.7
+"""Part of the tolerance to which the structure without constraints is minimised."""
+_WORKING_TOLERANCE = 1e-3
+"""Relative error of constrained bonds at which the minimiser makes no further attempt with harder springs."""
+_BOND_TOLERANCE = 1e-5
+"""Relative error of constrained bonds in the result."""
 _RESTRAINTS, _HANDS = 1, 2
 """Force groups of the springs; the force field is group 0."""
 
@@ -58,14 +64,16 @@ class _Counter(openmm.MinimizationReporter):
     that helps and perhaps from the start: a limit on all iterations alone could leave what it had at the start.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_iteration: Callable[[int], None]) -> None:
         super().__init__()
+        self.on_iteration = on_iteration
         self.limit, self.iterations, self.of_attempt = limit, 0, 0
 
     def report(self, iteration: int, x: Any, grad: Any, args: Any) -> bool:
         """Count an iteration; True ends the attempt."""
         self.iterations += 1
         self.of_attempt = iteration + 1
+        self.on_iteration(self.iterations)
         return self.iterations >= self.limit
 
 
@@ -80,30 +88,35 @@ def minimize(
     platform: ChosenPlatform,
     *,
     free_residues: Collection[int] = (),
+    on_iteration: Callable[[int], None] = lambda iterations: None,
 ) -> Minimized:
     """Minimise the energy, all pairs of atoms interacting, bonds to hydrogens at their lengths.
+
+    Constraints are stiff springs to the minimiser, which make it slow far from a minimum. It first comes near one with
+    the force field's own bonds to hydrogens, and then goes on with constraints.
 
     Args:
         prepared: The structure.
         config: Settings.
         platform: Where to compute.
         free_residues: Residues (places in the protein's arrays) whose atoms are not restrained.
+        on_iteration: Called after each iteration with their number.
 
     Raises:
         ValueError: The force field has no parameters for a residue.
         openmm.OpenMMException: The energy or a force is not finite.
     """
-    system = _force_field().createSystem(prepared.topology, constraints=app.HBonds)
     start = prepared.positions / 10.0  # nm
-    system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
-    system.addForce(_hands(prepared))
-    integrator = openmm.VerletIntegrator(0.001)  # nothing moves in time; a context wants one
-    context = openmm.Context(system, integrator, platform.platform, platform.properties)
+    counter = _Counter(_MOST_ATTEMPTS * config.max_iterations, on_iteration)
+    flexible = _context(prepared, config, platform, start, free_residues, constraints=None)
+    _descend(flexible, start, replace(config, tolerance=_FIRST_TOLERANCE * config.tolerance), counter)
+    positions = flexible.getState(positions=True).getPositions(asNumpy=True)
+    del flexible
+    context = _context(prepared, config, platform, start, free_residues, constraints=app.HBonds)
     context.setPositions(start)
     energy_before = _energy(context, {0})
-    counter = _Counter(_MOST_ATTEMPTS * config.max_iterations)
-    tolerance = config.tolerance * _KJ_PER_KCAL  # kJ/mol/nm
-    openmm.LocalEnergyMinimizer.minimize(context, tolerance, config.max_iterations, counter)
+    _descend(context, positions, config, counter)
+    context.applyConstraints(_BOND_TOLERANCE)
     positions = context.getState(positions=True).getPositions(asNumpy=True).value_in_unit(unit.angstrom)
     return Minimized(
         positions=np.asarray(positions, np.float64),
@@ -113,6 +126,30 @@ def minimize(
         iterations=counter.iterations,
         limit_reached=counter.of_attempt >= config.max_iterations,
     )
+
+
+def _context(
+    prepared: PreparedStructure,
+    config: RelaxConfig,
+    platform: ChosenPlatform,
+    start: np.ndarray,
+    free_residues: Collection[int],
+    *,
+    constraints: Any,
+) -> Any:
+    """Build the force field with its springs, bonds to hydrogens constrained or not."""
+    system = _force_field().createSystem(prepared.topology, constraints=constraints)
+    system.addForce(_restraints(prepared, start, config.stiffness, free_residues))
+    system.addForce(_hands(prepared))
+    integrator = openmm.VerletIntegrator(0.001)  # nothing moves in time; a context wants one
+    integrator.setConstraintTolerance(_WORKING_TOLERANCE)
+    return openmm.Context(system, integrator, platform.platform, platform.properties)
+
+
+def _descend(context: Any, positions: Any, config: RelaxConfig, counter: _Counter) -> None:
+    context.setPositions(positions)
+    tolerance = config.tolerance * _KJ_PER_KCAL  # kJ/mol/nm
+    openmm.LocalEnergyMinimizer.minimize(context, tolerance, config.max_iterations, counter)
 
 
 def _restraints(

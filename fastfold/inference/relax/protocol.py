@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,44 @@ from fastfold.inference.relax.violations import Violation, violating_residues
 from fastfold.protein.hydrogens import Hydrogens
 from fastfold.protein.labels import AuthorNames, default_names
 from fastfold.protein.protein import Protein
+from fastfold.utils.cores import available_cores
+from fastfold.utils.units import clock
 
 if TYPE_CHECKING:
     from fastfold.inference.relax.platforms import ChosenPlatform
 
 _MOST_NAMED = 10
+_SECONDS_BETWEEN_LINES = 10.0
+_USUAL_ITERATIONS = 300
+"""Iterations of a round; one is usual, and more are seldom needed."""
+
+
+class _Ticker:
+    """Lines about a relaxation that takes long."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._started = self._last = time.perf_counter()
+
+    def of_round(self, number: int, most: int) -> Callable[[int], None]:
+        """Return a function to call after each iteration of a round."""
+        began = time.perf_counter()
+
+        def on_iteration(iterations: int) -> None:
+            now = time.perf_counter()
+            if now - self._last < _SECONDS_BETWEEN_LINES:
+                return
+            self._last = now
+            left = (now - began) / iterations * (_USUAL_ITERATIONS - iterations)
+            estimate = f"about {clock(left)} left" if left > 0 else "longer than usual"
+            if number > 1:
+                estimate += " in this round"
+            self._say(
+                f"round {number} of at most {most}, {iterations:,} iterations, elapsed "
+                f"{clock(now - self._started)}, {estimate}"
+            )
+
+        return on_iteration
 
 
 @dataclass
@@ -47,6 +80,7 @@ def relax(
     *,
     names: AuthorNames | None = None,
     continuous: bool = False,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> RelaxResult:
     """Relax a structure with AlphaFold's protocol.
 
@@ -63,6 +97,7 @@ def relax(
         names: What chains and residues are called in messages.
         continuous: True if residues of consecutive numbers are bonded however far apart they are, as those of a
             prediction. Otherwise a chain has ends where C and N are more than 2.5 Å apart.
+        on_progress: Called every ten seconds with the round, the iterations and an estimate of the time left.
 
     Returns:
         The relaxed structure with its record; chains, numbers and B-factors are those of the input.
@@ -84,9 +119,9 @@ def relax(
     given, protein = protein, open_breaks(protein, breaks)
     check_relaxable(protein, names)
     check_not_mirrored(protein, names)
-    platform = choose_platform(config.platform, threads=config.threads)
+    platform = choose_platform(config.platform, threads=config.threads or available_cores())
     before = violating_residues(protein, names)
-    done = _rounds(protein, config, platform, names)
+    done = _rounds(protein, config, platform, names, _Ticker(on_progress))
     violations = done.violations if done.energies else before
     first, last = (done.energies[0], done.energies[-1]) if done.energies else (None, None)
     return RelaxResult(
@@ -111,7 +146,11 @@ def relax(
 
 
 def _rounds(
-    protein: Protein, config: RelaxConfig, platform: ChosenPlatform, names: AuthorNames | None
+    protein: Protein,
+    config: RelaxConfig,
+    platform: ChosenPlatform,
+    names: AuthorNames,
+    ticker: _Ticker,
 ) -> _Progress:
     """Minimise until nothing is violated, a round fails, or there were enough."""
     from openmm import OpenMMException
@@ -119,14 +158,20 @@ def _rounds(
     from fastfold.inference.relax.minimize import minimize
     from fastfold.inference.relax.prepare import prepare, to_protein
 
-    done = _Progress(protein)
+    done, prepared = _Progress(protein), None
     for number in range(config.max_rounds):
         freed = done.freed | {
             violation.index for violation in done.violations if _is_mended_by_freedom(violation)
         }
         try:
-            prepared = prepare(done.protein, names)
-            found = minimize(prepared, config, platform, free_residues=freed)
+            prepared = prepared or prepare(protein, names)
+            found = minimize(
+                prepared,
+                config,
+                platform,
+                free_residues=freed,
+                on_iteration=ticker.of_round(number + 1, config.max_rounds),
+            )
             if not (np.isfinite(found.positions).all() and math.isfinite(found.energy_after)):
                 raise ValueError("the energy of the result is not finite")
         except FastFoldError:
@@ -136,12 +181,13 @@ def _rounds(
             what = lines[0].split("  ")[0].rstrip(".")  # OpenMM goes on with a page on the web
             done.failure = f"round {number + 1} failed ({what})"
             break
-        done.protein, done.hydrogens = to_protein(prepared, found.positions, done.protein)
+        prepared = replace(prepared, positions=found.positions)
+        done.protein, done.hydrogens = to_protein(prepared, prepared.positions, protein)
         done.energies.append((found.energy_before, found.energy_after, found.restraint_energy))
         done.iterations += found.iterations
         done.limit_reached = found.limit_reached
         done.freed = freed
-        done.atoms_added = done.atoms_added or prepared.atoms_added
+        done.atoms_added = prepared.atoms_added
         done.violations = violating_residues(done.protein, names)
         if not any(map(_is_mended_by_freedom, done.violations)):
             break

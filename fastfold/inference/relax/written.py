@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,10 @@ from fastfold.protein.io.read import read_structure
 
 
 def relax_written(
-    results: TargetResults, record: PredictionRecord, config: RelaxConfig | None = None
+    results: TargetResults,
+    record: PredictionRecord,
+    config: RelaxConfig | None = None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[dict[str, str | bytes], dict[str, Any]]:
     """Relax a prediction from its files.
 
@@ -31,6 +35,7 @@ def relax_written(
         results: The target's.
         record: The prediction, with ``.cif`` and ``_scores.json``.
         config: Settings; AlphaFold's by default.
+        on_progress: Called every ten seconds with a line about the work.
 
     Returns:
         The files to add by their endings: ``_relaxed.pdb`` (if it fits), ``_relaxed.cif``, both only if the minimiser
@@ -46,7 +51,7 @@ def relax_written(
     files: dict[str, str | bytes] = {}
     try:
         protein = structure_to_protein(read_structure(results.path(record, ".cif")))
-        result = relax(protein, config, continuous=True)
+        result = relax(protein, config, continuous=True, on_progress=on_progress)
     except InputError as error:
         found: dict[str, Any] = {"relaxed": False, "reason": str(error)}
     else:
@@ -74,6 +79,7 @@ def relax_results(
     records: Iterable[PredictionRecord],
     ranking: Ranking,
     config: RelaxConfig | None = None,
+    on_progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[PredictionRecord, str, bool]]:
     """Relax those of some predictions that have not been relaxed, and add the files to each.
 
@@ -82,6 +88,7 @@ def relax_results(
         records: The predictions; what another process works on is left to it.
         ranking: By what the target's predictions are ranked.
         config: Settings; AlphaFold's by default.
+        on_progress: Called every ten seconds with the prediction's key and a line about the work.
 
     Yields:
         Each prediction that was taken, what came out in words, and whether it counts as relaxed.
@@ -96,10 +103,15 @@ def relax_results(
         with results.claimed(record.id) as mine:
             if not mine:
                 continue
-            files, found = relax_written(results, record, config)
+            say = partial(_say, on_progress, record.key)
+            files, found = relax_written(results, record, config, say)
             scores = {**record.scores, "relaxation": found["relaxed"], "relaxed_energy": _energy(found)}
             added = results.add(record.id, record.key, files, scores, ranking)
         yield added, _in_words(found), found["relaxed"]
+
+
+def _say(on_progress: Callable[[str], None], key: str, line: str) -> None:
+    on_progress(f"{key}: relaxing, {line}")
 
 
 def _energy(found: Mapping[str, Any]) -> float | None:

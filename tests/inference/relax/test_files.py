@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 from tests.helpers.peptides import helix
 
 NAMES = AuthorNames(("H", "x"), ("-1", "0", "52", "52A", "52B", "7", "8", "9"))
-CPU = RelaxConfig(platform="CPU")
+CPU = RelaxConfig(platform="CPU", threads=1)
 
 
 def write_pdb(path: Path, *, names: AuthorNames | None = NAMES) -> Path:
@@ -37,7 +37,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(tmp_path: Path) 
     assert result.relaxed, result.reason
     code = (
         "import sys; from pathlib import Path; from fastfold.inference.relax import RelaxConfig, relax_file\n"
-        "relax_file(Path(sys.argv[1]), Path(sys.argv[2]), RelaxConfig(platform='CPU'))"
+        "relax_file(Path(sys.argv[1]), Path(sys.argv[2]), RelaxConfig(platform='CPU', threads=1))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "123"}
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "two")]

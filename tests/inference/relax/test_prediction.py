@@ -13,7 +13,7 @@ from fastfold.inference.relax import RelaxConfig, relax_prediction
 from fastfold.protein.io.read import read_structure
 from tests.conftest import REPOSITORY
 
-CPU = RelaxConfig(platform="CPU")
+CPU = RelaxConfig(platform="CPU", threads=1)
 
 
 def predicted(sequence: str, recycles: int) -> fastfold.Prediction:

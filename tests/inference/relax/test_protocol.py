@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,16 +14,17 @@ import pytest
 
 from fastfold.errors import ConfigError, InputError
 from fastfold.inference.output.evaluate import structure_to_protein
-from fastfold.inference.relax import RelaxConfig, minimize, relax
+from fastfold.inference.relax import RelaxConfig, minimize, protocol, relax
 from fastfold.inference.relax.violations import violating_residues
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.read import read_structure
 from fastfold.protein.labels import AuthorNames
 from fastfold.protein.protein import Protein
+from fastfold.utils.cores import available_cores
 from tests.conftest import require_shared
 from tests.helpers.peptides import helix
 
-CPU = RelaxConfig(platform="CPU")
+CPU = RelaxConfig(platform="CPU", threads=1)
 QUICK = RelaxConfig(platform="CPU", max_iterations=5, max_rounds=1)
 
 
@@ -68,6 +70,47 @@ def test_residues_with_violations_are_freed_in_the_next_round(monkeypatch: pytes
     assert {3, 4} & set(freed[1])
     assert all(set(a) <= set(b) for a, b in itertools.pairwise(freed))
     assert found.residues_freed == len(freed[-1])
+
+
+def test_a_further_round_goes_on_from_all_atoms_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[np.ndarray] = []
+    ends: list[np.ndarray] = []
+    inner = minimize.minimize
+
+    def spied(prepared: Any, *args: Any, **kwargs: Any) -> Any:
+        found = inner(prepared, *args, **kwargs)
+        starts.append(prepared.positions)
+        ends.append(found.positions)
+        return found
+
+    monkeypatch.setattr(minimize, "minimize", spied)
+    relax(broken(helix("AKLEW"), 3, (20.0, 0.0, 0.0)), replace(QUICK, max_rounds=2), continuous=True)
+    assert len(starts) == 2
+    np.testing.assert_array_equal(starts[1], ends[0])
+
+
+def test_all_cores_are_used_unless_threads_are_given() -> None:
+    cores = available_cores()
+    assert relax(helix("AAA"), QUICK).platform == f"CPU ({cores} thread{'s' if cores > 1 else ''})"
+    assert relax(helix("AAA"), replace(QUICK, threads=3)).platform == "CPU (3 threads)"
+
+
+def test_progress_has_the_round_the_iterations_and_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(protocol, "_USUAL_ITERATIONS", 20)
+    lines: list[str] = []
+    config = replace(CPU, max_rounds=2, max_iterations=30)
+    relax(broken(helix("AKLEW"), 3, (20.0, 0.0, 0.0)), config, continuous=True, on_progress=lines.append)
+    said = [re.sub(r"\d:\d\d", "T", line) for line in lines]
+    assert "round 1 of at most 2, 10 iterations, elapsed T, about T left" in said
+    assert "round 1 of at most 2, 25 iterations, elapsed T, longer than usual" in said
+    assert "round 2 of at most 2, 10 iterations, elapsed T, about T left in this round" in said
+
+
+def test_progress_is_rare() -> None:
+    lines: list[str] = []
+    relax(helix("AKLEW"), CPU, on_progress=lines.append)
+    assert lines == []
 
 
 def test_rounds_have_a_limit_and_what_remains_is_named() -> None:

@@ -65,17 +65,22 @@ def test_a_d_amino_acid_of_the_input_is_named_and_costs_no_further_round() -> No
     assert np.flatnonzero(wrong_hands(found.protein)).tolist() == [2]
 
 
-def test_a_clash_does_not_turn_a_hand() -> None:
-    """An atom of another chain is 0.8 Å behind a beta carbon; without its pull the carbon gives way."""
-    protein = helix("TITIT", "AAA")
-    xyz = protein.atom_positions.copy()
-    bond = xyz[2, CB] - xyz[2, rc.atom_order["CA"]]
-    xyz[5:] += xyz[2, CB] + 0.8 * bond / np.linalg.norm(bond) - xyz[6, CB]
-    protein = replace(protein, atom_positions=xyz)
-    assert not hands_after(protein).any()
+def test_clashes_do_not_turn_a_hand() -> None:
+    """Without its pull a beta carbon gives way in some of these clashes."""
+    clashes = [clashing(distance) for distance in (0.05, 0.1, 0.4)]
+    assert not any(hands_after(protein).any() for protein in clashes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(minimize, "_HAND_STIFFNESS", 0.0)
-        assert hands_after(protein).any()
+        assert any(hands_after(protein).any() for protein in clashes)
+
+
+def clashing(distance: float) -> Protein:
+    """Two helices, an atom of the second at a distance in Å behind a beta carbon of the first."""
+    protein = helix("TVTVT", "AAA")
+    xyz = protein.atom_positions.copy()
+    bond = xyz[2, CB] - xyz[2, rc.atom_order["CA"]]
+    xyz[5:] += xyz[2, CB] + distance * bond / np.linalg.norm(bond) - xyz[6, CB]
+    return replace(protein, atom_positions=xyz)
 
 
 def hands_after(protein: Protein) -> np.ndarray:
