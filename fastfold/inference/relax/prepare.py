@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -77,8 +77,15 @@ def segments(protein: Protein) -> list[list[int]]:
     return runs
 
 
-def check_relaxable(protein: Protein, names: AuthorNames | None = None) -> None:
+def check_relaxable(
+    protein: Protein, names: AuthorNames | None = None, breaks: Mapping[int, str] | None = None
+) -> None:
     """Refuse what the force field has no parameters for, before any work.
+
+    Args:
+        protein: The structure.
+        names: Names of its chains and residues in messages.
+        breaks: Descriptions of chain breaks by the residue after each, for messages.
 
     Raises:
         InputError: A residue of unknown type has atoms, a residue stands alone, or it has too few atoms.
@@ -94,9 +101,11 @@ def check_relaxable(protein: Protein, names: AuthorNames | None = None) -> None:
             )
     for run in segments(protein):
         if len(run) == 1:
+            near = [text for i, text in (breaks or {}).items() if i in (run[0], run[0] + 1)]
+            where = f" (chain broken between {', '.join(near)})" if near else ""
             raise InputError(
-                f"{residue_label(protein, run[0], names)} stands alone, bonded to no other residue; Amber99sb has no "
-                "parameters for a chain of one residue; remove it from the file, or do without relaxation"
+                f"{residue_label(protein, run[0], names)} stands alone, bonded to no other residue{where}; Amber99sb "
+                "has no parameters for a chain of one residue; remove it from the file, or do without relaxation"
             )
     for i in np.flatnonzero((count > 0) & (count < _MIN_ATOMS)).tolist():
         raise InputError(

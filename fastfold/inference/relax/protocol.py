@@ -117,7 +117,7 @@ def relax(
     names = names or default_names(protein)
     breaks = {} if continuous else chain_breaks(protein, names)
     given, protein = protein, open_breaks(protein, breaks)
-    check_relaxable(protein, names)
+    check_relaxable(protein, names, breaks)
     check_not_mirrored(protein, names)
     platform = choose_platform(config.platform, threads=config.threads or available_cores())
     before = violating_residues(protein, names)

@@ -189,6 +189,13 @@ def test_one_residue_chains_are_refused_before_any_work(no_minimiser: None) -> N
         relax(helix("AAA", "W"), CPU)
 
 
+def test_a_residue_alone_after_a_break_is_refused_with_the_distance(no_minimiser: None) -> None:
+    with pytest.raises(
+        InputError, match=r"GLU 4 of chain A stands alone.*broken between LEU 3 .* \(C-N \d+\.\d Å\)"
+    ):
+        relax(broken(helix("AKLE"), 3, (9.0, 0.0, 0.0)), CPU)
+
+
 def test_without_openmm_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install openmm"):
