@@ -47,6 +47,13 @@ def chain_id_of(line: str, long_names: frozenset[str]) -> str:
     return line[21:22].strip() if line[17:27] in long_names else line[20:22].strip()
 
 
+def segment_of(line: str) -> str:
+    """Read CHARMM's segment name in columns 73 to 76; empty where other programs have an element or a charge."""
+    segment = line[72:76].strip()
+    is_name = segment.isalnum() and not segment.isdigit() and segment != line[12:16].strip()[:1]
+    return segment if is_name else ""
+
+
 def _decode_number(text: str) -> int:
     """Return a residue number, which is in hybrid-36 beyond 9999."""
     if text[:1].isalpha() and _HYBRID.fullmatch(text):

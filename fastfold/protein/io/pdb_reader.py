@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 
 from fastfold.errors import InputError
-from fastfold.protein.io.pdb_columns import chain_id_of, find_long_names, residue_id
+from fastfold.protein.io.pdb_columns import chain_id_of, find_long_names, residue_id, segment_of
 from fastfold.protein.io.records import (
     MAX_VALUE,
     WATERS,
@@ -18,6 +18,7 @@ from fastfold.protein.io.records import (
     FileRecords,
     is_hydrogen,
 )
+from fastfold.protein.io.residue_names import TERMINAL_OXYGENS
 from fastfold.protein.protein import chain_name
 from fastfold.utils.text_files import PathLike
 
@@ -43,8 +44,8 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
     """Read the first model of a PDB file.
 
     HETATM records behind the last TER record of their chain are ligands and left out, as are waters and atoms
-    outside the atom37 table. ATOM records behind it begin a chain of their own, unless SEQRES, a peptide bond or a
-    gap in the numbers says that the chain goes on.
+    outside the atom37 table. ATOM records behind TER, or of another segment, begin a chain of their own, unless
+    SEQRES, a peptide bond or a gap in the numbers says that the chain goes on.
 
     Args:
         lines: The file's lines without their ends; the last one is empty if the file ends with a line end.
@@ -71,9 +72,13 @@ def parse_pdb(lines: Sequence[str], *, path: PathLike) -> FileRecords:
                 behind_ter[chain_id].append(i)
             else:
                 chain = parts[chain_id][-1] if chain_id in parts else found.chain(chain_id)
-                if chain_id in behind_ter:
+                segment = chain.segment
+                if record == "ATOM  " and line[72:76].strip() not in ("", segment):
+                    segment = segment_of(line) or segment
+                if chain_id in behind_ter or (chain.segment and segment != chain.segment):
                     chain = ChainRecord(chain_id)
                     parts.setdefault(chain_id, []).append(chain)
+                chain.segment = segment
                 for k in (*behind_ter.pop(chain_id, ()), i):
                     _read_atom(lines[k], chain, long_names, path, k + 1)
             if i + 1 == len(lines) and len(line) < min(width, 78):
@@ -166,7 +171,7 @@ def _read_atom(
 
 
 def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) -> None:
-    """Join each part behind a TER record to its chain, or make it a chain with a free name."""
+    """Join each later part of a chain to the first, or make it a chain with a free name."""
     for chain_id, later in parts.items():
         chain = found.chains[chain_id]
         new_names = []
@@ -180,8 +185,8 @@ def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) 
                 new_names.append(repr(part.chain_id))
         if new_names:
             found.warnings.append(
-                f"Several molecules are called chain {chain_id!r}, with TER between them; those after the first are "
-                f"read as {', '.join(new_names)}."
+                f"Several molecules are called chain {chain_id!r}, told apart by TER or segment names; those after the "
+                f"first are read as {', '.join(new_names)}."
             )
 
 
@@ -192,5 +197,6 @@ def _goes_on(chain: ChainRecord, part: ChainRecord) -> bool:
     nitrogen = next(((atom.x, atom.y, atom.z) for atom in after.atoms if atom.name == "N"), None)
     if nitrogen and "C" in atoms and math.dist(atoms["C"], nitrogen) < 2.0:
         return True
-    same_kind = before.is_nucleotide == after.is_nucleotide
-    return same_kind and "OXT" not in atoms and after.number > before.number + 1
+    if before.is_nucleotide != after.is_nucleotide or chain.segment != part.segment:
+        return False
+    return atoms.keys().isdisjoint(("OXT", *TERMINAL_OXYGENS)) and after.number > before.number + 1

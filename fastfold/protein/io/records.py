@@ -79,6 +79,7 @@ class ChainRecord:
         sequence: Residue names of the whole polymer, None where the file does not list them.
         missing: Numbers of the residues that the file lists as missing.
         protein: Whether the file says that the polymer is a protein; None where it says nothing.
+        segment: CHARMM's name of its segment, which may tell chains of one name apart.
     """
 
     chain_id: str
@@ -86,6 +87,7 @@ class ChainRecord:
     sequence: list[str] | None = None
     missing: list[int] = field(default_factory=list)
     protein: bool | None = None
+    segment: str = ""
 
     def add_atom(
         self, atom: AtomRecord, number: int, insertion: str, *, hetero: bool, position: int | None = None

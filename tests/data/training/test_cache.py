@@ -7,6 +7,8 @@ import logging
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from fastfold.data.training.complex_entry import group_complexes, read_complex
 from fastfold.data.training.dataset import open_dataset
 from fastfold.data.training.entry import Entry, EntryData, read_entry
 from fastfold.errors import InputError, OutputError
-from tests.conftest import require_shared
+from tests.conftest import REPOSITORY, require_shared
 from tests.helpers.small_sets import a3m, indexed_folder, pdb_text, write
 from tests.helpers.spawn_ranks import CONTEXT
 
@@ -280,7 +282,7 @@ def test_cache_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint covers the readers of structures, alignments and template hits, and the tables that they use."""
     files = feature_cache._parser_files()
-    assert len(set(files)) == 30
+    assert len(set(files)) == len(feature_cache._PARSERS) + 1
     assert all(file.read_bytes() for file in files)
     wanted = {"read.py", "pdb_reader.py", "msa.py", "hhr.py", "templates.py", "residue_constants.json"}
     assert wanted <= {file.name for file in files}
@@ -292,6 +294,16 @@ def test_version_follows_the_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feature_cache, "_PARSERS", ("fastfold.data.missing",))
     with pytest.raises(ModuleNotFoundError):
         version()
+
+
+def test_version_covers_every_module_that_reads_structures() -> None:
+    """A fresh interpreter says which modules the reader loads."""
+    code = "import fastfold.protein.io.read, sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    )
+    readers = {name for name in run.stdout.split() if name.startswith("fastfold.protein.io.")}
+    assert readers <= set(feature_cache._PARSERS)
 
 
 def test_an_entry_that_unpacks_to_more_than_it_is_is_refused() -> None:

@@ -196,7 +196,7 @@ def test_molecules_that_only_ter_tells_apart_are_chains(tmp_path, chain, first):
     two = [line.replace("ATOM  ", "HETATM") if "MSE" in line else line for line in two]
     lines = [*one, "TER", *two, "TER", atom_line("N", "GLU", 9, record="HETATM", chain=chain)]
     assert names_and_sequences(tmp_path, lines) == [(chain, "AG"), ("B" if chain else "A", "MS")]
-    assert "with TER between them" in read_lines(tmp_path, lines).warnings[0]
+    assert "told apart by TER or segment names" in read_lines(tmp_path, lines).warnings[0]
 
 
 def test_a_chain_goes_on_behind_ter_where_the_file_says_so(tmp_path):
@@ -213,6 +213,24 @@ def test_a_chain_goes_on_behind_ter_where_the_file_says_so(tmp_path):
     ):
         split = [*lines[:-4], "TER", *lines[-4:]]
         assert [sequence for _, sequence in names_and_sequences(tmp_path, split)] == sequences
+
+
+@pytest.mark.parametrize(
+    ("columns", "chains"),
+    [
+        (("PROA", "PROB"), 2),  # CHARMM and NAMD
+        (("1ABC", "1ABC"), 1),  # id of the entry, in old files
+        (("0.12", ".345"), 1),  # charges
+        (("N", "C"), 1),  # elements
+    ],
+)
+def test_molecules_that_only_segments_tell_apart_are_chains(tmp_path, columns, chains):
+    lines = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 9), ("TRP", 10), chain="", breaks=(2,))
+    for i, line in enumerate(lines):
+        column = columns[i // 8] if columns[0] != "N" else line[13]
+        lines[i] = f"{line[:72]}{column:<4}{line[76:]}"
+    found = [sequence for _, sequence in names_and_sequences(tmp_path, lines)]
+    assert found == (["AG", "SW"] if chains == 2 else ["AGSW"])
 
 
 def test_a_free_name_is_one_that_the_file_does_not_use(tmp_path):
