@@ -63,13 +63,14 @@ def read_cif_tables(
         For each data block the categories that have rows.
 
     Raises:
-        InputError: The text breaks CIF's grammar, or a category is given twice; with its line.
+        InputError: The text breaks CIF's grammar, or one of the categories is given twice or lacks a value; with
+            its line.
     """
     from gemmi import cif
 
     try:
         # Outside quotes CIF knows ASCII only; an escaped letter still names its chain or residue.
-        document = cif.read_string("\n".join(lines).encode("ascii", "backslashreplace"))
+        document = cif.read_string("\n".join(lines).encode("ascii", "backslashreplace"), check_level=0)
         return [_block_tables(block, categories, lines, path) for block in document]
     except (ValueError, RuntimeError) as error:
         raise _syntax_error(str(error), lines, path) from None
@@ -79,23 +80,26 @@ def _block_tables(
     block: cif.Block, categories: Collection[str], lines: Sequence[str], path: PathLike
 ) -> dict[str, CifTable]:
     tables: dict[str, CifTable] = {}
+    loops: set[str] = set()
+    tags: set[str] = set()
     for item in block:
-        pair = cast("list[str] | None", item.pair)
-        tag = item.loop.tags[0] if item.loop else pair[0] if pair else ""
+        pair = cast("tuple[str, str] | None", item.pair)
+        tag, value = pair or (item.loop.tags[0] if item.loop else "", "")
         category = tag.partition(".")[0].lower()
-        if category not in categories or (item.loop and not item.loop.length()):
+        if category not in categories:
             continue
-        table = tables.setdefault(category, CifTable(first_line=item.line_number, lines=lines))
-        # The pairs of a category are one table, as is a loop.
-        if table.size or (item.loop and table.first_line != item.line_number):
-            raise InputError(f"{category} is given twice; remove one", path=path, line=item.line_number)
-        if item.loop:
-            table.size = item.loop.length()
+        if tag.lower() in tags or category in loops or (item.loop and category in tables):
+            raise InputError(f"{tag} is given twice; remove one", path=path, line=item.line_number)
+        if not item.loop and not value:
+            raise InputError(f"{tag} has no value; add one", path=path, line=item.line_number)
+        tags.add(tag.lower())
+        loops.update([category] if item.loop else ())
+        tables.setdefault(category, CifTable(first_line=item.line_number, lines=lines))
     for category, table in tables.items():
         values = block.get_mmcif_category(f"{category}.")
         table.columns = {name.lower(): [value or "" for value in column] for name, column in values.items()}
         table.size = len(next(iter(table.columns.values())))
-    return tables
+    return {category: table for category, table in tables.items() if table.size}
 
 
 def _count_values(lines: Sequence[str], first_line: int) -> Iterator[tuple[int, int]]:

@@ -118,13 +118,14 @@ class ChainRecord:
         if not kept:
             residue.other_atoms[atom.residue_name, atom.name] = None
             return ""
+        label = f"{number}{insertion}"
         for other in residue.atoms:
             if other.residue_name != atom.residue_name:
                 if not (atom.alternate and other.alternate):
                     problem = f"is {other.residue_name} before and {atom.residue_name} here"
                     break
             elif other.name == atom.name and other.alternate == atom.alternate:
-                problem = f"has its atom {atom.name} twice"
+                label, problem = f"{atom.residue_name} {label}", f"has its atom {atom.name} twice"
                 break
         else:
             residue.atoms.append(atom)
@@ -132,7 +133,7 @@ class ChainRecord:
         if hetero:
             return ""
         return (
-            f"residue {number}{insertion} of chain {self.chain_id!r} {problem}; "
+            f"residue {label} of chain {self.chain_id!r} {problem}; "
             "give each chain its own letter and each residue its own number"
         )
 

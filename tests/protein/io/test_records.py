@@ -9,7 +9,9 @@ from tests.helpers.residues import atom
 def test_an_atom_that_is_there_twice_is_refused() -> None:
     chain = ChainRecord("A")
     assert chain.add_atom(atom("CA"), 1, "", hetero=False) == ""
-    assert "residue 1 of chain 'A' has its atom CA twice" in chain.add_atom(atom("CA"), 1, "", hetero=False)
+    assert "residue ALA 1 of chain 'A' has its atom CA twice" in chain.add_atom(
+        atom("CA"), 1, "", hetero=False
+    )
     assert chain.add_atom(atom("CA", alternate="B"), 1, "", hetero=False) == ""
     assert chain.add_atom(atom("CA"), 1, "A", hetero=False) == ""  # another residue by its insertion code
     assert len(chain.residues) == 2
