@@ -9,6 +9,7 @@ from itertools import count
 from typing import Final
 
 from fastfold.errors import InputError
+from fastfold.protein import residue_constants as rc
 from fastfold.protein.io.pdb_columns import chain_id_of, find_long_names, residue_id, segment_of
 from fastfold.protein.io.records import (
     MAX_VALUE,
@@ -178,6 +179,11 @@ def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) 
         for part in later:
             goes_on = chain.sequence is not None or _goes_on(chain, part)
             if goes_on and chain.residues.keys().isdisjoint(part.residues):
+                if chain.sequence is None:
+                    number = next(iter(part.residues.values())).number
+                    found.warnings.append(
+                        f"Chain {chain_id!r} is read on behind its TER record, at residue {number}."
+                    )
                 chain.residues.update(part.residues)
             else:
                 part.chain_id = next(n for n in map(chain_name, count()) if n not in found.chains)
@@ -191,12 +197,15 @@ def _join_parts(found: FileRecords, parts: Mapping[str, Sequence[ChainRecord]]) 
 
 
 def _goes_on(chain: ChainRecord, part: ChainRecord) -> bool:
-    """Return whether a part is bonded to its chain, or lies behind a gap without a C-terminus."""
+    """Return whether a part is bonded to its chain, or lies behind a gap that its numbers explain."""
     before, after = list(chain.residues.values())[-1], next(iter(part.residues.values()))
     atoms = {atom.name: (atom.x, atom.y, atom.z) for atom in before.atoms}
     nitrogen = next(((atom.x, atom.y, atom.z) for atom in after.atoms if atom.name == "N"), None)
-    if nitrogen and "C" in atoms and math.dist(atoms["C"], nitrogen) < 2.0:
+    distance = math.dist(atoms["C"], nitrogen) if nitrogen and "C" in atoms else 2.0
+    if distance < 2.0:
         return True
+    step = after.number - before.number
     if before.is_nucleotide != after.is_nucleotide or chain.segment != part.segment:
         return False
-    return atoms.keys().isdisjoint(("OXT", *TERMINAL_OXYGENS)) and after.number > before.number + 1
+    is_open = atoms.keys().isdisjoint(("OXT", *TERMINAL_OXYGENS))
+    return is_open and step > 1 and distance < rc.ca_ca_distance * step

@@ -12,6 +12,7 @@ WATERS: Final = frozenset(("HOH", "DOD", "WAT", "H2O", "TIP", "TIP3", "SOL"))
 _NUCLEOTIDES: Final = frozenset(
     (*"ACGUINT", "DA", "DC", "DG", "DT", "DU", "DI", "DN", "+A", "+C", "+G", "+U", "+T", "+I")
 )
+_RIBOSE: Final = frozenset(("C1'", "C1*"))
 ATOM_NAMES: Final = frozenset((*rc.atom_types, "SE", *TERMINAL_OXYGENS))
 """Names of the atoms that are kept; SE is the selenium of selenomethionine. Hydrogens are not among them."""
 MAX_VALUE: Final = 1e8
@@ -59,8 +60,8 @@ class ResidueRecord:
 
     @property
     def is_nucleotide(self) -> bool:
-        """True if it is one of DNA or RNA by its name."""
-        return self.names[0].upper() in _NUCLEOTIDES
+        """True if it is one of DNA or RNA by its name or its ribose."""
+        return self.names[0].upper() in _NUCLEOTIDES or any(atom in _RIBOSE for _, atom in self.other_atoms)
 
     @property
     def names(self) -> list[str]:

@@ -200,7 +200,7 @@ def test_molecules_that_only_ter_tells_apart_are_chains(tmp_path, chain, first):
 
 
 def test_a_chain_goes_on_behind_ter_where_the_file_says_so(tmp_path):
-    """By SEQRES, a peptide bond, or a gap in the numbers; a C-terminus ends it all the same."""
+    """By SEQRES, a peptide bond, or a gap in the numbers; not beyond a C-terminus or the reach of the gap."""
     bonded = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3))
     gap = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 9), breaks=(2,))
     apart = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3), breaks=(2,))
@@ -208,11 +208,13 @@ def test_a_chain_goes_on_behind_ter_where_the_file_says_so(tmp_path):
         (bonded, ["AGS"]),
         (gap, ["AGS"]),
         (apart, ["AG", "S"]),
+        (chain_lines(("ALA", 1), ("GLY", 2), ("SER", 4), breaks=(2,)), ["AG", "S"]),
         ([*seqres_lines("ALA", "GLY", "SER"), *apart], ["AGS"]),
         ([*gap[:8], atom_line("OXT", "GLY", 2), *gap[8:]], ["AG", "S"]),
     ):
         split = [*lines[:-4], "TER", *lines[-4:]]
         assert [sequence for _, sequence in names_and_sequences(tmp_path, split)] == sequences
+        assert read_lines(tmp_path, split).warnings or split[0].startswith("SEQRES")
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,10 @@ def test_atom_names_of_charmm_are_kept(tmp_path: Path) -> None:
     assert present == {*WHOLE["I"], "OXT"}
 
 
-def test_dna_alone_is_named(tmp_path: Path) -> None:
-    lines = [atom_line(name, " DA", chain="D") for name in ("P", "C1'", "N9")]
+@pytest.mark.parametrize("residue", [" DA", "DA5", "ADE", "URA"])
+def test_dna_alone_is_named(tmp_path: Path, residue: str) -> None:
+    """By the names of the PDB, Amber and CHARMM."""
+    lines = [atom_line(name, residue, chain="D") for name in ("P", "C1'", "N9")]
     path = tmp_path / "x.pdb"
     path.write_text("\n".join(lines))
     with pytest.raises(InputError, match=r"no protein chain, only DNA or RNA \(chains 'D'\)"):
