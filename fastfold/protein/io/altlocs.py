@@ -73,13 +73,15 @@ def choose_conformer(record: ResidueRecord, parents: Mapping[str, str]) -> Confo
         return None
     name = ordered[0].residue_name
     own = [atom for atom in ordered if atom.residue_name == name]
-    heavy = {atom.name for atom in own} | {atom for residue, atom in record.other_atoms if residue == name}
-    letter = amino_acid(name, parents, heavy)
-    known = amino_acid(name, parents) is not None
+    letter, known = rc.restype_3to1.get(name), True
     if letter is None:
-        if not {"N", "CA", "C"} <= {atom.name for atom in own}:
-            return None
-        letter = UNKNOWN
+        own_names = {atom.name for atom in own}
+        heavy = own_names | {atom for residue, atom in record.other_atoms if residue == name}
+        letter, known = amino_acid(name, parents, heavy), amino_acid(name, parents) is not None
+        if letter is None:
+            if not {"N", "CA", "C"} <= own_names:
+                return None
+            letter = UNKNOWN
     slots = _SLOTS[letter]
     atoms: dict[int, AtomRecord] = {}
     for atom in own:

@@ -86,6 +86,8 @@ def _report_types(
     """Report residues whose names do not tell their types."""
     unknown, by_atoms = [], []
     for residue in residues:
+        if residue.name in rc.restype_3to1:
+            continue
         label = f"{residue.name} {_number(residue)}"
         if not residue.known and residue.letter == UNKNOWN:
             unknown.append(label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
@@ -35,11 +36,17 @@ def residue_id(line: str, long_names: frozenset[str]) -> ResidueId:
     Raises:
         ValueError: The residue number is no number.
     """
-    number, insertion = line[22:26], line[26:27].strip()
+    columns = line[17:27]
+    return _decode(columns, 4 if columns in long_names else 3)
+
+
+@lru_cache(maxsize=64)  # the atoms of a residue follow each other
+def _decode(columns: str, name_length: int) -> ResidueId:
+    name, chain_id = columns[:name_length].strip(), columns[name_length:5].strip()
+    number, insertion = columns[5:9], columns[9:].strip()
     if insertion.isdigit() and number.isdigit():  # 10000 and more, written over the insertion code
         number, insertion = number + insertion, ""
-    end = 21 if line[17:27] in long_names else 20
-    return ResidueId(line[17:end].strip(), line[end:22].strip(), _decode_number(number), insertion)
+    return ResidueId(name, chain_id, _decode_number(number), insertion)
 
 
 def chain_id_of(line: str, long_names: frozenset[str]) -> str:
