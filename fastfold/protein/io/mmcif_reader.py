@@ -161,7 +161,8 @@ def _read_atoms(table: CifTable, polymers: _Polymers, found: FileRecords, path: 
         if key not in names:
             # Each polymer has its own author's name; where two share one, the second keeps its own label.
             chain_id = author_asym or asym
-            taken = numbered and chain_id in found.chains and asym and asym not in found.chains
+            is_polymer = numbered or key in unplaced
+            taken = is_polymer and chain_id in found.chains and asym and asym not in found.chains
             names[key] = asym if taken else chain_id
             chain = found.chain(names[key])
             chain.protein = polymers.protein.get(entity)

@@ -153,6 +153,14 @@ def test_chains_without_labels_have_their_authors_names(tmp_path, first):
     assert chains[1].author_numbers == (str(first),)
 
 
+@pytest.mark.parametrize("first", [1, 101])
+def test_of_two_polymers_with_one_author_s_name_the_second_keeps_its_label(tmp_path, first):
+    """Without places in a sequence, too, which merged them where their numbers do not overlap."""
+    text = pymol("P 1 ? A", "P 2 ? A", f"Q {first} ? A").replace("label_seq_id", "auth_seq_id")
+    chains = read(tmp_path, text).chains
+    assert [(chain.chain_id, chain.sequence) for chain in chains] == [("A", "AA"), ("Q", "A")]
+
+
 def test_without_author_numbers_and_sequence_the_label_is_the_author_number(tmp_path):
     """Numbers below 1 and insertion codes are read as in a PDB file."""
     (chain,) = read(tmp_path, pymol(*(f". {number} A" for number in ("-4 ?", "20 ?", "20 A", "20 B")))).chains
