@@ -15,6 +15,8 @@ from fastfold.protein.io.residue_names import UNKNOWN, amino_acid
 from fastfold.protein.structure import ChainStructure
 
 _SHOWN = 10
+_FAR_APART = 8.0
+"""Å from C to the next N beyond any strained peptide bond."""
 _MAX_STEP = 20_000
 """More than any two PDB residue numbers differ by; keeps the sum of wild jumps within 32 bits."""
 
@@ -46,6 +48,7 @@ def build_chain(
     if placed is None:
         sequence = "".join(residue.letter for residue in residues)
         chain = _pack(record.chain_id, sequence, residues, range(len(residues)), _observed_index(residues))
+        _report_breaks(chain, warnings)
     else:
         letters, places = placed
         _agree(record.chain_id, letters, residues, places, warnings)
@@ -100,6 +103,21 @@ def _report_types(
         if labels:
             more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
             warnings.append(f"Chain {chain_id!r} {sentence}: {', '.join(labels[:_SHOWN])}{more}.")
+
+
+def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
+    """Report neighbours by number that lie too far apart for one chain, as those of two molecules do."""
+    carbons, nitrogens = (rc.atom_order[name] for name in ("C", "N"))
+    apart = np.linalg.norm(chain.positions[1:, nitrogens] - chain.positions[:-1, carbons], axis=-1)
+    known = chain.mask[1:, nitrogens] * chain.mask[:-1, carbons] > 0
+    breaks = np.flatnonzero(known & (np.diff(chain.residue_index) == 1) & (apart > _FAR_APART))
+    if len(breaks):
+        labels = (f"{chain.residue_names[i]} {chain.author_numbers[i]}" for i in (breaks[0], breaks[0] + 1))
+        more = f", and at {len(breaks) - 1} more places" if len(breaks) > 1 else ""
+        warnings.append(
+            f"Chain {chain.chain_id!r} breaks between {' and '.join(labels)}, whose numbers follow each other{more}; "
+            "if these are two molecules, give each a chain name of its own."
+        )
 
 
 def _place(

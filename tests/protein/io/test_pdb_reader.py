@@ -235,6 +235,16 @@ def test_molecules_that_only_segments_tell_apart_are_chains(tmp_path, columns, c
     assert found == (["AG", "SW"] if chains == 2 else ["AGSW"])
 
 
+def test_molecules_that_nothing_tells_apart_are_one_chain_with_a_warning(tmp_path):
+    """No TER, no segment, and the numbers go on: 20 Å lie between the two."""
+    lines = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3), ("TRP", 4), breaks=(2,))
+    structure = read_lines(tmp_path, lines)
+    assert structure.chains[0].sequence == "AGSW"
+    assert "breaks between GLY 2 and SER 3, whose numbers follow each other;" in structure.warnings[0]
+    gap = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 9), ("TRP", 10), breaks=(2,))
+    assert not read_lines(tmp_path, gap).warnings
+
+
 def test_a_free_name_is_one_that_the_file_does_not_use(tmp_path):
     one = chain_lines(("ALA", 1), ("GLY", 2))
     lines = [*one, "TER", *one, "TER", *chain_lines(("SER", 1), chain="B")]
