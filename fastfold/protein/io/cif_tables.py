@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _PROBLEM = re.compile(r"data(?::(\d+))?\S*(?: in data_\S*)?: (.*)", re.DOTALL)
 _WRONG_COUNT = re.compile(r"Wrong number of values in loop (.*)\.\*")
+_BLOCK_NAME = re.compile(r"^data_[^\s#]*(?: +(?!loop_|save_)[^\s_#]\S*)+ *$", re.IGNORECASE | re.MULTILINE)
+"""Name of a block with blanks, as Biopython writes the id of a structure."""
 _END = re.compile(r"\s*(_|loop_|data_|save_|stop_|global_)", re.IGNORECASE)
 
 
@@ -70,7 +72,8 @@ def read_cif_tables(
 
     try:
         # Outside quotes CIF knows ASCII only; an escaped letter still names its chain or residue.
-        document = cif.read_string("\n".join(lines).encode("ascii", "backslashreplace"), check_level=0)
+        text = _BLOCK_NAME.sub(lambda match: match[0].replace(" ", "_"), "\n".join(lines))
+        document = cif.read_string(text.encode("ascii", "backslashreplace"), check_level=0)
         return [_block_tables(block, categories, lines, path) for block in document]
     except (ValueError, RuntimeError) as error:
         raise _syntax_error(str(error), lines, path) from None

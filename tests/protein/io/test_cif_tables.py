@@ -53,6 +53,14 @@ def test_twins_that_no_one_asked_for_are_no_damage() -> None:
     assert (first["_entry"].column("id"), second["_entry"].column("id")) == (["a"], ["b"])
 
 
+def test_names_of_blocks_may_have_blanks() -> None:
+    """Biopython writes a structure's id as it is; items in the same line stay items."""
+    for name in ("data_my protein 2 ", "DATA_ x", "data_x _other.id 1"):
+        (tables,) = read(f"{name}\n_entry.id a\n")
+        assert tables["_entry"].column("id") == ["a"]
+    assert read("data_x _entry.id a\n")[0]["_entry"].column("id") == ["a"]
+
+
 def test_letters_beyond_ascii_keep_names_apart() -> None:
     """Outside quotes too, where CIF has none: chains Ä and Ö are two."""
     (tables,) = read("data_X\nloop_\n_atom.id\nÄ\nÖ\n'Å'\n")
