@@ -14,7 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fastfold.data.fasta import FastaRecord
-from fastfold.data.msa.msa import ChainMsas, Msa, a3m_records, a3m_row, colabfold_header, insertions
+from fastfold.data.msa.msa import (
+    ChainMsas,
+    Msa,
+    a3m_records,
+    a3m_row,
+    colabfold_header,
+    insertions,
+    say_stops,
+)
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike
@@ -82,6 +90,7 @@ def parse_colabfold(text: str, *, path: PathLike | None = None) -> ColabFoldMsa:
     ends = list(itertools.accumulate(header.lengths))
     spans = list(itertools.pairwise([0, *ends]))
     records, query = a3m_records(text, length=ends[-1], path=path)
+    say_stops(records, path)
     queries = [query[start:end].decode("ascii") for start, end in spans]
     if len({mask_unknown(sequence) for sequence in queries}) < len(queries):
         message = "two of the chains have the same sequence; write it once, with the number of copies"

@@ -7,8 +7,10 @@ column as deletions (supplement, section 1.2.2 and table 1, ``deletion_matrix``)
 
 from __future__ import annotations
 
+import logging
 import re
 import string
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,17 +20,21 @@ from fastfold.data.fasta import FastaRecord, split_records
 from fastfold.data.targets import mask_unknown
 from fastfold.errors import InputError
 from fastfold.protein.residue_constants import hhblits_letter_to_id
-from fastfold.utils.text_files import PathLike
+from fastfold.utils.text_files import PathLike, split_lines
+
+_log = logging.getLogger(__name__)
 
 RESIDUE_LETTERS = "".join(sorted(set(hhblits_letter_to_id) - {"-"})).encode()
 
 _LOWER = string.ascii_lowercase.encode()
 _LEGAL = RESIDUE_LETTERS + RESIDUE_LETTERS.lower() + b"-."
-_ILLEGAL = re.compile("[^ \t" + re.escape(_LEGAL.decode()) + "]")
+_STOP = b"*"
+_ILLEGAL = re.compile("[^ \t*" + re.escape(_LEGAL.decode()) + "]")
 _NO_BLANKS = str.maketrans("", "", " \t")
 _COLABFOLD_HEADER = re.compile(
     r"\ufeff?#([0-9]{1,7}(?:,[0-9]{1,7})*)[ \t]+([0-9]{1,7}(?:,[0-9]{1,7})*)[ \t]*(?=[\r\n]|\Z)"
 )
+_NEXT_COLABFOLD_HEADER = re.compile(r"[\r\n]\0?#[0-9]+(?:,[0-9]+)*\t[0-9]+(?:,[0-9]+)*[ \t]*(?=[\r\n]|\Z)")
 _LIKE_COLABFOLD_HEADER = re.compile(r"\ufeff?#[0-9]+ *(?:,[^\t\r\n]*\t|\t|(?:,[0-9]+)+(?: |[\r\n]|\Z))")
 # Secondary structure and its confidence, which HH-suite writes above the alignment as if they were rows.
 _ANNOTATIONS = frozenset(("ss_pred", "ss_conf", "ss_dssp", "sa_dssp", "sa_pred", "aa_dssp", "aa_pred"))
@@ -75,8 +81,8 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
 
     Sequences may be wrapped over lines and are read with any line end. Accepted as well: ``#`` lines above
     the first row (HH-suite's name line, ColabFold's ``#length<tab>copies``), HH-suite's ``>ss_…`` rows,
-    which are skipped, ``.`` for gaps, aligned to insertions as in A2M or in place of ``-``, and NUL bytes at
-    the very end, with which MMseqs2 ends an alignment.
+    which are skipped, ``.`` for gaps, aligned to insertions as in A2M or in place of ``-``, NUL bytes at
+    the very end, with which MMseqs2 ends an alignment, and ``*`` for stop codons (:func:`a3m_row`).
 
     Args:
         text: The file's content.
@@ -95,6 +101,7 @@ def parse_a3m(text: str, *, path: PathLike | None = None) -> Msa:
             line=1,
         )
     records, query = a3m_records(text, length=header.lengths[0] if header else None, path=path)
+    say_stops(records, path)
     deletions = np.zeros((len(records), len(query)), np.int32)
     sequences = []
     for i, record in enumerate(records):
@@ -150,8 +157,16 @@ def a3m_records(
         path: Where it came from, for error messages.
 
     Raises:
-        InputError: There is no row, or no query.
+        InputError: There is no row, no query, or more than one alignment.
     """
+    has_mark = any(mark in text for mark in ("\n#", "\r#", "\0#"))  # far faster than the search
+    if has_mark and (another := _NEXT_COLABFOLD_HEADER.search(text, max(0, text.find(">")))):
+        raise InputError(
+            "a second alignment begins here (ColabFold's first line); keep one alignment per file: cut the file "
+            "before each such line, and fold or name the parts by themselves",
+            path=path,
+            line=len(split_lines(text[: another.end()])),
+        )
     text = text.lstrip("\ufeff").rstrip("\0 \t\r\n")
     if not text:
         raise InputError("the alignment is empty; remove the file to fold without one", path=path)
@@ -177,7 +192,9 @@ def a3m_records(
 
 
 def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None) -> bytes:
-    """The letters and gaps of a row, insertions in lower case, ``.`` resolved.
+    """Return the letters and gaps of a row, insertions in lower case, ``.`` and ``*`` resolved.
+
+    A ``*`` (stop codon) that takes no column is left out, as HH-suite does; one in a column is an unknown residue.
 
     Args:
         record: The row.
@@ -187,7 +204,27 @@ def a3m_row(record: FastaRecord, num_columns: int, path: PathLike | None = None)
     Raises:
         InputError: A character is no residue and no gap.
     """
-    return _without_dots(_raw_row(record, path), num_columns)
+    row = _raw_row(record, path, allowed=_STOP)
+    if _STOP in row:
+        dropped = _without_dots(row.replace(_STOP, b""), num_columns)
+        if len(dropped.translate(None, _LOWER)) == num_columns:
+            return dropped
+        row = row.replace(_STOP, b"X")
+    return _without_dots(row, num_columns)
+
+
+def say_stops(records: Sequence[FastaRecord], path: PathLike | None = None) -> None:
+    """Log how many rows of an alignment have stop codons, if any."""
+    stops = [record for record in records if any("*" in line for line in record.lines)]
+    if stops:
+        _log.warning(
+            "%s'*' (stop codon) in %d alignment rows, the first %r on line %d: left out where it takes no column, "
+            "else read as X",
+            "" if path is None else f"{path}: ",
+            len(stops),
+            stops[0].header[:60],
+            stops[0].line,
+        )
 
 
 def insertions(row: bytes) -> np.ndarray:
@@ -228,9 +265,11 @@ def check_query(msa: Msa, query: str, *, path: PathLike | None = None) -> None:
 
 def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
     """The query's letters without insertions."""
-    row = _raw_row(record, path).translate(None, _LOWER + b".")
+    row = _raw_row(record, path, allowed=_STOP).translate(None, _LOWER + b".").removesuffix(_STOP)
     problem = None
-    if not row:
+    if _STOP in row:
+        problem = "the query, the first row, has '*' (stop) before its end; cut the alignment there"
+    elif not row:
         problem = "the query, the first row, has no upper-case letter; A3M writes it in upper case"
     elif b"-" in row:
         problem = "the query, the first row, has gaps; the columns of A3M are the query's residues"
@@ -239,10 +278,10 @@ def _query_row(record: FastaRecord, path: PathLike | None) -> bytes:
     return row
 
 
-def _raw_row(record: FastaRecord, path: PathLike | None) -> bytes:
-    """The letters of a row, all of them legal."""
+def _raw_row(record: FastaRecord, path: PathLike | None, *, allowed: bytes) -> bytes:
+    """Return the letters of a row, all of them legal or ``allowed``."""
     row = "".join(record.lines).translate(_NO_BLANKS).encode("ascii", "replace")
-    if row.translate(None, _LEGAL):
+    if row.translate(None, _LEGAL + allowed):
         raise illegal_character(record.lines, record.line + 1, record.header, path)
     return row
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastfold.data.msa.msa import RESIDUE_LETTERS, Msa, illegal_character
+from fastfold.data.fasta import FastaRecord
+from fastfold.data.msa.msa import RESIDUE_LETTERS, Msa, illegal_character, say_stops
 from fastfold.errors import InputError
 from fastfold.utils.text_files import PathLike, split_lines
 
@@ -40,8 +41,12 @@ def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
             has the wrong length or a character that is not a residue; the query is all gaps.
     """
     rows, remarks = _collect(text.lstrip("\ufeff").rstrip("\0"), path)
+    say_stops([FastaRecord(name, row.lines[0], row.pieces) for name, row in rows.items()], path)
     raw = {name: _encode(name, row, path) for name, row in rows.items()}
-    query = next(iter(raw.values()))
+    # A stop codon is no residue of the query, and an unknown one of another row.
+    first = next(iter(raw))
+    raw = {name: row.replace(b"*", b"-" if name == first else b"X") for name, row in raw.items()}
+    query = raw[first]
     columns = np.flatnonzero(np.frombuffer(query, np.uint8) != _GAP)
     if not columns.size:
         raise InputError("the query, the first row, is all gaps", path=path, record=next(iter(raw)))
@@ -101,10 +106,10 @@ def _collect(text: str, path: PathLike | None) -> tuple[dict[str, _Row], dict[st
 
 
 def _encode(name: str, row: _Row, path: PathLike | None) -> bytes:
-    """A row in capital letters and ``-``."""
+    """Return a row in capital letters, ``-`` and ``*``."""
     raw = "".join(row.pieces).encode("ascii", "replace")
-    if raw.translate(None, _LETTERS + b"-."):
+    if raw.translate(None, _LETTERS + b"-.*"):
         for piece, line in zip(row.pieces, row.lines, strict=True):
-            if piece.encode("ascii", "replace").translate(None, _LETTERS + b"-."):
+            if piece.encode("ascii", "replace").translate(None, _LETTERS + b"-.*"):
                 raise illegal_character([piece], line, name, path)
     return raw.translate(_TO_COLUMNS)

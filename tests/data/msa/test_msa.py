@@ -86,7 +86,11 @@ def test_dots_are_gaps_where_a_column_would_be_missing_otherwise() -> None:
         (">q\nMKV\n>a x\nMK\n>b\nMKV\n", 3, "a x", "row 2 has 2 columns, the query has 3"),
         (">q\nMKV\n>a\nMKVV\n", 3, "a", "row 2 has 4 columns, the query has 3"),
         (">q\nMKV\n>a\n>b\nMKV\n", 3, "a", "row 2 has 0 columns"),
-        (">q\nM\n\nKV\n>a\n\nM\n*V\n", 8, "a", "'*' is neither a residue nor a gap"),
+        (">q\nM\n\nKV\n>a\n\nM\n?V\n", 8, "a", "'?' is neither a residue nor a gap"),
+        (">q\nM*V\n>a\nMKV\n", 1, "q", "has '*' (stop) before its end"),
+        (">q\nMKV\n>a\nM**KV\n>b\nM*1\n", 6, "b", "'1' is neither"),
+        ("#3\t1\n>q\nMKV\n#4\t1\n>r\nMKVL\n", 4, None, "a second alignment begins here"),
+        ("#3\t1\r\n>q\r\nMKV\r\n\0#2,2\t1,1\r\n>r\r\nMKVL\r\n\0", 4, None, "a second alignment begins here"),
         (">q\nMKV\n>a\nM V\n", 3, "a", "row 2 has 2 columns"),
         (">q\nMKV\n>a\nM1V\n", 4, "a", "'1' is neither"),
         (">q\nM\u0394V\n", 2, "q", "'\u0394' is neither"),
@@ -261,13 +265,33 @@ def test_colabfold_homomer_has_nothing_to_pair() -> None:
         ("#3,2\t1\n>q\nMKVLL\n", "the first line is not ColabFold's"),
         ("#3,2\t1,1\n>q\nMKV\n", "announces 5 columns, but the query has 3"),
         ("#2,2\t1,1\n>q\nMKMK\n", "two of the chains have the same sequence"),
-        ("#2,1\t1,1\n>q\nMKV\n>a\nM*V\n", "is neither a residue nor a gap"),
+        ("#2,1\t1,1\n>q\nMKV\n>a\nM?V\n", "is neither a residue nor a gap"),
+        ("#2,1\t1,1\n>q\nMKV\n#2,1\t1,1\n>a\nMKV\n", "a second alignment begins here"),
     ],
 )
 def test_bad_colabfold_complex_is_refused(text: str, message: str) -> None:
     """The header and the rows must agree."""
     with pytest.raises(InputError, match=message):
         parse_colabfold(text)
+
+
+def test_a_stop_codon_takes_no_column_or_is_an_unknown_residue_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """HH-suite leaves the symbol out; where a column would be missing, something stood there."""
+    text = ">q\nMKV*\n>end\nMKV*\n>column\nM*V\n>insertion\nMa*KV\n>plain\nMK-\n"
+    msa = parse_a3m(text, path="x.a3m")
+    assert msa.sequences == ("MKV", "MKV", "MXV", "MKV", "MK-")
+    assert msa.deletions.tolist() == [[0, 0, 0]] * 3 + [[0, 1, 0], [0, 0, 0]]
+    assert [record.message for record in caplog.records] == [
+        "x.a3m: '*' (stop codon) in 4 alignment rows, the first 'q' on line 1: left out where it takes no column, else "
+        "read as X"
+    ]
+    caplog.clear()
+    parts, _ = parse_colabfold("#2,1\t1,1\n>q\nMKV\n>a\nM*V\n>b\nM-V*\n")
+    assert parts[0].paired is not None
+    assert parts[0].paired.sequences == ("MK", "MX", "M-")
+    assert len(caplog.records) == 1
 
 
 def test_deep_alignment_is_read_fast() -> None:

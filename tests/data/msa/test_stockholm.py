@@ -52,7 +52,7 @@ def test_line_ends_dots_and_case_change_nothing(end: str) -> None:
         (HEADER + "q MKV\na MK\n//\n", 4, "a", "row 2 has 2 columns, the first row has 3"),
         (HEADER + "q MK\na MK\n\nq VL\n//\n", 4, "a", "row 2 has 2 columns, the first row has 4"),
         (HEADER + "q MK\na MK\na MK\n//\n", 5, "a", "row 2 has 4 columns"),
-        (HEADER + "q MK\na MK\n\nq VL\na V*\n//\n", 7, "a", "'*' is neither a residue nor a gap"),
+        (HEADER + "q MK\na MK\n\nq VL\na V?\n//\n", 7, "a", "'?' is neither a residue nor a gap"),
         (HEADER + "q M\u0394\n//\n", 3, "q", "is neither"),
         (HEADER + "q M\0\n//\n", 3, "q", r"'\x00' is neither"),
         (HEADER + "q -.-\na MKV\n//\n", None, "q", "all gaps"),
@@ -108,6 +108,15 @@ def test_equals_a_walk_over_letters(aligned: list[str]) -> None:
                 pending += 1
         assert msa.sequences[i] == letters
         assert msa.deletions[i].tolist() == counts
+
+
+def test_a_stop_codon_is_an_unknown_residue_but_not_one_of_the_query(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    msa = parse_stockholm(HEADER + "q MKV*\na M*V-\nb MKVL\n//\n", path="x.sto")
+    assert msa.sequences == ("MKV", "MXV", "MKV")
+    assert len(caplog.records) == 1
+    assert "x.sto: '*' (stop codon) in 2 alignment rows, the first 'q' on line 3" in caplog.text
 
 
 @settings(max_examples=300)
