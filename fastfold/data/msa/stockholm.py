@@ -43,7 +43,7 @@ def parse_stockholm(text: str, *, path: PathLike | None = None) -> Msa:
     rows, remarks = _collect(text.lstrip("\ufeff").rstrip("\0"), path)
     say_stops([FastaRecord(name, row.lines[0], row.pieces) for name, row in rows.items()], path)
     raw = {name: _encode(name, row, path) for name, row in rows.items()}
-    # A stop codon is no residue of the query, and an unknown one of another row.
+    # A stop codon is left out of the query, and is an unknown residue of another row.
     first = next(iter(raw))
     raw = {name: row.replace(b"*", b"-" if name == first else b"X") for name, row in raw.items()}
     query = raw[first]

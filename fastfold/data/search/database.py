@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfold.data.search.chunks import is_compressed
+from fastfold.data.search.protein_records import searchable_records
 from fastfold.data.targets import safe_stem
 from fastfold.errors import ConfigError, FastFoldError, InputError
 from fastfold.utils.atomic_files import write_atomic
@@ -190,6 +191,9 @@ def _check_sample(sample: bytes, path: Path) -> None:
             "one unpacked (gzip excepted)",
             path=path,
         )
+    proteins, skipped = searchable_records(text)
+    if skipped.others and proteins:
+        text = proteins
     letters = [
         letter
         for line in text.splitlines()

@@ -33,6 +33,15 @@ def test_the_name_follows_from_the_file_or_stands_before_it(given: str, name: st
     assert "=" not in given or str(database.path) == given.partition("=")[2]
 
 
+def test_nucleic_acids_that_are_marked_do_not_make_a_file_one_of_nucleotides(tmp_path: Path) -> None:
+    path = tmp_path / "pdb_seqres.txt"
+    path.write_text(f">1abc_A mol:na length:400\n{'ACGT' * 100}\n>2abc_B mol:protein length:3\nMKV\n")
+    SequenceDatabase("pdb", path).check()
+    path.write_text(f">1abc_A mol:na length:400\n{'ACGT' * 100}\n")
+    with pytest.raises(InputError, match="holds nucleotides"):
+        SequenceDatabase("pdb", path).check()
+
+
 def test_a_file_with_an_equals_sign_is_a_file(tmp_path: Path) -> None:
     path = tmp_path / "a=b.fasta"
     path.write_text(">a\nMKV\n")

@@ -42,7 +42,7 @@ class ColabFoldSource(Protocol):
         """Say what is about to happen to some sequences."""
 
     def unpaired(self, sequences: Sequence[str]) -> Iterator[tuple[str, str | FastFoldError]]:
-        """Search for each sequence; yields it with its A3M text, or with an error, as soon as it is found."""
+        """Search for each sequence; yields it with its A3M text or an error once that is known."""
 
     def paired(self, complexes: Sequence[Chains]) -> Iterator[tuple[Chains, list[str] | FastFoldError]]:
         """Pair chains; yields them with the A3M text of each, whose rows belong together, or with an error."""
