@@ -20,6 +20,7 @@ from fastfold.inference.report.guard import check_size, leaving_out
 
 SCORES = "_scores.json"
 """How the file that makes a prediction ends."""
+_RELAXED = ("_relaxed.pdb", "_relaxed.cif")
 
 _RANK = re.compile(r"(?P<target>.+)_rank_(?P<rank>\d{1,9})_.+")
 _LISTED = ("relaxed_energy", "seconds", "peak_memory")
@@ -48,8 +49,13 @@ class FoundPrediction:
     @property
     def structure(self) -> Path | None:
         """The structure to show: the relaxed one where there is one."""
-        endings = ("_relaxed.pdb", "_relaxed.cif", ".pdb", ".cif")
+        endings = (*_RELAXED, ".pdb", ".cif")
         return next((self.files[ending] for ending in endings if ending in self.files), None)
+
+    @property
+    def has_relaxed_structure(self) -> bool:
+        """Whether the structure to show is from a relaxation, whatever format its name has."""
+        return any(ending in self.files for ending in _RELAXED)
 
 
 def find_predictions(

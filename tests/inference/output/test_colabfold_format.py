@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from fastfold.data.targets import target_from_sequence
 from fastfold.errors import ConfigError, WriteError
 from fastfold.inference.output.file_names import fastfold_name, file_name, prediction_key
 from fastfold.inference.output.results_folder import ResultsFolder
@@ -143,6 +146,56 @@ def test_a_folder_of_someone_else_is_left_alone(cli: CommandLine) -> None:
     assert "pair is not FastFold's; remove it" in done.err
     assert (cli.out / "pair" / "ranked_0.pdb").read_text() == "AlphaFold's own"
     assert list(cli.out.glob("pair_scores_rank_001_*.json"))
+
+
+def test_ranks_change_by_renaming_and_lost_ranks_are_found_again(tmp_path: Path) -> None:
+    """A process may be killed between renaming a file and writing its rank down."""
+    results = ResultsFolder(tmp_path, output_format="colabfold").target(
+        target_from_sequence("MKTAYIAKQR", "t")
+    )
+
+    def by_plddt(scores: Sequence[Mapping[str, Any]]) -> list[float]:
+        return [one["plddt"] for one in scores]
+
+    for number, plddt in ((0, 50.0), (1, 60.0)):
+        files = {end: f"{number}{end}" for end in (".pdb", "_scores.json", "_colabfold.json", "_r0.pdb")}
+        key = prediction_key("model_1_ptm", number, "colabfold")
+        results.add(f"{number:064x}", key, files, {"plddt": plddt}, by_plddt)
+    names = {path.name: path.read_text() for path in tmp_path.glob("t_*")}
+    assert names["t_unrelaxed_rank_001_alphafold2_ptm_model_1_seed_001.pdb"] == "1.pdb"
+    assert names["t_scores_rank_002_alphafold2_ptm_model_1_seed_000.json"] == "0_colabfold.json"
+    assert len(names) == 8
+    for path in tmp_path.glob("t_*_rank_001_*"):
+        path.rename(path.with_name(path.name.replace("_rank_001_", "_rank_007_")))
+    results.rank(lambda scores: [-number for number in by_plddt(scores)])
+    assert {path.name: path.read_text() for path in tmp_path.glob("t_*")} == {
+        name.replace("_rank_001_", "_rank_002_")
+        if "_rank_001_" in name
+        else name.replace("_rank_002_", "_rank_001_"): text
+        for name, text in names.items()
+    }
+    assert all(results.find(record.id) for record in results.records())
+    foreign = tmp_path / "t_relaxed_rank_001_alphafold2_ptm_model_1_seed_005.pdb"
+    foreign.write_text("of ColabFold")
+    key = prediction_key("model_1_ptm", 5, "colabfold")
+    found = results.add(f"{5:064x}", key, {".pdb": "new"}, {"plddt": 99.0}, by_plddt)
+    assert found.key == f"{key}_00000000"
+    assert foreign.read_text() == "of ColabFold"
+
+
+def test_a_relaxed_structure_is_shown_under_either_name(tmp_path: Path) -> None:
+    for output_format in ("fastfold", "colabfold"):
+        folder = tmp_path / output_format
+        prediction = helix_prediction("pair", 12, 9)
+        paths = prediction.save(folder, rank=1, plots=False, output_format=output_format)
+        (found,) = find_predictions(folder)
+        assert not found.has_relaxed_structure
+        key = prediction_key(prediction.model_name, 0, output_format)
+        relaxed = folder / file_name("pair", 1, key, "_relaxed.pdb", output_format)
+        relaxed.write_bytes(paths["pdb"].read_bytes())
+        (found,) = find_predictions(folder)
+        assert found.has_relaxed_structure
+        assert found.structure == relaxed
 
 
 def test_a_folder_keeps_its_format(tmp_path: Path) -> None:
