@@ -35,10 +35,6 @@ _KINDS = {".png": "plot"}
 """What a file is, where its ending does not say it."""
 
 
-CLASH_PENALTY = 100.0
-"""Subtracted from the rank's score of a prediction whose chains clash, as AlphaFold 3 does."""
-
-
 def multimer_confidence(ptm: float, iptm: float) -> float:
     """AlphaFold-Multimer's ranking confidence, 0 to 1 (Evans et al., 2021)."""
     return 0.8 * iptm + 0.2 * ptm
@@ -203,12 +199,12 @@ class Prediction:
     def ranking_confidence(self) -> float:
         """The number by which AlphaFold ranks: 0.8 ipTM + 0.2 pTM (0 to 1), without ipTM the mean pLDDT.
 
-        It is less by :data:`CLASH_PENALTY` where chains clash. Only predictions of the same kind of network compare.
+        Only predictions of the same kind of network compare. Ranks also depend on clashes between chains
+        (:func:`fastfold.inference.output.writer.ranking_scores`).
         """
-        penalty = CLASH_PENALTY if self.interface_scores["has_clash"] else 0.0
         if self.iptm is not None and self.ptm is not None:
-            return multimer_confidence(float(self.ptm), float(self.iptm)) - penalty
-        return self.mean_plddt - penalty
+            return multimer_confidence(float(self.ptm), float(self.iptm))
+        return self.mean_plddt
 
     def to_pdb(self) -> str:
         """The structure as a PDB file, pLDDT in the B-factor column.

@@ -24,16 +24,14 @@ from fastfold.inference.network_settings import numeric_settings
 from fastfold.inference.output.file_names import COLABFOLD_SCORES, prediction_key
 from fastfold.inference.output.json_files import lines_json
 from fastfold.inference.output.plots import confidence_png, coverage_png
-from fastfold.inference.output.prediction import (
-    CLASH_PENALTY,
-    Prediction,
-    multimer_confidence,
-    prediction_title,
-)
+from fastfold.inference.output.prediction import Prediction, multimer_confidence, prediction_title
 from fastfold.inference.output.results_folder import PredictionRecord, TargetResults
 from fastfold.inference.output.written_scores import read_pae, read_scores
 from fastfold.inference.target_templates import TargetTemplates
 from fastfold.utils.hashing import file_digest, input_hash
+
+CLASH_PENALTY = 100.0
+"""Subtracted from the score by which a prediction is ranked if its chains clash, as AlphaFold 3 does."""
 
 
 def target_digest(target: Target, alignments: Sequence[ChainMsas], config: InferConfig) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fastfold.inference.output.writer import listed_scores, ranking_scores
 from fastfold.protein import residue_constants as rc
 from fastfold.protein.metrics.all_atom import chain_clashes, count_clashes
 from fastfold.protein.metrics.interface import interface_scores, without_scores
@@ -88,12 +89,15 @@ def test_clashes_stay_where_other_scores_would_be_false() -> None:
     assert found["pairs"]["A-B"]["pdockq"] is None
 
 
-def test_a_prediction_whose_chains_lie_in_each_other_is_ranked_lower() -> None:
+def test_a_prediction_whose_chains_lie_in_each_other_is_ranked_last() -> None:
+    """Its confidence stays what the network says."""
     free = helix_prediction("free", 20, 20)
     positions = free.atom_positions.copy()
     positions[20:] = positions[:20] + np.float32(0.3)
     laid_over = helix_prediction("over", 20, 20, atom_positions=positions)
     assert free.interface_scores["clashes"] == 0
     assert laid_over.interface_scores["clashes"] > 100
-    assert laid_over.ranking_confidence == pytest.approx(free.ranking_confidence - 100)
-    assert laid_over.scores()["ranking_confidence"] < 0
+    assert laid_over.ranking_confidence == free.ranking_confidence
+    first, second = ranking_scores("auto", [listed_scores(free), listed_scores(laid_over)])
+    assert second == pytest.approx(first - 100)
+    assert laid_over.scores()["interfaces"]["has_clash"] is True
