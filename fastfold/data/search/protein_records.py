@@ -60,7 +60,7 @@ def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes
     example = ""
     for record in (b"\n" + text).split(b"\n>")[1:]:
         is_other = _OTHER_MOLECULE.match(record) is not None
-        problem = _problem(record)
+        problem = record_problem(record)
         others += is_other
         if problem and not is_other:
             unreadable += 1
@@ -70,17 +70,21 @@ def searchable_records(text: bytes, *, keep_others: bool = False) -> tuple[bytes
     return b"\n".join(kept), SkippedRecords(others, unreadable, example)
 
 
-def _problem(record: bytes) -> str:
-    """Return why HMMER cannot read a record; nothing if it can."""
+def record_problem(record: bytes) -> str:
+    """Return why HMMER cannot read a record, in HMMER's words; nothing if it can.
+
+    Args:
+        record: Its text behind the ``>``.
+    """
     header, _, body = record.partition(b"\n")
     if not header[:1].strip():
-        return "it has no name"
+        return "no FASTA name found"
     foreign = body.translate(None, _IN_SEQUENCES)
     if foreign:
-        return f"{chr(foreign[0])!r} is not a residue"
+        return f"illegal character {chr(foreign[0])}"
     length = len(body.translate(None, _SPACE))
     if length > MAX_RESIDUES:
-        return f"it has {length:,} residues, the limit is {MAX_RESIDUES:,}"
+        return f"{length:,} residues, HMMER compares up to {MAX_RESIDUES:,}"
     return ""
 
 

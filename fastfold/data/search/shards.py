@@ -19,7 +19,12 @@ from pyhmmer.plan7 import HMM, Pipeline, TopHits
 
 from fastfold.data.search.chunks import Part
 from fastfold.data.search.denormals import flushed_denormals
-from fastfold.data.search.protein_records import MAX_RESIDUES, SkippedRecords, searchable_records
+from fastfold.data.search.protein_records import (
+    MAX_RESIDUES,
+    SkippedRecords,
+    record_problem,
+    searchable_records,
+)
 from fastfold.errors import InputError
 
 MAX_TARGET_RESIDUES = MAX_RESIDUES
@@ -173,7 +178,8 @@ def _explained(text: bytes, part: Part, error: ValueError) -> InputError:
         except ValueError as one:
             words = record.split(None, 1)
             name = words[0].decode("utf-8", "replace") if record[:1].strip() and words else ""
-            why = str(one).rpartition(": ")[2].strip()
+            # HMMER's own reason may be that of memory that was freed.
+            why = record_problem(record) or str(one).rpartition(": ")[2].strip()
             return InputError(
                 f"cannot be parsed ({why}); a database has plain sequences of letters without gaps",
                 path=part.path,

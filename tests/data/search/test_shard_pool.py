@@ -119,12 +119,12 @@ def test_bad_records_and_nucleic_acids_are_left_out_with_a_count(
     with pool(database, 2, chunk_bytes=500, memory_bytes=memory) as several:
         for _ in range(2):
             assert [table(hits) for hits in several.search(profiles())] == expected
-            assert several.skipped == (2, 3, "'bad': '-' is not a residue")
+            assert several.skipped == (2, 3, "'bad': illegal character -")
 
 
 def test_a_database_without_a_protein_is_refused_with_the_reason(database: SequenceDatabase) -> None:
     database.path.write_text(">bad\nMK0V\n>rna mol:na\nACGU\n")
-    reason = r"1 that are not proteins \(mol:na\) and 1 that cannot be read \('bad': '0' is not a residue\)"
+    reason = r"1 that are not proteins \(mol:na\) and 1 that cannot be read \('bad': illegal character 0\)"
     with pool(database, 1) as one, pytest.raises(InputError, match=reason):
         one.search(profiles())
 

@@ -159,7 +159,7 @@ def test_records_that_hmmsearch_cannot_read_are_left_out_with_a_count(
     assert hmmsearch(msa, database, say=said.append) == expected
     assert said == [
         "pdb_seqres.txt: records left out of the search: 3 that are not proteins (mol:na) and 1 that cannot be read "
-        "('9bad_A': '?' is not a residue)"
+        "('9bad_A': illegal character ?)"
     ]
     monkeypatch.setattr(search, "_PART_BYTES", 100)
     assert hmmsearch(msa, database) == expected
