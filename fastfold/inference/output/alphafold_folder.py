@@ -35,7 +35,7 @@ def write_alphafold_folder(results: TargetResults) -> None:
         records = results.records()
         if not records:
             return
-        if not listing.exists() and os.path.lexists(folder):
+        if folder.is_symlink() or (not listing.exists() and folder.exists()):
             raise PlaceError(f"{folder} is not FastFold's; remove it to get AlphaFold's files there")
         try:
             known = listing.read_text().splitlines() if listing.exists() else []
