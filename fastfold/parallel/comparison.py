@@ -48,7 +48,7 @@ def is_close(x: Tensor, y: Tensor) -> bool:
 
 @contextmanager
 def without_small_weights(module: nn.Module) -> Iterator[None]:
-    """Inside, weights near zero have random values, so that no layer of zeros hides what is before it.
+    """Inside, weights near zero have random values, so that no layer of zeros hides those before it.
 
     Args:
         module: Changed in place, and back when the context is left.

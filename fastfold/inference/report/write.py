@@ -250,7 +250,7 @@ def _relaxation(prediction: FoundPrediction) -> dict[str, Any]:
     record = prediction.scores.get("relaxation")
     record = record if isinstance(record, dict) else {}
     outcome = record.get("relaxed")
-    is_minimized = prediction.structure is not None and "_relaxed." in prediction.structure.name
+    is_minimized = prediction.has_relaxed_structure
     not_relaxed = None
     if outcome is False:
         not_relaxed = str(record.get("reason") or "no reason is recorded")[:_LONGEST_REASON]

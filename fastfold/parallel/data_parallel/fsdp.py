@@ -18,7 +18,15 @@ from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
+from fastfold.parallel.data_parallel.kept_gradients import (
+    BEFORE_REDUCTION,
+    Kept,
+    changed_message,
+    is_kept,
+    keep_gradients,
+)
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
+from fastfold.parallel.data_parallel.unit_calls import UnitCalls
 from fastfold.parallel.mesh import ParallelMesh
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
@@ -39,7 +47,8 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
     """Those units that can be gathered when they are called, and given back afterwards.
 
     In the place of containers, which are never called, are their members. Units without parameters, or with a
-    parameter that a module outside has too, are left out: they are gathered with the module.
+    parameter that a module outside has too, are left out: they are gathered with the module. Inner units come before
+    those around them, as FSDP2 needs them.
 
     Args:
         module: The whole.
@@ -59,7 +68,41 @@ def gathered_alone(module: nn.Module, units: Sequence[nn.Module]) -> list[nn.Mod
         inside, own = set(unit.modules()), list(unit.parameters())
         if own and all(owners[parameter] <= inside for parameter in own):
             found[unit] = None
-    return list(found)
+    places = {part: place for place, part in enumerate(module.modules())}
+    return sorted(found, key=lambda unit: -places.get(unit, 0))
+
+
+def check_units(module: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Refuse parameters that FSDP2 cannot shard, before any is.
+
+    Args:
+        module: The whole.
+        units: Its parts that are gathered alone.
+
+    Raises:
+        ConfigError: A parameter has no dimension, or its numbers lie in another order; or a unit has several dtypes.
+    """
+    claimed: set[nn.Parameter] = set()
+    names = {p: name for name, p in module.named_parameters()}
+    paths = {part: path for path, part in module.named_modules()}
+    remedy = "zero=3 cannot shard that; use zero=2"
+    for unit in (*units, module):
+        own = [p for p in unit.parameters() if p not in claimed]
+        claimed.update(own)
+        for p in own:
+            if not p.dim():
+                raise ConfigError(f"{names[p]} is a parameter of one number without a dimension: {remedy}")
+            if not p.is_contiguous():
+                raise ConfigError(
+                    f"{names[p]} is not contiguous ({list(p.shape)} with strides {list(p.stride())}, as in "
+                    f"channels_last): {remedy}, or call contiguous() on it"
+                )
+        kinds = sorted({str(p.dtype) for p in own})
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"{paths.get(unit) or type(unit).__name__} has parameters of {' and '.join(kinds)}, which are gathered "
+                f"together: {remedy}, or make units= of one dtype"
+            )
 
 
 def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
@@ -103,12 +146,15 @@ class FullySharded:
         self.agreement: StepAgreement | None = None
         self.mesh = mesh
         self._group = mesh.group("replicas")
+        self._calls: UnitCalls | None = None
         if self._group.process_group is not None:
             ranks = DeviceMesh.from_group(self._group.process_group, mesh.device_type)
-            for unit in gathered_alone(module, units(module)):
+            alone = gathered_alone(module, units(module))
+            check_units(module, alone)
+            for unit in (*alone, module):
                 if not isinstance(unit, FSDPModule):
                     fully_shard(unit, mesh=ranks)
-            fully_shard(module, mesh=ranks)
+            self._calls = UnitCalls(module, alone, self._group)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     # Gradients are summed here, as everywhere; who wants a mean scales the loss.
@@ -120,6 +166,9 @@ class FullySharded:
         self._held = dict(module.named_parameters(remove_duplicate=False))
         self.names = list(self.parameters)
         self._used: list[list[bool]] = []
+        # Norms over DTensors are those of all replicas, not of tensor parallel or pipeline ranks.
+        self._others = [mesh.group(name) for name in ("tp", "pp") if mesh.group(name).size > 1]
+        self._finished: Kept | None = None
         self._norms = ShardNorms(
             {name: [*shard_groups.get(name, ()), self._group] for name in self.names}, mesh.group("pp")
         )
@@ -170,7 +219,27 @@ class FullySharded:
         return found
 
     def check_step(self) -> None:
-        """Nothing: gradients are added up while the backward pass runs."""
+        """Refuse a step with other gradients than :meth:`finish` has left.
+
+        Raises:
+            ConfigError: :meth:`finish` was not called since the last step, or gradients were changed afterwards by a
+                function that sees this rank's part of them alone.
+        """
+        if self._finished is None:
+            if self._group.size > 1:
+                raise ConfigError(BEFORE_REDUCTION)
+            return
+        if not self._others:
+            return
+        for name, parameter in self.parameters.items():
+            if not is_kept(parameter.grad, self._finished.get(name)):
+                raise ConfigError(changed_message(name))
+        # Operators on DTensors count no versions: all ranks have to have scaled by one factor, as GradScaler does.
+        factor = self._local_square() / self._finished_square
+        for group in self._others:
+            of_all = async_ops.start_gather(factor[None], 0, group, [1] * group.size).wait()
+            if bool(((of_all - factor).abs() > 1e-6 * factor).any()):
+                raise ConfigError(changed_message("the parameters"))
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
         """Refuse a parameter in the place of the shard that the optimizer steps.
@@ -185,11 +254,23 @@ class FullySharded:
             )
 
     def accept_gradients(self) -> None:
-        """Nothing to remember."""
+        """Take the gradients as they are for those of the step."""
+        self._finished = keep_gradients(self.parameters)
+        if self._others:
+            self._finished_square = self._local_square()
+
+    def _local_square(self) -> Tensor:
+        """Squared norm of this rank's shards, a scalar above zero."""
+        held = [local(p.grad) for p in self.parameters.values() if p.grad is not None]
+        norms = torch._foreach_norm([x for x in held if x.numel()]) if held else ()
+        device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
+        return sum(
+            (x.double().square() for x in norms), torch.full((), 1e-300, dtype=torch.float64, device=device)
+        )
 
     def forget_gradients(self) -> None:
         """Forget the gradients."""
-        self._used = []
+        self._used, self._finished = [], None
         for parameter in self.parameters.values():
             parameter.grad = None
 
@@ -212,6 +293,8 @@ class FullySharded:
             ConfigError: Ranks have used different parameters in one backward pass: FSDP2 joins the gradients that a
                 rank has to one message, so that those of other parameters were added up.
         """
+        if self._calls is not None:
+            self._calls.end_step()
         used, self._used = self._used, []
         history = zlib.crc32(repr(used).encode())
         device = next((local(p).device for p in self.parameters.values()), torch.device("cpu"))
@@ -240,3 +323,4 @@ class FullySharded:
             parameter.grad = gradient
         if self.agreement is not None:
             self.agreement.check({name: p.grad for name, p in self.parameters.items()})
+        self.accept_gradients()

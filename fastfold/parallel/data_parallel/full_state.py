@@ -6,7 +6,6 @@ Checkpoints are plain: whatever the plan, they hold the tensors of the model as 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
@@ -222,7 +221,8 @@ def _to_plain(layer: nn.Module) -> nn.Module:
 
 def _shallow(module: nn.Module) -> nn.Module:
     """The same module with parameters that may be replaced; nothing of it is copied."""
-    found = copy.copy(module)
+    found = object.__new__(type(module))  # not by FSDP2's class, which would call __init__
+    found.__dict__ = dict(module.__dict__)
     for registry in ("_parameters", "_buffers"):
         found.__dict__[registry] = dict(module.__dict__[registry])
     found._modules = {name: child and _shallow(child) for name, child in module._modules.items()}

@@ -20,6 +20,13 @@ from fastfold.parallel.agreement import StepAgreement
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.buckets import BUCKET_ELEMENTS, Bucket, Buckets, Sharding
 from fastfold.parallel.data_parallel.early_reduction import EarlyReduction, apart
+from fastfold.parallel.data_parallel.kept_gradients import (
+    BEFORE_REDUCTION,
+    Kept,
+    changed_message,
+    is_kept,
+    keep_gradients,
+)
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.absent_tensor import AbsentTensor
@@ -64,7 +71,7 @@ class Replicated:
         self.buckets = Buckets(self._values, self.every.ranks, elements)
         self._norms = ShardNorms(shard_groups, mesh.group("pp"))
         self._used = [False] * len(self._values)
-        self._finished: dict[str, tuple[weakref.ref[Tensor], int]] | None = None
+        self._finished: Kept | None = None
         self._left: list[weakref.ref[Tensor]] = []
         self._early: dict[bool, EarlyReduction | None] = {}
         self._under_way: EarlyReduction | None = None
@@ -113,22 +120,12 @@ class Replicated:
         """
         if self._finished is None:
             if self.stage or self.every.ranks > 1:
-                raise ConfigError(
-                    "optimizer.step() before the gradients were added up over the ranks: call reduce_gradients() after "
-                    "backward()"
-                )
+                raise ConfigError(BEFORE_REDUCTION)
             return
         whole = not self.stage and not any(self.shard_groups.values()) and self.mesh.plan.pp == 1
         for name, parameter in self.optimised.items() if not whole else ():
-            gradient, kept = parameter.grad, self._finished.get(name)
-            same = (gradient is None) == (kept is None)
-            if gradient is not None and kept is not None:
-                same = gradient is kept[0]() and gradient._version == kept[1]
-            if not same:
-                raise ConfigError(
-                    f"the gradient of {name} was changed after reduce_gradients(), of which this rank has a part; "
-                    "clip with clip_grad_norm_() of what parallelize() returned, and scale the loss"
-                )
+            if not is_kept(parameter.grad, self._finished.get(name)):
+                raise ConfigError(changed_message(name))
 
     def check_parameter(self, name: str, parameter: nn.Parameter) -> None:
         """Refuse a parameter in the place of the one that the optimizer steps.
@@ -146,10 +143,7 @@ class Replicated:
 
     def accept_gradients(self) -> None:
         """Take the gradients of :attr:`optimised` as they are for those of the step."""
-        found = {name: p.grad for name, p in self.optimised.items() if p.grad is not None}
-        self._finished = {
-            name: (weakref.ref(gradient), gradient._version) for name, gradient in found.items()
-        }
+        self._finished = keep_gradients(self.optimised)
         self._left = [weakref.ref(p.grad) for p in self._values if p.grad is not None]
 
     def forget_gradients(self) -> None:

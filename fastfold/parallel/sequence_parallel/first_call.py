@@ -119,7 +119,7 @@ class FirstCall:
         return tree_unflatten(parts, spec), tree_unflatten(whole, spec)
 
     def _own_dim(self, x: Tensor, known: int | None, sizes: Sequence[int]) -> int | None:
-        """The dimension of this rank's positions; all ranks find the same one, or none."""
+        """Find the dimension of this rank's positions, the same on all ranks, or None."""
         if known is not None:
             return known
         fits = torch.tensor([[n == sizes[self._group.rank] for n in x.shape]], device=x.device)
@@ -137,7 +137,7 @@ class FirstCall:
     def _narrow_keys(
         self, x: Tensor, known: int | None, sizes: Sequence[int], short: Sequence[int]
     ) -> Tensor:
-        """Of the last dimension of a mask for all keys those of the short sequence."""
+        """Keep the keys of the short sequence in a mask for all keys."""
         if x.dim() < 2 or x.shape[-1] != sum(sizes) or known == x.dim() - 1:
             return x
         starts = [sum(sizes[:rank]) for rank in range(len(sizes))]

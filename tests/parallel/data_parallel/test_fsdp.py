@@ -13,9 +13,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from fastfold.errors import ConfigError
 from fastfold.parallel import ParallelMesh, ParallelPlan
 from fastfold.parallel.comm.groups import Group
-from fastfold.parallel.data_parallel.fsdp import FullySharded, listed_modules
+from fastfold.parallel.data_parallel.fsdp import FullySharded, check_units, gathered_alone, listed_modules
 
 
 class _Net(nn.Module):
@@ -113,3 +114,41 @@ def test_one_process_without_a_group_keeps_plain_parameters() -> None:
     values = {name: torch.ones_like(p) for name, p in sharded.parameters.items()}
     assert sharded.part(values) == values
     assert "frozen.weight" not in sharded.parameters
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(2, 2), nn.Parameter(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (_Scaled(), "scale is a parameter of one number .* use zero=2"),
+        (
+            nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last),
+            r"weight is not contiguous .* use zero=2, or call contiguous\(\)",
+        ),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16)),
+            "Sequential has parameters of torch.bfloat16 and torch.float32.*use zero=2, or make units=",
+        ),
+    ],
+)
+def test_parameters_that_cannot_be_sharded_are_refused_before_any_is(module: nn.Module, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_units(module, [])
+
+
+def test_units_of_one_dtype_each_may_differ() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, dtype=torch.bfloat16))
+    check_units(module, [module[1]])
+
+
+def test_inner_units_come_first() -> None:
+    outer = nn.Sequential(
+        nn.ModuleList([nn.Sequential(nn.ModuleList([nn.Linear(2, 2)]), nn.Linear(2, 2))])[0]
+    )
+    units = gathered_alone(outer, [outer[0], outer[0][1]])
+    assert units == [outer[0][1], outer[0]]
