@@ -78,15 +78,20 @@ class StepAgreement:
         self._same_weights = [g for g in (replicas, self._same_samples) if g is not None and g.size > 1]
         groups = [*self._parts, *self._same_weights]
         self._is_alone = not groups or groups[0].backend == "fake"
+        self._caches = {
+            f"{path}.{name}" if path else name
+            for path, part in module.named_modules()
+            for name in part._non_persistent_buffers_set
+        }
         self._steps = 0
         self._pending: list[tuple[Tensor, ConfigError]] = []
-        self._versions: dict[str, int] = {}
+        self._versions: dict[str, tuple[int, int]] = {}
         self.settle()
 
     def settle(self) -> None:
         """Remember the versions of weights and buffers: changes after this are made by a forward pass."""
         if not self._is_alone:
-            self._versions = {name: x._version for name, x in self._watched().items()}
+            self._versions = {name: (id(x), x._version) for name, x in self._watched().items()}
 
     @torch.no_grad()
     def check(self, gradients: Mapping[str, Tensor | None]) -> None:
@@ -131,9 +136,11 @@ class StepAgreement:
         largest = squares.amax(0).sqrt()
         sizes = {name: p.numel() for name, p in self._module.named_parameters()}
         lengths = largest.new_tensor([sizes[name] for name in names]).sqrt()
+        # Gradients that are rounding errors of others may differ where kernels add in any order.
+        allowed = loose * (largest + 1e-3 * squares.sum(1).amax().sqrt())
         # Comparisons with infinite numbers are false: the optimizer or its scaler leaves such a step out.
-        apart = (squares.sqrt() - own_squares.sqrt()).abs() > loose * largest
-        apart |= (of_all - own).abs() > loose * largest * lengths
+        apart = (squares.sqrt() - own_squares.sqrt()).abs() > allowed
+        apart |= (of_all - own).abs() > allowed * lengths
         self._refuse(
             apart.any(),
             f"gradients differ between the ranks of {group.name}, which work on the same samples ({names[0]} and "
@@ -142,37 +149,47 @@ class StepAgreement:
         )
 
     def _check_tensors(self) -> None:
-        """Weights and buffers that were changed in place since the last step; now and then all of them."""
+        """Weights and buffers that were changed in place since the last step; now and then all that are saved."""
         in_full = self._steps & (self._steps - 1) == 0
-        watched = self._watched()
-        changed = [name for name, x in watched.items() if in_full or self._versions.get(name) != x._version]
+        watched, before = self._watched(), self._versions
+        self._versions = {name: (id(x), x._version) for name, x in watched.items()}
+        touched = [name for name, version in self._versions.items() if before.get(name, version) != version]
+        changed = [name for name in watched if self._is_compared(name, before, in_full)]
         frozen = [name for name, p in self._module.named_parameters() if not p.requires_grad]
         device = self._device()
-        whole = [watched[name] for name in changed if name not in self._cut]
-        cut = [watched[name] for name in changed if name in self._cut]
-        names = [float(zlib.crc32(repr(x).encode())) for x in (changed, frozen)]
-        first = torch.tensor(names, dtype=torch.float64, device=device)
-        numbers = torch.stack([*first, *_checksum(whole, device), *_checksum(cut, device)])
+        names = torch.tensor(
+            [float(zlib.crc32(repr(x).encode())) for x in (changed, frozen)],
+            dtype=torch.float64,
+            device=device,
+        )
+        whole = _checksum([watched[name] for name in changed if name not in self._cut], device)
+        cut = _checksum([watched[name] for name in changed if name in self._cut], device)
+        numbers = torch.stack([*names, *whole, *cut])
         for group in self._same_weights:
-            count = 4 if group is self._same_samples else 6  # cut weights differ there
-            of_all = _of_all(numbers, group)[:, :count]
-            apart = ((of_all - numbers[:count]).abs() > 1e-9 * numbers[:count].abs()).any(0)
+            # Blocks of cut weights differ in a tensor parallel group, and whole ones there by rounding errors.
+            count, loose = (4, 1e-4) if group is self._same_samples else (6, 1e-9)
+            allowed = loose * numbers[[0, 1, 3, 3, 5, 5][:count]].abs()
+            allowed[:2] = 0
+            apart = ((_of_all(numbers, group)[:, :count] - numbers[:count]).abs() > allowed).any(0)
             self._refuse(
                 apart[1],
                 f"the ranks of {group.name} have other parameters frozen; freeze the same ones on every rank, before "
                 "parallelize()",
             )
-            named = [
-                name for name in changed if self._versions.get(name) != watched[name]._version
-            ] or changed
             self._refuse(
                 apart.any(),
                 f"the ranks of {group.name} have different values of weights or buffers that should be alike: "
-                f"{', '.join(named[:3]) or 'on another rank'}. A forward pass that changes them in place (running "
-                "statistics, codebooks, max_norm, clamping) sees each rank's part of the batch alone: leave it out, "
-                "use eval() for these modules, or sum over the ranks in it by torch.distributed",
+                f"{', '.join((touched or changed)[:3]) or 'on another rank'}. A forward pass that changes them in "
+                "place (running statistics, codebooks, max_norm, clamping) sees each rank's part of the batch alone: "
+                "leave it out, use eval() for these modules, or sum over the ranks in it by torch.distributed",
             )
-        self._versions = {name: x._version for name, x in watched.items()}
+
+    def _is_compared(self, name: str, before: Mapping[str, tuple[int, int]], in_full: bool) -> bool:
+        version = self._versions[name]
+        was_changed = before.get(name, version) != version
+        if name in self._caches:  # one that was replaced holds what this rank has seen
+            return was_changed and before[name][0] == version[0]
+        return in_full or was_changed
 
     def _spread_infinities(self, gradients: Mapping[str, Tensor]) -> None:
         if not self._parts:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 
 def module_structure(module: nn.Module) -> dict[str, str]:
@@ -34,3 +36,12 @@ def differences(own: Mapping[str, str], other: Mapping[str, str], rank: int, oth
         for name in names[:3]
     ]
     return "; ".join(shown or ["they are in another order"]) + (" ..." if len(names) > 3 else "")
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield all tensors of a module's output: in containers, dataclasses and attributes of plain objects."""
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
+            yield from tensors_in(list(vars(leaf).values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fastfold.utils.module_structure import differences, digest, module_structure
+from fastfold.utils.module_structure import differences, digest, module_structure, tensors_in
 
 
 def test_everything_but_values_counts() -> None:
@@ -25,3 +25,13 @@ def test_an_order_is_a_difference() -> None:
     own, other = {"a": "1", "b": "2"}, {"b": "2", "a": "1"}
     assert digest(own) != digest(other)
     assert differences(own, other, 0, 1) == "they are in another order"
+
+
+class _Output:
+    def __init__(self) -> None:
+        self.hidden, self.name = [torch.ones(1)], "output"
+
+
+def test_tensors_are_found_in_attributes_too() -> None:
+    first = torch.zeros(2)
+    assert [x.shape for x in tensors_in(({"a": first}, _Output(), nn.Linear(1, 1)))] == [(2,), (1,)]

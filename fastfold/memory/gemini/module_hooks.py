@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -22,6 +21,7 @@ from fastfold.memory.gemini.chunk_store import ChunkStore
 from fastfold.memory.gemini.executor import Residency
 from fastfold.memory.gemini.managed_parameter import METADATA, untouched
 from fastfold.memory.gemini.optimizer.overlapped import OverlappedStep
+from fastfold.utils.module_structure import tensors_in
 
 _DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 
@@ -149,7 +149,7 @@ class ModuleHooks(NotCopied):
 
     def _announce(self, call: _Call, output: Any) -> None:
         """The backward pass of a call begins at the nodes that made its outputs."""
-        for leaf in _tensors(output):
+        for leaf in tensors_in(output):
             for tensor in (leaf, leaf._base if leaf._is_view() else None):
                 if tensor is not None and tensor.grad_fn is not None:
                     tensor.grad_fn.register_prehook(lambda gradients: self._before_backward(call))
@@ -198,12 +198,3 @@ class _Watch(TorchFunctionMode):
                     if func == _DATA:
                         self._hooks.store.note_change(leaf)
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
-    """All tensors in a module's output: in containers, dataclasses and plain objects' attributes."""
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor):
-            yield leaf
-        elif hasattr(leaf, "__dict__") and not isinstance(leaf, nn.Module | type):
-            yield from _tensors(list(vars(leaf).values()))

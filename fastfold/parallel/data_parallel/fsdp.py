@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.agreement import StepAgreement
@@ -28,6 +27,7 @@ from fastfold.parallel.data_parallel.kept_gradients import (
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
 from fastfold.parallel.data_parallel.unit_calls import UnitCalls
 from fastfold.parallel.mesh import ParallelMesh
+from fastfold.utils.module_structure import tensors_in
 
 Units = Callable[[nn.Module], Sequence[nn.Module]]
 
@@ -115,8 +115,8 @@ def _refuse_second_derivatives(_: nn.Module, __: Any, output: Any) -> None:
                 "back; use zero=0, 1 or 2"
             )
 
-    for x in tree_leaves(output):
-        if isinstance(x, Tensor) and x.requires_grad:
+    for x in tensors_in(output):
+        if x.requires_grad:
             x.register_hook(refuse)
 
 

@@ -13,7 +13,10 @@ from fastfold.parallel.data_parallel.sharded_norm import local
 Kept = dict[str, tuple[weakref.ref[Tensor], int]]
 """By name a gradient and its version."""
 
-BEFORE_REDUCTION = "optimizer.step() before the gradients were added up over the ranks: call reduce_gradients() after backward()"
+BEFORE_REDUCTION = (
+    "optimizer.step() before the gradients were added up over the ranks: call reduce_gradients() after backward() "
+    "and before step()"
+)
 
 
 def changed_message(name: str) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError
 from fastfold.parallel.comm.groups import Group
+from fastfold.utils.module_structure import tensors_in
 
 _FORWARD, _BACKWARD, _END = 1, 2, 3
 
@@ -61,8 +61,8 @@ class UnitCalls:
                     started = True
                     self._agree(_BACKWARD, number)
 
-            for x in tree_leaves(output):
-                if isinstance(x, Tensor) and x.requires_grad:
+            for x in tensors_in(output):
+                if x.requires_grad:
                     x.register_hook(before_backward)
 
         return after

@@ -36,8 +36,8 @@ SAMPLE_GROUPS = ("dap", "sp")
 DATA_GROUPS = ("dp",)
 
 _SCATTERED = (
-    "under zero=2 the gradient lies in pieces on the ranks; clip with clip_grad_norm_() of what parallelize() "
-    "returned, and call optimizer.zero_grad() before the next backward()"
+    "under zero=1 and zero=2 each rank has a piece of the gradient; clip with clip_grad_norm_() of what "
+    "parallelize() returned, and call optimizer.zero_grad() before the next backward()"
 )
 
 
@@ -362,17 +362,20 @@ class ShardedStates(Replicated):
         return self.buckets.split(bucket, self.every.gather(shard))
 
     def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
-        """As stage 0; the pieces get their part of the gradient, which the parameters hold whole."""
-        super()._finish(buffers, used)
-        for piece in self._pieces.values():
-            piece.grad = None
-        found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        for name, gradient in self.part(found).items():
-            self._pieces[name].grad = gradient
+        """Reduce-scatter over the ranks with other samples, into the ``grad`` of the pieces."""
+        for shard, spans in zip(self._summed(buffers), self._spans, strict=True):
+            for number, (_, inside) in spans.items():
+                self._pieces[self.names[number]].grad = shard[inside] if used[number] else None
+        for parameter in self._values:
+            parameter.grad = AbsentTensor(parameter, _SCATTERED)
+
+    def _start_data(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
+        """Start the reduce-scatter, of the part of a whole buffer that this rank's samples leave to it."""
+        return ranks.start_reduce_scatter(flat[self.sample.own(len(flat))])
 
 
 class ShardedGradients(ShardedStates):
-    """Stage 2: gradients are reduce-scattered too; after :meth:`finish` no rank holds more than its shard."""
+    """Stage 2: every rank of a sample keeps a shard of its gradient, and adds other samples to the shard."""
 
     stage = 2
 
@@ -392,14 +395,6 @@ class ShardedGradients(ShardedStates):
     def squared_norm(self, buffers: Sequence[Tensor]) -> Tensor:
         """As stage 0, of a sample's gradient that lies in shards over the ranks of the sample."""
         return self._sample_norms.total(self._by_name(buffers))
-
-    def _finish(self, buffers: Sequence[Tensor], used: Sequence[bool]) -> None:
-        """Reduce-scatter over the ranks with other samples, into the ``grad`` of the pieces."""
-        for shard, spans in zip(self._summed(buffers), self._spans, strict=True):
-            for number, (_, inside) in spans.items():
-                self._pieces[self.names[number]].grad = shard[inside] if used[number] else None
-        for parameter in self._values:
-            parameter.grad = AbsentTensor(parameter, _SCATTERED)
 
     def _start_sample(self, ranks: Sharding, flat: Tensor) -> Callable[[], Tensor]:
         return ranks.start_reduce_scatter(flat)

@@ -19,6 +19,7 @@ from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.comparison import detached_copy, is_close, without_small_weights
+from fastfold.utils.module_structure import tensors_in
 
 LONGEST = 16
 """Positions of each rank in a comparison."""
@@ -145,8 +146,7 @@ class FirstCall:
         return x[..., torch.tensor(kept, device=x.device)]
 
     def _difference(self, found: Any, expected: Any, short: Sequence[int]) -> str | None:
-        ours = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
-        theirs = [x for x in tree_leaves(expected) if isinstance(x, Tensor)]
+        ours, theirs = list(tensors_in(found)), list(tensors_in(expected))
         problem = None
         if len(ours) != len(theirs):
             return f"expected {len(theirs)} results, found {len(ours)}"

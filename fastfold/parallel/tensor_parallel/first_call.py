@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from fastfold.errors import ConfigError, first_line
 from fastfold.parallel.comm import async_ops
@@ -25,6 +25,7 @@ from fastfold.parallel.tensor_parallel.embedding import ParallelEmbedding
 from fastfold.parallel.tensor_parallel.linear import ParallelLinear
 from fastfold.parallel.tensor_parallel.mlp import ParallelMLP
 from fastfold.parallel.tensor_parallel.norm import ParallelLayerNorm
+from fastfold.utils.module_structure import tensors_in
 
 Cut = Callable[[nn.Module, ParallelMesh], nn.Module]
 
@@ -166,12 +167,13 @@ class _Comparison:
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> dict[str, Tensor | None]:
         """Results and gradients of a call, by name."""
+        # Gradients of other inputs (angles of rotary positions) are a part on each rank, and nothing uses them.
+        wanted = [isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))]
         args, kwargs = detached_copy((args, kwargs))
-        args, kwargs = tree_map_only(
-            Tensor, lambda x: x.requires_grad_() if x.is_floating_point() else x, (args, kwargs)
-        )
-        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
-        results = [x for x in tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor)]
+        inputs = [x for x, is_wanted in zip(tree_leaves((args, kwargs)), wanted, strict=True) if is_wanted]
+        for x in inputs:
+            x.requires_grad_()
+        results = list(tensors_in(module(*args, **kwargs)))
         found: dict[str, Tensor | None] = {f"result {i}": x.detach() for i, x in enumerate(results)}
         roots = [x for x in results if x.requires_grad]
         generator = torch.Generator().manual_seed(1)

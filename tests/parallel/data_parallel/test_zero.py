@@ -26,7 +26,7 @@ def _kept() -> list[tuple[int, int, int, float]]:
             optimizer.step()
         own = list(parallel.module.parameters())
         states = [optimizer.inner.state[p]["exp_avg"] for p in parallel.gradients.optimised.values()]
-        held = own if zero != 2 else [*own, *parallel.gradients.optimised.values()]
+        held = own if zero in (0, 3) else [*own, *parallel.gradients.optimised.values()]
         gradients = [p.grad for p in held if not isinstance(p.grad, (AbsentTensor, type(None)))]
         found.append(
             (
@@ -50,7 +50,7 @@ def test_each_stage_keeps_a_quarter_of_what_it_shards_on_four_ranks(
 ) -> None:
     total = sum(p.numel() for p in make_gpt().parameters())
     buckets = -(-total // BUCKET) + 1
-    for zero, sharded in enumerate([(), (2,), (1, 2), (0, 1, 2)]):
+    for zero, sharded in enumerate([(), (1, 2), (1, 2), (0, 1, 2)]):
         for kind in range(3):
             held = [rank[zero][kind] for rank in kept]
             if kind in sharded:
@@ -62,10 +62,10 @@ def test_each_stage_keeps_a_quarter_of_what_it_shards_on_four_ranks(
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])
-def test_stages_send_no_more_than_data_parallelism_and_a_gather_of_the_parameters(
+def test_stages_send_no_more_than_data_parallelism(
     zero: int, kept: list[list[tuple[int, int, int, float]]]
 ) -> None:
     """All-reduce is 2 (P - 1) / P of the parameters, reduce-scatter and all-gather half of it each."""
     total = sum(p.numel() for p in make_gpt().parameters())
     sent = kept[0][zero][3]
-    assert sent == pytest.approx(3 / 4 * total * (2, 3, 2)[zero], rel=0.02)
+    assert sent == pytest.approx(3 / 4 * total * (2, 2, 2)[zero], rel=0.02)

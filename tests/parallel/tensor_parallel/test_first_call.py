@@ -37,15 +37,25 @@ LAYERS: dict[str, Callable[[nn.Module, ParallelMesh], nn.Module]] = {
 
 
 class _Separate(nn.Module):
-    """Queries, keys and values of three layers."""
+    """Queries, keys and values of three layers, and a factor of every head that is given and not trained."""
 
     def __init__(self) -> None:
         super().__init__()
         self.q, self.k, self.v, self.output = (nn.Linear(8, 8) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q = q if factor is None else q * factor
         return self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class _Given(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.inner = nn.Linear(8, 8), _Separate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.before(x), torch.arange(WIDTH).to(x.dtype))  # type: ignore[no-any-return]
 
 
 class _Fused(nn.Module):
@@ -107,16 +117,17 @@ def _on_two_ranks() -> None:
     parallel = parallelize(model, {"tp": 2}, layers=_layers(model), compare_first=False)
     parallel.module(x)
 
-    plain = _model(_Separate())
-    model = copy.deepcopy(plain)
-    parallel = parallelize(model, {"tp": 2}, layers=_layers(model))
-    for _ in range(2):
-        torch.manual_seed(2)
-        expected = plain(x)
-        torch.manual_seed(2)
-        found = parallel.module(x)
-        assert torch.allclose(found, expected, atol=1e-12)  # the comparison has drawn nothing
-    assert all(p.grad is None for p in parallel.module.parameters())
+    for block in (_Separate, _Given):
+        plain = _model(block())
+        model = copy.deepcopy(plain)
+        parallel = parallelize(model, {"tp": 2}, layers=_layers(model))
+        for _ in range(2):
+            torch.manual_seed(2)
+            expected = plain(x)
+            torch.manual_seed(2)
+            found = parallel.module(x)
+            assert torch.allclose(found, expected, atol=1e-12)  # the comparison has drawn nothing
+        assert all(p.grad is None for p in parallel.module.parameters())
 
 
 def test_what_a_cut_mixes_up_is_refused_at_the_first_call() -> None:
