@@ -26,6 +26,7 @@ from fastfold.parallel.data_parallel.kept_gradients import (
 )
 from fastfold.parallel.data_parallel.sharded_norm import ShardNorms, local, whole
 from fastfold.parallel.data_parallel.unit_calls import UnitCalls
+from fastfold.parallel.data_parallel.unit_weights import UnitWeights
 from fastfold.parallel.mesh import ParallelMesh
 from fastfold.utils.module_structure import tensors_in
 
@@ -155,6 +156,7 @@ class FullySharded:
                 if not isinstance(unit, FSDPModule):
                     fully_shard(unit, mesh=ranks)
             self._calls = UnitCalls(module, alone, self._group)
+            UnitWeights(module, alone)
             for part in module.modules():
                 if isinstance(part, FSDPModule):
                     # Gradients are summed here, as everywhere; who wants a mean scales the loss.

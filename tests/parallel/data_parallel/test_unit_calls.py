@@ -16,6 +16,7 @@ from fastfold.parallel import parallelize
 from fastfold.parallel.comm.groups import Group
 from fastfold.parallel.data_parallel.kept_gradients import changed_message, is_kept, keep_gradients
 from fastfold.parallel.data_parallel.unit_calls import UnitCalls
+from fastfold.parallel.data_parallel.unit_weights import UnitWeights
 from fastfold.parallel.tensor_parallel import ParallelMLP
 from tests.helpers.spawn_ranks import launch
 
@@ -120,7 +121,36 @@ def _experts() -> None:
     parallel.reduce_gradients()
 
 
+class _Bounded(nn.Linear):
+    def __init__(self, how: str) -> None:
+        super().__init__(6, 6)
+        self.how = how
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "in place":
+            with torch.no_grad():
+                self.weight.clamp_(-0.1, 0.1)
+        if self.how == "data":
+            self.weight.data.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def _bounded_weights() -> None:
+    for how in ("in place", "data"):
+        for model, name in (
+            (_Bounded(how), "the module"),
+            (nn.Sequential(nn.ModuleList([_Bounded(how)])), "0.0"),
+        ):
+            parallel = parallelize(model, {"dp": 2, "zero": 3})
+            part = parallel.module if name == "the module" else parallel.module[0][0]
+            with pytest.raises(ConfigError, match=rf"forward\(\) of {name} changes weights in place.*zero=3"):
+                part(X)
+    parallelize(_Bounded("never"), {"dp": 2, "zero": 3}).module(X).sum().backward()
+
+
 def _two_ranks() -> None:
+    _bounded_weights()
     _nested()
     _experts()
 
@@ -177,3 +207,11 @@ def test_gradients_that_changed_are_told_from_those_that_were_kept() -> None:
     assert not is_kept(layer.weight.grad, kept.get("weight"))
     assert not is_kept(torch.ones(2), kept.get("bias"))
     assert "gradient of bias was changed" in changed_message("bias")
+
+
+def test_versions_and_norms_tell_changed_weights() -> None:
+    layer = _Bounded("data")
+    UnitWeights(layer, [])
+    with pytest.raises(ConfigError, match=r"forward\(\) of the module changes weights"):
+        layer(X)
+    layer(X)  # they are within bounds
