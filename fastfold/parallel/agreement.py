@@ -69,7 +69,7 @@ class StepAgreement:
     def __init__(
         self, module: nn.Module, mesh: ParallelMesh, cut: frozenset[str], shares: Sequence[Group]
     ) -> None:
-        self._module, self._cut = module, cut
+        self._cut = cut
         tp = mesh.group("tp")
         self._shares = [group for group in shares if group.size > 1]
         self._same_samples = tp if tp.size > 1 and mesh.plan.tp_mode == "1d" else None
@@ -78,11 +78,13 @@ class StepAgreement:
         self._same_weights = [g for g in (replicas, self._same_samples) if g is not None and g.size > 1]
         groups = [*self._parts, *self._same_weights]
         self._is_alone = not groups or groups[0].backend == "fake"
-        self._caches = {
-            f"{path}.{name}" if path else name
+        # Found once: to walk through a large model at every step would take longer than all else here.
+        self._places = [
+            (f"{path}.{name}" if path else name, part, name)
             for path, part in module.named_modules()
-            for name in part._non_persistent_buffers_set
-        }
+            for name in (*part._parameters, *part._buffers)
+        ]
+        self._caches = {name for name, part, own in self._places if own in part._non_persistent_buffers_set}
         self._steps = 0
         self._pending: list[tuple[Tensor, ConfigError]] = []
         self._versions: dict[str, tuple[int, int]] = {}
@@ -117,7 +119,8 @@ class StepAgreement:
             self._check_gradients(present, self._same_samples)
 
     def _check_gradients(self, gradients: Mapping[str, Tensor], group: Group) -> None:
-        names = [name for name in self._trainable() if name not in self._cut]
+        sizes = {name: p.numel() for name, p in self._parameters() if p.requires_grad}
+        names = [name for name in sizes if name not in self._cut]
         if not names:
             return
         held = [gradients.get(name) for name in names]
@@ -134,7 +137,6 @@ class StepAgreement:
         )
         loose = max((_LOOSE.get(x.dtype, 5e-2) for x in held if x is not None), default=1e-6)
         largest = squares.amax(0).sqrt()
-        sizes = {name: p.numel() for name, p in self._module.named_parameters()}
         lengths = largest.new_tensor([sizes[name] for name in names]).sqrt()
         # Gradients that are rounding errors of others may differ where kernels add in any order.
         allowed = loose * (largest + 1e-3 * squares.sum(1).amax().sqrt())
@@ -155,7 +157,7 @@ class StepAgreement:
         self._versions = {name: (id(x), x._version) for name, x in watched.items()}
         touched = [name for name, version in self._versions.items() if before.get(name, version) != version]
         changed = [name for name in watched if self._is_compared(name, before, in_full)]
-        frozen = [name for name, p in self._module.named_parameters() if not p.requires_grad]
+        frozen = [name for name, p in self._parameters() if not p.requires_grad]
         device = self._device()
         names = torch.tensor(
             [float(zlib.crc32(repr(x).encode())) for x in (changed, frozen)],
@@ -205,12 +207,12 @@ class StepAgreement:
 
     def _watched(self) -> dict[str, Tensor]:
         """Weights and buffers that are whole or cut on this rank, by name."""
-        with torch._C.DisableTorchFunctionSubclass():
-            named = {name: p for name, p in self._module.named_parameters() if type(p) is nn.Parameter}
-            return {**named, **dict(self._module.named_buffers())}
+        buffers = {name: x for name, part, own in self._places if (x := part._buffers.get(own)) is not None}
+        # Parameters of other classes are shards, or managed and not here.
+        return {name: p for name, p in self._parameters() if type(p) is nn.Parameter} | buffers
 
-    def _trainable(self) -> list[str]:
-        return [name for name, p in self._module.named_parameters() if p.requires_grad]
+    def _parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, part, own in self._places if (p := part._parameters.get(own)) is not None]
 
     def _refuse(self, is_apart: Tensor, message: str) -> None:
         """Raise now, or on a GPU after the first steps at the next one, so that the host need not wait."""
@@ -220,7 +222,7 @@ class StepAgreement:
             raise ConfigError(message)
 
     def _device(self) -> torch.device:
-        return next((_local(p).device for p in self._module.parameters()), torch.device("cpu"))
+        return next((_local(p).device for _, p in self._parameters()), torch.device("cpu"))
 
 
 def _local(x: Tensor) -> Tensor:

@@ -38,8 +38,16 @@ def convert_modules(
             )
     for _, module in found:
         module.__class__ = variants[type(module)]
+        module.compile = _refuse_to_compile
         for name, value in attributes.items():
             setattr(module, name, value)
+
+
+def _refuse_to_compile(*_: object, **__: object) -> None:
+    raise ConfigError(
+        "dap: a module on shards cannot be compiled as one, because a message under way cannot be traced; compile the "
+        "modules that fastfold.parallel.alphafold.convert.silent_parts() gives"
+    )
 
 
 def silent_parts(module: nn.Module) -> list[nn.Module]:

@@ -51,6 +51,16 @@ def test_every_module_of_a_class_is_converted_and_no_other() -> None:
     torch.testing.assert_close(model[0](x), 3.0 * before)
 
 
+def test_what_sends_messages_is_not_compiled_as_one() -> None:
+    model = _model()
+    convert_modules(model, VARIANTS, factor=1.0, shards=None)
+    for part in (model[0], model[1][0]):
+        with pytest.raises(ConfigError, match=r"compile the modules that .*silent_parts\(\) gives"):
+            part.compile(backend="eager")
+    for part in silent_parts(model):
+        part.compile(backend="eager")
+
+
 def test_the_model_itself_may_be_converted() -> None:
     model = _Plain(2, 2)
     convert_modules(model, VARIANTS, factor=1.0)
