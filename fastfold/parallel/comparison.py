@@ -36,14 +36,20 @@ class _Detached(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def is_close(x: Tensor, y: Tensor) -> bool:
-    """True if tensors are equal up to rounding of the narrower type that autocast may have used."""
+def is_close(x: Tensor, y: Tensor, scale: float = 0.0) -> bool:
+    """True if tensors are equal up to rounding of the narrower type that autocast may have used.
+
+    Args:
+        x: Expected.
+        y: Found.
+        scale: Size of numbers whose rounding errors may be all that is in ``x``.
+    """
     dtype = x.dtype
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
     coarse = dtype == torch.float32 and x.is_cuda and torch.get_float32_matmul_precision() != "highest"
     tolerance = 1e-2 if coarse else _TOLERANCES.get(dtype, 5e-2)
-    return bool((x - y).abs().max() <= tolerance * x.abs().max()) if x.numel() else True
+    return not x.numel() or float((x - y).abs().max()) <= tolerance * max(float(x.abs().max()), scale)
 
 
 @contextmanager
