@@ -115,7 +115,7 @@ def _report_breaks(chain: ChainStructure, warnings: list[str]) -> None:
         labels = (f"{chain.residue_names[i]} {chain.author_numbers[i]}" for i in (breaks[0], breaks[0] + 1))
         more = f", and at {len(breaks) - 1} more places" if len(breaks) > 1 else ""
         warnings.append(
-            f"Chain {chain.chain_id!r} breaks between {' and '.join(labels)}, whose numbers follow each other{more}; "
+            f"Chain {chain.chain_id!r} breaks between {' and '.join(labels)}, where no number is missing{more}; "
             "if these are two molecules, give each a chain name of its own."
         )
 

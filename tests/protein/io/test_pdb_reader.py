@@ -240,7 +240,7 @@ def test_molecules_that_nothing_tells_apart_are_one_chain_with_a_warning(tmp_pat
     lines = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 3), ("TRP", 4), breaks=(2,))
     structure = read_lines(tmp_path, lines)
     assert structure.chains[0].sequence == "AGSW"
-    assert "breaks between GLY 2 and SER 3, whose numbers follow each other;" in structure.warnings[0]
+    assert "breaks between GLY 2 and SER 3, where no number is missing;" in structure.warnings[0]
     gap = chain_lines(("ALA", 1), ("GLY", 2), ("SER", 9), ("TRP", 10), breaks=(2,))
     assert not read_lines(tmp_path, gap).warnings
 
