@@ -16,7 +16,7 @@ from fastfold.inference.relax.output import relaxed_mmcif, relaxed_pdb
 from fastfold.inference.relax.protocol import relax
 from fastfold.inference.relax.result import RelaxResult
 from fastfold.protein.io.pdb_writer import PdbLimitError
-from fastfold.protein.io.read import read_structure, structure_name
+from fastfold.protein.io.read import read_user_structure, structure_name
 from fastfold.protein.labels import author_names
 from fastfold.utils.atomic_files import prepare_output_directory, write_atomic
 
@@ -50,7 +50,7 @@ def relax_file(
 
     Files are called ``<stem>_relaxed.pdb``, ``<stem>_relaxed.cif`` and ``<stem>_relax.json``. Chains, residue numbers
     and B-factors are those of the input; waters, ligands and nucleic acids are left out, as
-    :func:`~fastfold.protein.io.read.read_structure` does. Of a structure that the minimiser failed on, the record
+    :func:`~fastfold.protein.io.read.read_user_structure` does. Of a structure that the minimiser failed on, the record
     alone is written. The same input gives the same structure files on the Reference platform and on one thread of the
     CPU; the record differs by its ``seconds``.
 
@@ -77,7 +77,7 @@ def relax_file(
             f"{path}: not relaxed, because {there[0]!r} exists; use --overwrite (in Python overwrite=True), or "
             "another output folder"
         )
-    structure = read_structure(path)
+    structure = read_user_structure(path)
     prepare_output_directory(paths["record"].parent)
     names = author_names(structure)
     result = relax(structure_to_protein(structure), config, names=names, on_progress=on_progress)
