@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from fastfold.errors import InputError
 from fastfold.inference.output.written_scores import MAX_SCORES_BYTES
 from fastfold.inference.report import write_report
 from fastfold.inference.report.discover import find_predictions
+from fastfold.inference.report.guard import leaving_out
 from tests.helpers.results import helix_prediction
 from tests.inference.report.test_report import meta_of
 
@@ -128,4 +130,25 @@ def test_files_that_vanish_after_the_listing_are_left_out(tmp_path: Path) -> Non
     assert [one.target for one in find_predictions(tmp_path, say)] == ["good"]
     assert said[1:] == [
         f"{paths['scores'].name}: left out of the report, it cannot be read: No such file or directory"
+    ]
+
+
+def test_an_error_of_any_kind_leaves_one_item_out_with_its_reason(tmp_path: Path) -> None:
+    said: list[str] = []
+    errors = (
+        ValueError("it is not an object"),
+        RecursionError("too deep"),
+        OverflowError("int too large"),
+        InputError("is damaged"),
+        FileNotFoundError(2, "No such file or directory"),
+    )
+    for error in errors:
+        with leaving_out("a_scores.json", said.append):
+            raise error
+    assert said == [
+        "a_scores.json: left out of the report, it is not an object",
+        "a_scores.json: left out of the report, it is not JSON",
+        "a_scores.json: left out of the report, it cannot be read: int too large",
+        "a_scores.json: left out of the report, is damaged",
+        "a_scores.json: left out of the report, it cannot be read: No such file or directory",
     ]
