@@ -1,7 +1,7 @@
-"""General operators: a plain PyTorch definition of each is its specification.
+"""General operators, each specified by a plain PyTorch definition.
 
-One package per operator in ``ops``. Its ``op`` holds the definition, which is ``reference.<operator>``, and the public
-function, which is what networks call; the fast paths are modules next to it.
+Each operator has a package in ``ops``. Its module ``op`` holds the definition, which is ``reference.<operator>``, and
+the public function that networks call; the fast implementations are modules next to it.
 """
 
 from fastfold.kernels import reference

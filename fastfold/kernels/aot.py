@@ -1,4 +1,4 @@
-"""Compiling Triton kernels without a GPU, to see what they need of one."""
+"""Compilation of Triton kernels without a GPU, to read the resources that they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastfold.kernels.common.kernel_variant import KernelVariant, Needs
 
 
 def all_variants() -> list[KernelVariant]:
-    """What every module ``triton_*`` below ``fastfold/kernels/ops`` ships, in order of the names."""
+    """Return the shipped variants of all modules ``triton_*`` below ``fastfold/kernels/ops``, in order of names."""
     found = [m.name for m in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")]
     names = sorted(name for name in found if name.rpartition(".")[2].startswith("triton_"))
     modules = [importlib.import_module(name) for name in names]
@@ -27,27 +27,27 @@ def all_variants() -> list[KernelVariant]:
 
 
 def build(variant: KernelVariant, architecture: int) -> Needs:
-    """Compile a kernel down to machine code, with the assembler in Triton's wheel.
+    """Compile a kernel to machine code with the assembler in Triton's wheel.
 
     Args:
         variant: The kernel and its configuration.
-        architecture: Compute capability, as 80, 90 or 100.
+        architecture: Compute capability, such as 80, 90 or 100.
 
     Returns:
-        What the machine code needs.
+        Resources that the machine code needs.
 
     Raises:
         ConfigError: The process runs Triton's interpreter, in which kernels are Python functions.
-        Exception: Whatever Triton raises if the kernel does not compile.
+        Exception: Any exception of Triton if the kernel does not compile.
     """
     if interpreted():
-        raise ConfigError("kernels of Triton's interpreter cannot be compiled: unset TRITON_INTERPRET")
+        raise ConfigError("cannot compile kernels in Triton's interpreter: unset TRITON_INTERPRET")
     with no_gpu(architecture):
         return needs_of(variant.kernel.run(*variant.arguments, grid=(1,), warmup=True, **variant.options))
 
 
 class _NoGpu:
-    """What Triton asks its driver for before a launch, on a machine without a GPU."""
+    """Replacement for Triton's driver before a launch, on a machine without a GPU."""
 
     def __init__(self, architecture: int) -> None:
         self._architecture = architecture
@@ -58,7 +58,7 @@ class _NoGpu:
         return GPUTarget("cuda", self._architecture, 32)
 
     def get_current_device(self) -> int:
-        return self._architecture  # what is compiled is kept for each device apart
+        return self._architecture  # Triton keeps compiled kernels for each device separately
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -66,10 +66,10 @@ class _NoGpu:
 
 @contextmanager
 def no_gpu(architecture: int) -> Iterator[None]:
-    """Inside, Triton compiles for an architecture, and cannot launch. For the whole process."""
+    """Let Triton compile for an architecture without launching, for the whole process."""
     from triton.runtime import driver
 
-    before = driver._active  # what makes it would raise an error without a GPU
+    before = driver._active  # the property that creates it raises an error without a GPU
     driver.set_active(_NoGpu(architecture))
     try:
         yield
@@ -78,7 +78,7 @@ def no_gpu(architecture: int) -> Iterator[None]:
 
 
 def needs_of(compiled: Any) -> Needs:
-    """What the machine code of a kernel that Triton compiled for an NVIDIA GPU needs."""
+    """Return the resources that the machine code of a kernel compiled for an NVIDIA GPU needs."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -88,6 +88,6 @@ def needs_of(compiled: Any) -> Needs:
         listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", listing)
     if found is None:
-        raise RuntimeError(f"no resource usage in what cuobjdump prints: {listing!r}")
+        raise RuntimeError(f"expected a resource usage from cuobjdump, found {listing!r}")
     registers, stack, local = map(int, found.groups())
     return Needs(registers, compiled.metadata.shared, stack + local)

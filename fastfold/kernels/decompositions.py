@@ -1,8 +1,8 @@
-"""Our operators taken apart into PyTorch's: for programs that read graphs and know PyTorch's operators alone.
+"""Decompositions of our operators into PyTorch's, for programs that read graphs of PyTorch's operators only.
 
 ``exported.run_decompositions(decompositions())`` and
-``fastfold.memory.autochunk(..., decompositions=decompositions())`` see definitions in place of operators. Results are
-equal within rounding, memory and speed are those of the definitions.
+``fastfold.memory.autochunk(..., decompositions=decompositions())`` replace operators by their definitions. Results are
+equal within rounding; memory and speed are those of the definitions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, Tr
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """Each operator of the forward pass, with its definition under the operator's own arguments.
+    """Return the definition of each forward operator, under the operator's own arguments.
 
-    The functions take and give what the operators do: any tensor, as in :mod:`fastfold.kernels.reference`.
+    Arguments and results are the operators': any tensor, as in :mod:`fastfold.kernels.reference`.
     """
     return {getattr(torch.ops.fastfold, name).default: function for name, function in _FUNCTIONS.items()}
 
@@ -29,7 +29,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 def _updated(
     update: Tensor, residual: Tensor | None, dropout: Tensor | None = None, x: Tensor | None = None
 ) -> Tensor:
-    """The end of an operator; ``x`` is the residual where that is what it was given."""
+    """Apply dropout and add the residual; ``x`` takes its place if given."""
     if dropout is not None:
         update = update * dropout
     residual = residual if x is None else x

@@ -1,8 +1,8 @@
-"""Definitions of the operators in plain PyTorch, by the operators' names: slow, and what the fast paths are held to.
+"""Definitions of the operators in plain PyTorch, by the operators' names: slow, and the reference of the fast paths.
 
-Arguments and results are those of the operators of :mod:`fastfold.kernels`, without what concerns speed and memory
-(``out``, ``scratch``, ``plan``, ``backend``) and, but for ``residual_update``, residual and dropout. They compute
-in float32, or in float64 for float64, and round once.
+Arguments and results are those of the operators of :mod:`fastfold.kernels`, without arguments for speed and memory
+(``out``, ``scratch``, ``plan``, ``backend``) and, except for ``residual_update``, without residual and dropout. They
+compute in float32, or in float64 for float64, and round once.
 """
 
 from fastfold.kernels.ops.attention.op import attention_definition as attention

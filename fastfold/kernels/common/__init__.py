@@ -1,1 +1,1 @@
-"""What several operators share: backends, layouts, scratch memory, launch configurations, parts of kernels."""
+"""Parts shared by several operators: backends, layouts, scratch memory, launch configurations, parts of kernels."""

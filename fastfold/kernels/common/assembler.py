@@ -1,7 +1,7 @@
-"""Which of the assemblers in Triton's wheel makes machine code for Hopper.
+"""Choice of Triton's assembler for Hopper.
 
-Triton before 3.9 takes its older one for compute capability 9.0. That one is reported to reuse registers of an
-asynchronous product too early, so the newer one is taken where the driver can load what it makes.
+Triton before 3.9 takes the older one in its wheel for compute capability 9.0. That one is reported to reuse registers
+of an asynchronous product too early, so the newer one is chosen if the driver can load its machine code.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 VARIABLE = "TRITON_PTXAS_PATH"
-"""Triton's environment variable for the assembler; whoever sets it has chosen."""
+"""Triton's environment variable for the assembler; a value set by the user is kept."""
 
 
 @functools.cache
 def choose_assembler(device: torch.device) -> None:
-    """Give Triton the newest assembler that it has, if the device is a Hopper GPU. For the whole process.
+    """Set Triton's assembler to the newest that it has, if the device is a Hopper GPU; for the whole process.
 
     Args:
-        device: Where a kernel is about to be launched.
+        device: Device of the next launch.
     """
     if device.type != "cuda" or torch.version.hip is not None or os.environ.get(VARIABLE):
         return
@@ -36,20 +36,20 @@ def choose_assembler(device: torch.device) -> None:
 
 
 def is_better(newer: str, older: str, driver: tuple[int, int]) -> bool:
-    """Return True if an assembler is newer than another, and a driver can load its machine code.
+    """Return True if an assembler is newer than another, and the driver can load its machine code.
 
-    A driver loads what a toolkit of its own major version, or an older one, has made.
+    A driver loads machine code of toolkits with its own major version or an older one.
 
     Args:
-        newer: CUDA version of the one, as ``13.1``.
-        older: That of the other.
+        newer: CUDA version of the first assembler, such as ``13.1``.
+        older: CUDA version of the second.
         driver: CUDA version of the driver.
     """
     return _numbers(newer) > _numbers(older) and _numbers(newer)[0] <= driver[0]
 
 
 def driver_version() -> tuple[int, int]:
-    """Return the CUDA version of NVIDIA's driver; zeros where there is none."""
+    """Return the CUDA version of NVIDIA's driver; zeros without a driver."""
     number = ctypes.c_int(0)
     try:
         library: Any = ctypes.CDLL("libcuda.so.1")

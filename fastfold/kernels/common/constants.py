@@ -1,10 +1,10 @@
-"""Numbers that definitions and kernels of several operators share."""
+"""Constants shared by definitions and kernels of several operators."""
 
 from __future__ import annotations
 
 MASKED_LOGIT = -1e9
-"""AlphaFold's stand-in for minus infinity: a row whose keys are all masked has the same weight everywhere,
-so attention makes it the mean of its values."""
+"""AlphaFold's substitute for minus infinity: if all keys of a row are masked, they have equal weights, and attention
+returns the mean of their values."""
 
 MAX_HEADS = 16
-"""Heads of a pair bias at most: with 32 and 128 channels of float32 the registers of a program do not suffice."""
+"""Maximum number of heads of a pair bias: 32 heads with 128 channels of float32 exceed a program's registers."""

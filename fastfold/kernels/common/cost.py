@@ -1,9 +1,9 @@
-"""What operators cost: floating-point operations, memory traffic, workspace and kernel launches.
+"""Costs of operators: floating-point operations, memory traffic, workspace and kernel launches.
 
-Every operator declares it next to its definition, for planners and cost models: PyTorch counts its own operators
-(``torch.utils.flop_counter``), but a fused one is opaque to it. Two operations are counted per multiply-add of every
-matrix product, as there. The backward operators keep nothing but their inputs, so they compute the forward pass again,
-all but its last projection.
+Every operator declares its cost next to its definition, for planners and cost models. PyTorch counts its own operators
+(``torch.utils.flop_counter``), but cannot look into a fused one. Like PyTorch, a cost counts two operations per
+multiply-add of every matrix product. Backward operators keep only their inputs, so they compute the forward pass again
+except its last projection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 Arguments = Mapping[str, Any]
-"""Arguments of a call by the names of the operator's schema."""
+"""Arguments of a call by their names in the operator's schema."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class OperatorCost:
     Attributes:
         flops: Floating-point operations of its matrix products.
         traffic: Bytes of intermediate results that are written and read.
-        workspace: Bytes that it holds in addition to inputs and results.
-        launches: Kernels that it starts.
+        workspace: Bytes held in addition to inputs and results.
+        launches: Number of kernels launched.
     """
 
     flops: float
@@ -37,11 +37,11 @@ class OperatorCost:
 
 CostOf = Callable[[Arguments], OperatorCost]
 OPERATOR_COSTS: dict[str, CostOf] = {}
-"""By the operator's name in the namespace ``fastfold``."""
+"""Cost functions by the operator's name in the namespace ``fastfold``."""
 
 
 def declares_cost(*operators: str) -> Callable[[CostOf], CostOf]:
-    """Decorate the function that gives the cost of a call of these operators."""
+    """Register the decorated function as the cost of these operators."""
 
     def declare(cost: CostOf) -> CostOf:
         OPERATOR_COSTS.update(dict.fromkeys(operators, cost))
@@ -51,15 +51,15 @@ def declares_cost(*operators: str) -> Callable[[CostOf], CostOf]:
 
 
 def no_products(call: Arguments) -> OperatorCost:
-    """The cost of an operator that reads its inputs and writes its results."""
+    """Return the cost of an operator that only reads its inputs and writes its results."""
     return OperatorCost(0.0)
 
 
 def size_in_bytes(x: Tensor) -> int:
-    """Bytes of the elements of ``x``."""
+    """Return the size of ``x`` in bytes."""
     return x.numel() * x.element_size()
 
 
 def projection_flops(x: Tensor, *weights: Tensor) -> float:
-    """Of products of all positions of ``x [*, c]`` with matrices."""
+    """Return the operations of multiplying all positions of ``x [*, c]`` by the weights."""
     return 2.0 * x.numel() // x.shape[-1] * sum(w.numel() for w in weights)

@@ -1,4 +1,4 @@
-"""PyTorch's setting for products of float32, whichever of its interfaces it was given by."""
+"""PyTorch's setting for products of float32, for all of its interfaces."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 
 def float32_setting() -> str:
-    """Return ``highest`` where float32 products must be exact, else ``high`` or ``medium``.
+    """Return ``highest`` if float32 products must be exact, else ``high`` or ``medium``.
 
-    PyTorch's own getter raises an error after a backend's ``fp32_precision`` was set, which PyTorch recommends.
+    PyTorch's own getter raises an error if a backend's ``fp32_precision`` is set, which PyTorch recommends.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -21,7 +21,7 @@ def float32_setting() -> str:
 
 @contextmanager
 def exact_on_gpu() -> Iterator[None]:
-    """Inside, cuDNN's convolutions of float32 are exact, and sums of 16-bit products are kept in float32.
+    """Make cuDNN's float32 convolutions exact, and keep sums of 16-bit products in float32.
 
     PyTorch rounds both by default. Products of float32 stay as :func:`float32_setting` says.
     """

@@ -1,4 +1,4 @@
-"""Launches that ship, recorded without a GPU, and what their machine code needs of one."""
+"""Shipped launches, recorded without a GPU, and the resources of their machine code."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ ARITHMETICS = (
     ("bf16", torch.bfloat16, "highest", "ieee"),
     ("fp16", torch.float16, "highest", "ieee"),
 )
-"""Name, dtype, PyTorch's setting for the products of float32, and how they are made, of all that kernels ship for."""
+"""Name, dtype, PyTorch's float32 setting, and ``input_precision`` of every arithmetic that kernels ship for."""
 
 BLOCKS = frozenset(("BT", "BQ", "BK", "BM", "BH", "BO", "BI", "BJ", "BA", "BE", "BS"))
-"""Names that kernels give the sizes of their blocks."""
+"""Names of the kernels' block sizes."""
 
 NewTensor = Callable[..., Tensor]
-"""Makes a tensor of a shape, and without memory, in the dtype that launches are recorded in."""
+"""Function that makes a tensor of a shape, without memory, in the dtype of the recorded launches."""
 
 
 @dataclass(frozen=True)
 class KernelVariant:
-    """A kernel with the arguments of a launch, which decide its machine code.
+    """Kernel with the arguments of a launch, which decide its machine code.
 
     Attributes:
-        name: Name in the table of results, with what the variant stands for: ``attention_forward bf16 D=32 any``.
+        name: Name in the table of results, with the variant's properties: ``attention_forward bf16 D=32 any``.
         kernel: The ``triton.jit`` function.
         arguments: Positional arguments of the launch; its tensors have no memory.
         options: Keyword arguments: ``tl.constexpr`` ones, block sizes, ``num_warps``, ``num_stages``.
-        chip: Class of chips, of :data:`~fastfold.kernels.common.tuning.CHIPS`, that the configuration is for.
+        chip: Class of chips of the configuration, a key of :data:`~fastfold.kernels.common.tuning.CHIPS`.
     """
 
     name: str
@@ -52,33 +52,33 @@ class KernelVariant:
 
     @property
     def architectures(self) -> tuple[int, ...]:
-        """Compute capabilities that it ships for."""
+        """Compute capabilities that the variant ships for."""
         return CHIPS[self.chip].architectures
 
     @property
     def blocks(self) -> dict[str, int]:
-        """Its block sizes, by their names in the table of configurations."""
+        """Block sizes by their names in the table of configurations."""
         return {name: x for name, x in self.options.items() if name in BLOCKS}
 
     @property
     def schedule(self) -> tuple[int, int]:
-        """Warps of a program, and stages of its software pipelining."""
+        """Number of warps of a program, and number of stages of its software pipelining."""
         return self.options["num_warps"], self.options["num_stages"]
 
     def defect(self, needs: Needs) -> str | None:
-        """Why the configuration must not ship with what its machine code needs; None if it may."""
+        """Return the reason why a configuration with these needs must not ship; None if it may."""
         if needs.spills:
             return f"{needs.spills} bytes per thread do not fit into registers"
-        most = CHIPS[self.chip].shared
-        return f"{needs.shared} of {most} bytes of shared memory" if needs.shared > most else None
+        limit = CHIPS[self.chip].shared
+        return f"{needs.shared} of {limit} bytes of shared memory" if needs.shared > limit else None
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a compiled kernel needs of a GPU.
+    """GPU resources that a compiled kernel needs.
 
     Attributes:
-        registers: Per thread.
+        registers: Registers per thread.
         shared: Bytes of shared memory per program.
         spills: Bytes per thread that do not fit into registers.
     """
@@ -91,13 +91,13 @@ class Needs:
 def recorded_variants(
     launch: Callable[[NewTensor, int], object], size_name: str, sizes: Iterable[int], suffix: str = ""
 ) -> list[KernelVariant]:
-    """What a function launches, in every arithmetic and size, with the configurations that each class of chips has.
+    """Record the launches of a function in every arithmetic and size, for each class of chips.
 
     Args:
-        launch: Called with what makes its tensors, and a size. A kernel that it launches twice counts once.
-        size_name: What the size is called in the names of the variants.
-        sizes: All that configurations ship for.
-        suffix: Of the size in these names.
+        launch: Called with a function that makes tensors, and a size. A kernel that it launches twice counts once.
+        size_name: Name of the size in the names of the variants.
+        sizes: All sizes that configurations ship for.
+        suffix: Suffix of the size in these names.
     """
     found: dict[str, KernelVariant] = {}
     for (arithmetic, dtype, setting, precision), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):
@@ -114,7 +114,7 @@ def recorded_variants(
 
 @contextmanager
 def _kept_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
-    """Inside, launches are kept instead of run: kernel, positional and keyword arguments."""
+    """Record launches instead of running them: kernel, positional and keyword arguments."""
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def keep(kernel: Any, grid: Any) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Launch of a Triton kernel, on the device of its tensors."""
+"""Launch of a Triton kernel on the device of its tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fastfold.kernels.common.backend import leave_to_pytorch
 
 
 class LaunchRefused(ConfigError):
-    """A GPU has too little shared memory or too few registers for a kernel; PyTorch is chosen from now on.
+    """Error of a GPU with too little shared memory or too few registers for a kernel; PyTorch is chosen afterwards.
 
-    The operator may have written a part of its result in place, so that only its caller can begin again.
+    The operator may have written a part of its result in place, so only its caller can start again.
     """
 
 
@@ -26,11 +26,11 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     Triton launches on the current device, whatever the device of the tensors. All launches go through this function.
 
     Args:
-        kernel: A function under ``triton.jit``.
+        kernel: Function under ``triton.jit``.
         grid: Number of programs along each axis.
 
     Raises:
-        LaunchRefused: By the function that is returned: the GPU has too little for the kernel.
+        LaunchRefused: Raised by the returned function: the GPU has too little memory or registers for the kernel.
     """
 
     def run(*arguments: Any, **options: Any) -> Any:
@@ -46,7 +46,7 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
             reason = f"{name} needs more than this GPU has ({error})"
             leave_to_pytorch(first.device, reason)
             raise LaunchRefused(
-                f"{reason}. PyTorch computes on {first.device} from now on: run it again"
+                f"{reason}. Run it again: PyTorch computes on {first.device} from now on"
             ) from error
 
     return run

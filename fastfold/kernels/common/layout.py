@@ -1,4 +1,4 @@
-"""How operands lie in memory when a kernel reads them."""
+"""Memory layout of operands that kernels read."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from torch import Tensor
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 MAX_ROW_LENGTH = 4096
-"""Elements of the longest row that the Triton kernels take whose programs hold whole rows."""
+"""Maximum row length of the Triton kernels whose programs hold whole rows, in elements."""
 
 MAX_CHANNELS = 256
-"""Channels of the widest rows that the Triton kernels multiply by a matrix, which they hold whole for that."""
+"""Maximum row width of the Triton kernels that multiply whole rows by a matrix, in channels."""
 
 ROW_WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Lengths to which these rows are padded."""
 
 
 _ALIGNMENT = 8
-"""Elements; rows of matrices of 16 bits that all begin at multiples of so many are read by 16 bytes at a time."""
+"""Elements; if rows of 16-bit matrices begin at multiples of this number, they are read by 16 bytes at a time."""
 
 
 def padded_width(n: int) -> int:
-    """Rows and columns of matrices on a GPU, where cuBLAS is slow for those whose rows begin anywhere."""
+    """Round rows or columns of a matrix up to a width that cuBLAS multiplies fast."""
     return -(-n // _ALIGNMENT) * _ALIGNMENT
 
 
 def batched(x: Tensor, axes: int = 4) -> Tensor:
-    """``x`` with its leading axes merged into one before the last ``axes``: a view wherever strides allow it."""
+    """Merge the leading axes of ``x`` into one before the last ``axes``; a view if strides allow it."""
     batch = x.shape[: x.dim() - axes]
     return x.reshape(math.prod(batch), *x.shape[len(batch) :])
 
 
 def batch_elements(x: Tensor, axes: int = 3) -> Iterator[tuple[int, ...]]:
-    """Indices of all that ``x`` holds in front of its last ``axes``; none if there is nothing in it."""
+    """Yield the indices of all elements before the last ``axes`` of ``x``; none if ``x`` is empty."""
     return itertools.product(*map(range, x.shape[:-axes] if x.numel() else (0,)))
 
 
 def part(x: MaybeTensor, index: tuple[int | slice, ...]) -> MaybeTensor:
-    """``x[index]``, but ``x`` itself if there is no index: every view costs the host time. None stays None."""
+    """Return ``x[index]``, or ``x`` itself without an index, because every view costs host time; None stays None."""
     return x if x is None or not index else x[index]
 
 
 def innermost(x: Tensor) -> Tensor:
-    """``x``, or a copy if its last axis has gaps."""
+    """Return ``x``, or a copy if its last axis has gaps."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def contiguous(x: Tensor | None) -> Tensor | None:
-    """``x`` without gaps, or None."""
+    """Return ``x`` without gaps, or None."""
     return None if x is None else x.contiguous()
 
 
 def strides(x: Tensor | None, count: int) -> tuple[int, ...]:
-    """The first strides of ``x``; zeros for what is missing."""
+    """Return the first ``count`` strides of ``x``; zeros for None."""
     return (0,) * count if x is None else x.stride()[:count]
 
 
 def padded(size: int) -> int:
-    """The power of two, from 16 on, that a row is padded to in a kernel; matrix products need 16."""
+    """Round the width of a row up to a power of two of at least 16, the minimum of matrix products."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 MAX_AXES = 3
-"""Leading axes that a kernel walks over without a copy; neighbours that lie evenly in memory count as one."""
+"""Leading axes that a kernel can walk without a copy; neighbours that merge count as one."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of several tensors with equal leading axes, whose channels lie next to each other.
+    """Rows of several tensors with equal leading axes and adjacent channels.
 
     Attributes:
-        tensors: The tensors, copied where they could not be walked over as they were.
+        tensors: The tensors, copied if their rows could not be walked in place.
         count: Number of rows.
         axes: Number of axes that the rows have in memory, 1 to 3.
         sizes: Sizes of the last two axes, which split up a row's number.
@@ -91,11 +91,11 @@ class Rows:
 
 
 def rows_of(*tensors: Tensor, channels_apart: tuple[int, ...] = ()) -> Rows:
-    """Lay tensors ``[*, c_t]`` with equal leading axes out as rows.
+    """Arrange tensors ``[*, c_t]`` with equal leading axes as rows.
 
     Args:
-        tensors: Any strides. Where channels are not neighbours, or more than three axes do not merge, a tensor is
-            copied.
+        tensors: Tensors with any strides. A tensor is copied if its channels are not adjacent, or if more than three
+            axes remain after merging.
         channels_apart: Positions of tensors whose channels may have any stride.
     """
     tensors = tuple(
@@ -124,7 +124,7 @@ def rows_of(*tensors: Tensor, channels_apart: tuple[int, ...] = ()) -> Rows:
 
 
 def _merge(tensors: tuple[Tensor, ...]) -> tuple[list[int], list[tuple[int, ...]]]:
-    """Sizes of the leading axes, and their strides in every tensor, with neighbours merged where all allow it."""
+    """Merge neighbouring leading axes that all tensors allow; return sizes, and strides in every tensor."""
     sizes: list[int] = []
     strides: list[tuple[int, ...]] = []
     for axis, size in enumerate(tensors[0].shape[:-1]):

@@ -1,6 +1,6 @@
-"""What the Triton kernels share that normalise the rows of a tensor and multiply them by weights."""
+"""Parts of Triton kernels that normalise the rows of a tensor and multiply them by weights."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ WIDTHS = (16, 32, 64, 128, 256)
 """Padded channels that configurations ship for; no wider, because a program holds whole rows in its registers."""
 
 PROGRAMS = 1024
-"""Maximum number of programs that leave a partial sum behind; the same on every GPU, so that the sums are the same."""
+"""Maximum number of programs that write a partial sum; equal on every GPU, so that sums are too."""
 
 WEIGHT_PROGRAMS = 512
 """Minimum number of programs, if there is work for them, of kernels that sum the gradients of weights."""
 
 
 def configuration(kernel: str, x: Tensor, channels: int, suffix: str = "") -> LaunchConfig:
-    """Launch configuration for data like ``x`` with ``channels`` (keys ``16bit_128``, ``32bit_64``, with a suffix)."""
+    """Return the launch configuration for data like ``x`` with ``channels``.
+
+    Keys are ``16bit_128`` or ``32bit_64``, with a suffix.
+    """
     config = launch_config(
         kernel, configuration_key(x.dtype, channels) + suffix + products_suffix(x), x.device
     )
@@ -35,12 +38,12 @@ def configuration(kernel: str, x: Tensor, channels: int, suffix: str = "") -> La
 
 
 def configuration_key(dtype: torch.dtype, channels: int) -> str:
-    """Key of the table; bfloat16 and float16 share their entries."""
+    """Return the table's key; bfloat16 and float16 share their entries."""
     return f"{dtype.itemsize * 8}bit_{padded(channels)}"
 
 
 def shrunk(config: LaunchConfig, channels: int) -> LaunchConfig:
-    """The configuration with chunks of channels (``BK``) no wider than the rows."""
+    """Limit the chunks of channels (``BK``) of a configuration to the width of the rows."""
     blocks = dict(config.blocks)
     if "BK" in blocks:
         blocks["BK"] = min(blocks["BK"], padded(channels))
@@ -48,14 +51,14 @@ def shrunk(config: LaunchConfig, channels: int) -> LaunchConfig:
 
 
 def splits(rows: int, block: int, programs: int) -> int:
-    """Parts into which the rows are cut for a grid of ``programs`` other programs: a power of two."""
+    """Return the number of parts of the rows, a power of two, for a grid of ``programs`` other programs."""
     parts = max(1, WEIGHT_PROGRAMS // programs)
     return min(triton.next_power_of_2(triton.cdiv(rows, block)), triton.next_power_of_2(parts))
 
 
 @triton.jit
 def row_statistics(b_x, m_c, C, EPS):
-    """Mean and reciprocal standard deviation ``[BM]`` of rows ``[BM, BC]`` in float32, zero past channel C."""
+    """Compute mean and reciprocal standard deviation ``[BM]`` of rows ``[BM, BC]`` in float32, zero past channel C."""
     b_mean = tl.sum(b_x, 1) / C
     b_centred = tl.where(m_c[None, :], b_x - b_mean[:, None], 0.0)
     return b_mean, tl.rsqrt(tl.sum(b_centred * b_centred, 1) / C + EPS)
@@ -63,7 +66,7 @@ def row_statistics(b_x, m_c, C, EPS):
 
 @triton.jit
 def normalised(b_x, b_statistics, norm, o_c, m_c):
-    """Normalised rows ``[BM, BC]``, scaled and shifted by ``norm``; zero past the last channel."""
+    """Scale and shift normalised rows ``[BM, BC]`` by ``norm``; zero past the last channel."""
     # [BC]
     b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
     b_bias = tl.load(norm[1] + o_c, mask=m_c, other=0.0)
@@ -73,7 +76,7 @@ def normalised(b_x, b_statistics, norm, o_c, m_c):
 
 @triton.jit
 def load_normalised(p_x, o_x, norm, o_c, m_m, m_c, C, EPS):
-    """Normalised rows ``[BM, BC]`` at ``p_x [BM]`` with offsets ``o_x [BC]`` of their channels, and statistics."""
+    """Load and normalise rows ``[BM, BC]`` at ``p_x [BM]`` with channel offsets ``o_x [BC]``; return statistics too."""
     # [BM, BC]
     b_x = tl.load(p_x[:, None] + o_x[None, :], mask=m_m[:, None] & m_c[None, :], other=0.0).to(tl.float32)
     b_statistics = row_statistics(b_x, m_c, C, EPS)
@@ -82,7 +85,7 @@ def load_normalised(p_x, o_x, norm, o_c, m_m, m_c, C, EPS):
 
 @triton.jit
 def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
-    """Gradient ``[BM, BC]`` of rows whose normalised ones have gradient ``b_grad``; also that of the scale's rows."""
+    """Compute the gradients ``[BM, BC]`` of rows, and of the scale for each row, from those of normalised rows."""
     # [BC]
     b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
     b_mean, b_rstd = b_statistics
@@ -95,9 +98,9 @@ def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
 
 @triton.jit
 def split_dot(x, w, SPLIT: tl.constexpr, PRECISION: tl.constexpr):
-    """``x [M, K] @ w [K, N]`` for ``x`` in float32, rounded to the dtype of ``w``.
+    """Compute ``x [M, K] @ w [K, N]`` for ``x`` in float32, rounded to the dtype of ``w``.
 
-    With SPLIT a second product carries what ``x`` loses by rounding.
+    With SPLIT a second product adds the part of ``x`` that rounding removed.
     """
     b_cast = cast(x, w.dtype)
     b_out = dot(b_cast, w, PRECISION)
@@ -112,26 +115,26 @@ def rows_product(
     C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     NORMALISE: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Products ``[BM, BH]`` of rows ``[BM, C]`` with BH columns of weights, accumulated in float32.
+    """Compute products ``[BM, BH]`` of rows ``[BM, C]`` with BH columns of weights, accumulated in float32.
 
     Args:
-        b_rows: ``[BM, BC]``, the rows as they enter the product. Used if BK is BC: one product over all channels.
-        p_x: ``[BM]``, pointers to the rows, from which they are read again in chunks of BK channels otherwise.
-            Products of float32 without tensor cores need that: they hold their operands in registers.
+        b_rows: ``[BM, BC]``, the rows. Used if BK is BC: one product over all channels.
+        p_x: ``[BM]``, pointers to the rows. Used if BK is not BC: the rows are read again in chunks of BK channels,
+            because products of float32 without tensor cores hold their operands in registers.
         x_c: Stride of the channels.
         b_statistics: Mean and reciprocal standard deviation ``[BM]`` of the rows.
         norm: Pointers to scale and shift of the normalisation of rows that are read again.
         p_w: ``[BH]``, pointers to the columns of the weights.
-        w_c: Stride of the channels there.
-        m_m: ``[BM]``, rows that exist.
-        m_h: ``[BH]``, columns that exist.
+        w_c: Stride of the channels in the weights.
+        m_m: ``[BM]``, true for rows that exist.
+        m_h: ``[BH]``, true for columns that exist.
         C: Channels.
         BM: Rows.
         BC: Channels, padded.
         BH: Columns of weights.
         BK: Channels at a time.
-        NORMALISE: Whether rows that are read again are to be normalised.
-        SPLIT: Whether to carry what the rows lose by rounding in a second product.
+        NORMALISE: True to normalise rows that are read again.
+        SPLIT: True to add the part that rounding removes from the rows, by a second product.
         PRECISION: ``input_precision``.
     """
     if BK == BC:
@@ -162,7 +165,10 @@ def projected(
     C: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Rows ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias, of normalised rows; see :func:`rows_product`."""
+    """Compute outputs ``o_h [BH]`` of a linear layer ``weight [*, C]`` with bias for normalised rows.
+
+    See :func:`rows_product` for the arguments.
+    """
     KC: tl.constexpr = BK if BK < BC else BC
     b_out = rows_product(
         b_rows, p_x, x_c, b_statistics, norm, p_weight + o_h * C, 1, m_m, m_h,

@@ -1,6 +1,6 @@
 """Groups of parameters, which operators of torch.library take as flat lists, and their gradients.
 
-A backward operator returns a list with an entry for every input, empty where nobody needs it.
+A backward operator returns a list with one tensor per input; the tensor is empty if its gradient is not needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Params = TypeVar("Params", bound=NamedTuple)
 
 
 def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
-    """Contiguous parameters as kernels read them: those whose names begin with ``norm`` in float32."""
+    """Return contiguous parameters for kernels: names that begin with ``norm`` in float32, others in ``dtype``."""
     return parameters._make(
         x.to(torch.float32 if name.startswith("norm") else dtype).contiguous()
         for name, x in zip(parameters._fields, parameters, strict=True)
@@ -23,18 +23,18 @@ def in_dtype(parameters: Params, dtype: torch.dtype) -> Params:
 
 
 def zeros_of(parameters: Params, dtype: torch.dtype) -> Params:
-    """Totals that the gradients of the parameters are added to."""
+    """Return zeros in the shapes of the parameters, to sum their gradients in."""
     return parameters._make(torch.zeros_like(x, dtype=dtype) for x in parameters)
 
 
 class Totals:
-    """Sums of the gradients of blocks: those of the first block are kept as they are, the others added to them."""
+    """Sums of gradients over blocks; the first block's tensors are kept and the others added to them."""
 
     def __init__(self) -> None:
         self._found: dict[str, Tensor] = {}
 
     def add(self, **gradients: Tensor) -> None:
-        """Those of one block by the parameters' names; they may be overwritten."""
+        """Add gradients of one block, by the parameters' names; the tensors may be overwritten."""
         for name, gradient in gradients.items():
             if name in self._found:
                 self._found[name].add_(gradient)
@@ -42,7 +42,10 @@ class Totals:
                 self._found[name] = gradient
 
     def of(self, parameters: Params, needed: Collection[str]) -> list[Tensor | None]:
-        """Those of all parameters, in order: zeros in float32 where no block had one that is needed, else None."""
+        """Return the sums of all parameters, in order.
+
+        A ``needed`` parameter without any gradient gets zeros in float32, any other gets None.
+        """
         found: list[Tensor | None] = []
         for name, x in zip(parameters._fields, parameters, strict=True):
             gradient = self._found.get(name)
@@ -53,21 +56,21 @@ class Totals:
 
 
 def needed_names(names: Iterable[str], needs: Iterable[bool]) -> frozenset[str]:
-    """Names of the inputs that need a gradient."""
+    """Return the names of inputs that need a gradient."""
     return frozenset(name for name, need in zip(names, needs, strict=True) if need)
 
 
 def cast_grads(
     grads: Sequence[Tensor | None], inputs: Sequence[Tensor], needs: Sequence[bool]
 ) -> list[Tensor]:
-    """Gradients in the dtypes of their inputs, and empty tensors in place of those that nobody needs.
+    """Return gradients in the dtypes of their inputs; empty tensors replace gradients that are not needed.
 
-    Each in memory of its own, as results of an operator have to be.
+    Each has its own memory, as results of an operator must.
 
     Args:
-        grads: In any floating dtype; None only where not needed.
-        inputs: What they are gradients of.
-        needs: Which of them are needed.
+        grads: Gradients in any floating dtype; None only if not needed.
+        inputs: Tensors that the gradients belong to.
+        needs: True for each input that needs its gradient.
     """
     return [
         x.new_empty(0) if g is None or not need else _alone(g.to(x.dtype))
@@ -76,20 +79,20 @@ def cast_grads(
 
 
 def _alone(x: Tensor) -> Tensor:
-    """``x``, or a copy if it is a part of something."""
+    """Return ``x``, or a copy if it is a part of a larger storage."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
 
 
 def empty_grads(inputs: Sequence[Tensor], needs: Sequence[bool]) -> list[Tensor]:
-    """What :func:`cast_grads` returns, by shapes alone."""
+    """Return uninitialised tensors with the shapes and dtypes of :func:`cast_grads`."""
     return [torch.empty_like(x) if need else x.new_empty(0) for x, need in zip(inputs, needs, strict=True)]
 
 
 def grads_or_none(grads: Iterable[Tensor | None], needs: Iterable[bool]) -> list[Any]:
-    """What autograd gets of the list of a backward operator."""
+    """Return a backward operator's list with None for gradients that are not needed, as autograd expects."""
     return [g if need else None for g, need in zip(grads, needs, strict=True)]
 
 
 def like_first(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """By shape alone, the result of an operator that is like its first argument."""
+    """Return an uninitialised tensor like the first argument; fake of an operator whose result is like that."""
     return torch.empty_like(x)

@@ -1,9 +1,8 @@
-"""What the operators' PyTorch paths share: blocks that fit into the cache, in buffers that are used again.
+"""Blocks that fit into the cache, in buffers that are reused, for the operators' PyTorch paths.
 
-New memory costs a page fault for every 4 KiB, and the C library hands freed blocks of this size back to the
-system: measured on a virtual machine, a fresh megabyte took 4 ms to fill and a reused one 0.05 ms. So every
-operator works on blocks, in buffers of its own that live as long as the call, and writes only its result to new
-memory.
+New memory costs a page fault for every 4 KiB, and the C library returns freed blocks of this size to the system
+(``benchmarks/results/choices.md`` has times). So every operator works on blocks, in buffers that live as long as the
+call, and writes only its result to new memory.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Elements of the largest buffer of a block. 4 MiB of float32 stay in the second-level caches of two cores and
-# still make matrices large enough for the full rate of the matrix product.
+# Elements of the largest buffer of a block. 4 MiB of float32 stay in the second-level caches of two cores, and
+# matrices of this size still reach the full rate of the matrix product.
 BLOCK_ELEMENTS = 2**20
 
 
 class Scratch:
     """Buffers of an operator call by name; the next use of a name overwrites the last.
 
-    An operator makes its own and drops it when it returns. One that is passed to successive calls (of a network
-    that folds, say) keeps the buffers for all of them.
+    An operator makes its own and drops it when it returns. A scratch that is passed to successive calls keeps its
+    buffers for all of them.
 
     Args:
-        device: Where the buffers live.
-        dtype: Their dtype.
+        device: Device of the buffers.
+        dtype: Dtype of the buffers.
     """
 
     def __init__(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -39,13 +38,13 @@ class Scratch:
         self._lanes: dict[int, Scratch] = {}
 
     def of(self, x: Tensor, dtype: torch.dtype | None = None) -> Scratch:
-        """The same buffers for the device of ``x``, and its dtype or another."""
+        """Return the same buffers for the device of ``x``, in its dtype or in ``dtype``."""
         scratch = Scratch(x.device, x.dtype if dtype is None else dtype)
         scratch._buffers, scratch._lanes = self._buffers, self._lanes
         return scratch
 
     def lane(self, index: int) -> Scratch:
-        """Buffers of their own for the thread ``index`` of those that share an operator's work; of the first these."""
+        """Return the buffers of thread ``index``, for operators that share work among threads; thread 0 has these."""
         if index == 0:
             return self
         return self._lanes.setdefault(index, Scratch()).of(
@@ -53,24 +52,24 @@ class Scratch:
         )
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """Contiguous tensor of any content in the buffer ``name``."""
+        """Return a contiguous tensor of any content in the buffer ``name``."""
         size = math.prod(shape)
         key = (name, self.dtype, self.device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < size:
             buffer = self._buffers[key] = torch.empty(shape, device=self.device, dtype=self.dtype)
-        # Most blocks are alike: no view is made where none is needed.
+        # Most blocks have one shape, and a view costs the host time.
         return buffer if buffer.shape == shape else buffer.view(-1)[:size].view(shape)
 
     def copy(self, name: str, x: Tensor) -> Tensor:
-        """Contiguous copy of ``x`` in the buffer ``name``."""
+        """Copy ``x`` into the buffer ``name``, contiguous."""
         return self(name, *x.shape).copy_(x)
 
     def transpose(self, name: str, x: Tensor) -> Tensor:
-        """Contiguous ``x.t()`` of a matrix ``x`` whose rows may lie far apart, in the buffer ``name``.
+        """Copy ``x.t()`` into the buffer ``name``, contiguous; rows of the matrix ``x`` may be far apart.
 
-        In two steps: to read a column at once would take a line of the cache from every row, most often all for the
-        same place in it. PyTorch transposes matrices without gaps tile by tile.
+        Reading a column directly would take one cache line from every row, most often all for the same place in the
+        cache. A contiguous copy comes first, because PyTorch transposes matrices without gaps tile by tile.
         """
         return self.copy(name, self.copy(f"{name} before", x).t())
 
@@ -80,26 +79,26 @@ class Scratch:
 
 
 def accumulation_dtype(x: Tensor | torch.dtype) -> torch.dtype:
-    """Dtype of statistics and accumulators for data like ``x``: float32, or float64 for float64."""
+    """Return the dtype of statistics and sums for data like ``x``: float32, or float64 for float64."""
     dtype = x if isinstance(x, torch.dtype) else x.dtype
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def share_of(summands: int, dtype: torch.dtype) -> float:
-    """Factor of sums of products, with which float16 can hold them wherever it can hold their mean.
+    """Return a factor of sums of products with which float16 holds them wherever it holds their mean.
 
-    A power of two, so that nothing is lost; 1 for dtypes that large numbers fit into.
+    The factor is a power of two, so it is exact. It is 1 for dtypes that hold large numbers.
     """
     return 1.0 if dtype != torch.float16 else 0.5 ** max(0, summands - 1).bit_length()
 
 
 def without_autocast(function: Callable[..., Any]) -> Any:
-    """Run a function in the dtypes of its tensors, whatever autocast says around it."""
+    """Run a function in the dtypes of its tensors, whatever autocast asks for."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **options: Any) -> Any:
         device = next(x.device.type for x in args if isinstance(x, Tensor))
-        if device == "meta":  # shapes alone, for which there is no autocast
+        if device == "meta":  # autocast does not support it
             return function(*args, **options)
         with torch.autocast(device, enabled=False):
             return function(*args, **options)
@@ -108,7 +107,7 @@ def without_autocast(function: Callable[..., Any]) -> Any:
 
 
 def refuse_gradients(*tensors: Tensor | None) -> None:
-    """Raise a RuntimeError if autograd would have to record an operator that writes into a given ``out``."""
+    """Raise a RuntimeError if autograd would have to record an operator that writes into ``out``."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         raise RuntimeError(
             "out= records no gradients: call the operator without it, or under torch.no_grad()"
@@ -116,7 +115,10 @@ def refuse_gradients(*tensors: Tensor | None) -> None:
 
 
 def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor | None) -> None:
-    """``out = residual + dropout * update`` for one block; overwrites ``update``, and ``out`` may be ``residual``."""
+    """Write ``residual + dropout * update`` of one block to ``out``; overwrites ``update``.
+
+    ``out`` may be ``residual``.
+    """
     if dropout is not None:
         update.mul_(dropout)
     if residual is None:
@@ -126,24 +128,24 @@ def finish(out: Tensor, update: Tensor, residual: Tensor | None, dropout: Tensor
 
 
 def block_positions(channels: int) -> int:
-    """Positions per block, for a widest buffer of ``channels``.
+    """Return the number of positions per block, for a widest buffer of ``channels``.
 
-    No more than 1,024: the gradients of a normalisation's parameters are summed one position after the other
-    within a block, and rounding errors grow with the length of that sum.
+    At most 1,024: the gradients of a normalisation's parameters are summed position by position within a block, and
+    rounding errors grow with the length of that sum.
     """
     return max(1, min(1024, BLOCK_ELEMENTS // channels))
 
 
 def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Walk over tensors with the same leading axes in blocks of at most ``size`` positions.
+    """Split tensors with equal leading axes into blocks of at most ``size`` positions.
 
     Args:
         size: Positions per block.
         tensors: ``[*, c_t]`` each, with equal leading axes and any strides.
 
     Yields:
-        Views ``[n, c_t]`` of the tensors, in row-major order of the positions. Nothing is copied: where the
-        leading axes cannot be merged without a copy, the outermost is walked by index.
+        Views ``[n, c_t]`` of the tensors, in row-major order of the positions. Nothing is copied: leading axes that
+        cannot be merged without a copy are walked by index, the outermost first.
     """
     if all(map(_merges, tensors)):
         flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
@@ -157,15 +159,18 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
 
 
 def _merges(x: Tensor) -> bool:
-    """Whether the leading axes of ``x`` can be one without a copy; asked of the strides, so that it can be compiled."""
+    """Return True if the leading axes of ``x`` can be merged without a copy.
+
+    The strides decide, so that the check can be compiled.
+    """
     leading = [(n, step) for n, step in zip(x.shape[:-1], x.stride()[:-1], strict=True) if n != 1]
     return x.numel() == 0 or all(step == n * inner for (_, step), (n, inner) in pairwise(leading))
 
 
 def at_positions(x: Tensor, block: slice) -> Tensor:
-    """Copy ``[n, c]`` of the positions ``block``, in row-major order, of ``x [A, B, c]`` with any strides.
+    """Copy the positions ``block``, in row-major order, of ``x [A, B, c]`` to ``[n, c]``; any strides.
 
-    For tensors that are read in blocks but have no such view, as one that is expanded along an axis.
+    For tensors without such a view, such as one that is expanded along an axis.
     """
     positions = torch.arange(block.start, block.stop, device=x.device)
     columns = x.shape[1]
@@ -175,10 +180,10 @@ def at_positions(x: Tensor, block: slice) -> Tensor:
 def normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Layer normalisation of one block; ``x`` and the parameters in an exact dtype.
+    """Apply layer normalisation to one block; ``x`` and the parameters have an exact dtype.
 
     Returns:
-        The result, and the mean and reciprocal standard deviation that :func:`normalise_backward` needs.
+        The result, then the mean and reciprocal standard deviation that :func:`normalise_backward` needs.
     """
     return torch.native_layer_norm(x, x.shape[-1:], weight, bias, eps)
 
@@ -192,7 +197,7 @@ def normalise_backward(
     grad_weight: Tensor | None,
     grad_bias: Tensor | None,
 ) -> Tensor:
-    """Gradient of :func:`normalise` for ``x``; adds those of the parameters to the totals that are not None."""
+    """Return the gradient of :func:`normalise` for ``x``; add the parameters' gradients to totals that are not None."""
     wanted = [True, grad_weight is not None, grad_bias is not None]
     grad_x, block_weight, block_bias = torch.ops.aten.native_layer_norm_backward(
         grad, x, x.shape[-1:], *statistics, weight, bias, wanted

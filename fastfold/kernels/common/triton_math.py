@@ -1,6 +1,6 @@
-"""Products and roundings of Triton kernels, the same compiled and in Triton's interpreter."""
+"""Products and roundings of Triton kernels; results are the same compiled and in Triton's interpreter."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fastfold.kernels.common.tuning import TF32X3, LaunchConfig, float32_product
 INTERPRETED = tl.constexpr(interpreted())
 
 LOG2E = tl.constexpr(1.4426950408889634)
-"""Makes exponentials of powers of two."""
+"""Factor that turns an exponent of e into an exponent of 2."""
 
 
 @triton.jit
 def dot(a, b, PRECISION: tl.constexpr, start=None):
-    """``a [M, K] @ b [K, N]`` in float32, for operands of one dtype, added to ``start [M, N]`` if there is one.
+    """Compute ``a [M, K] @ b [K, N]`` in float32, plus ``start [M, N]`` if given; operands share a dtype.
 
-    Triton's interpreter multiplies the bit patterns of bfloat16 as integers, so there they become float32 first:
-    the products are the same, since those of bfloat16 are exact in float32.
+    Triton's interpreter multiplies the bit patterns of bfloat16 as integers. There the operands become float32 first;
+    results are equal, because products of bfloat16 are exact in float32.
     """
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
@@ -35,10 +35,11 @@ def dot(a, b, PRECISION: tl.constexpr, start=None):
 
 @triton.jit
 def dot_plus(a, b, c, PRECISION: tl.constexpr):
-    """``a [M, K] @ b [K, N] + c [M, N]`` in float32, where ``c`` was loaded just now.
+    """Compute ``a [M, K] @ b [K, N] + c [M, N]`` in float32, for a freshly loaded ``c``.
 
-    Tensor cores start from it. Others would wait for it, and keep their operands in registers meanwhile, so it is added
-    behind; to a sum alone the compiler would give it back as a start.
+    Tensor cores start from ``c``. Products without tensor cores would wait for it and hold their operands in registers
+    meanwhile. There ``c`` is added after the product, by ``fma``: the compiler would turn a plain sum back into a
+    start value.
     """
     if PRECISION == "ieee" and a.dtype == tl.float32:
         return tl.fma(dot(a, b, PRECISION), tl.full(c.shape, 1.0, tl.float32), c)
@@ -48,7 +49,10 @@ def dot_plus(a, b, c, PRECISION: tl.constexpr):
 
 @triton.jit
 def plus(a, b):
-    """``a + b`` in their dtype; in the interpreter, which adds the bit patterns of bfloat16, in float32."""
+    """Compute ``a + b`` in their dtype.
+
+    Triton's interpreter adds the bit patterns of bfloat16. There the sum is float32.
+    """
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return a + b
@@ -56,9 +60,9 @@ def plus(a, b):
 
 @triton.jit
 def cast(x, DTYPE: tl.constexpr):
-    """``x`` in another floating dtype, rounded to the nearest number, ties to even.
+    """Convert ``x`` to another floating dtype, rounded to nearest, ties to even.
 
-    That is what GPUs do. Triton's interpreter cuts bfloat16 off instead, so there the bits are rounded first.
+    GPUs round this way. Triton's interpreter truncates to bfloat16, so there the bits are rounded first.
     """
     if INTERPRETED and x.dtype == tl.float32 and tl.bfloat16 == DTYPE:
         b_bits = x.to(tl.uint32, bitcast=True)
@@ -69,10 +73,10 @@ def cast(x, DTYPE: tl.constexpr):
 
 @triton.jit
 def sigmoid(x):
-    """Logistic function in float32, for gates that cost as much as products; 0 where it would be less than 2^-126.
+    """Compute the logistic function in float32, by few instructions; results below 2^-126 become 0.
 
-    That of ``triton.language`` takes 11 instructions, most of them for exponentials and quotients that are not normal
-    numbers; this one 5. The hardware's tanh would make it 3, with an error of 2^-12, a tenth of a gate of 0.0025.
+    ``triton.language.sigmoid`` handles subnormal numbers in exponentials and quotients, which costs most of its
+    instructions. The hardware's tanh would be shorter still, but its error is 2^-12.
     """
     if INTERPRETED:
         return tl.sigmoid(x)
@@ -81,11 +85,11 @@ def sigmoid(x):
 
 
 def precision(x: Tensor, config: LaunchConfig | None = None) -> str:
-    """How products of a tensor's dtype are made: of float32 exactly, unless PyTorch's setting allows tf32.
+    """Return the ``input_precision`` of products: exact for float32, unless PyTorch's setting allows tf32.
 
     Args:
-        x: What is multiplied.
-        config: Of a kernel that has entries for ``tf32x3``; None where no kernel has.
+        x: Operand of the products.
+        config: Configuration of a kernel with entries for ``tf32x3``; None for a kernel without.
     """
     if x.dtype != torch.float32:
         return "ieee"
@@ -95,17 +99,20 @@ def precision(x: Tensor, config: LaunchConfig | None = None) -> str:
 
 
 def products_suffix(x: Tensor) -> str:
-    """Ending of a key of the table of configurations: ``_tf32x3`` where products may be made so, else none."""
+    """Return ``_tf32x3`` if products of ``x`` may be made in that way, else an empty string.
+
+    Keys of the table of configurations end with it.
+    """
     exact = x.dtype == torch.float32 and float32_setting() == "highest"
     return f"_{TF32X3}" if exact and float32_products(x.device) == TF32X3 else ""
 
 
 @triton.jit
 def row_offset(o_row, size_1, size_2, strides, AXES: tl.constexpr):
-    """Offsets of the first channels of rows, in int64: a pair tensor passes 2^31 elements at 4,096 residues.
+    """Compute offsets of the first channels of rows, in int64: a pair tensor passes 2^31 elements at 4,096 residues.
 
-    Sizes and strides are those of :class:`~fastfold.kernels.common.layout.Rows`. Two sizes rather than a tuple, because
-    ``do_not_specialize`` has no effect on what is in one.
+    Sizes and strides are those of :class:`~fastfold.kernels.common.layout.Rows`. Both sizes are separate arguments,
+    because ``do_not_specialize`` has no effect on elements of a tuple.
     """
     o_row = o_row.to(tl.int64)
     if AXES == 1:
@@ -119,5 +126,5 @@ def row_offset(o_row, size_1, size_2, strides, AXES: tl.constexpr):
 
 @triton.jit
 def pair_tile(p_x, strides, o_i, o_j, o_c):
-    """Pointers ``[BM, BC]`` to channels of positions ``o_i``, ``o_j [BM]`` of ``x [I, J, C]``."""
+    """Compute pointers ``[BM, BC]`` to channels ``o_c`` of positions ``o_i``, ``o_j [BM]`` of ``x [I, J, C]``."""
     return p_x + (o_i * strides[0] + o_j * strides[1])[:, None] + o_c[None, :] * strides[2]

@@ -1,21 +1,9 @@
-"""Launch configurations of the Triton kernels: a table that ships, so that no first call tunes for minutes.
+"""Launch configurations of the Triton kernels, in a table that ships, so that no first call tunes for minutes.
 
-Sizes that only scale the grid are run-time arguments and no key of the table: a kernel is compiled per configuration
-and dtype, not per sequence length.
-
-An entry is timed if it says on which GPU (``timed_on``). Nobody has timed the others. They were chosen by what the
-compiled code needs: blocks, or stages, as large as possible whose registers do not spill on any architecture of the
-class, with Triton 3.6 and with 3.9, in a class of its own only if a processor holds no fewer than two programs of
-them, or as many as with the entry of ``any``. Kernels that need next to no shared memory (layer norm, softmax, pair
-bias, residual update), products of float32, which fill registers first, and RTX cards, whose shared memory is what
-``any`` is made for, take the entries of ``any``; attention has some for RTX cards too. Those of attention were chosen
-with Triton 3.9 alone, on B200 with 4 warps where 8 would wait for the same product of tensor cores, in float32 by the
-instructions for a score and by the programs that a processor holds, with tf32 and without, and apart from these for
-tf32x3; so were those of the outer product mean, in 16 bits by the instructions for a multiply-add, and those of all
-other products for tf32x3, by the instructions of a whole program, from 64 channels on in blocks whose products no two
-warps make, wherever such a block does not spill. With 3.6 30 builds of 2,301 spill, 8 to 40 bytes per thread, none of
-them in an innermost loop; see ``benchmarks/README.md``.
-``python benchmarks/kernels/run.py --tune`` writes entries of the GPU that it runs on.
+A kernel is compiled per configuration and dtype, not per sequence length: sizes that only scale the grid are run-time
+arguments and not keys of the table. An entry is timed if it names a GPU (``timed_on``); all others were chosen by the
+registers and shared memory of their machine code, by the rules in ``benchmarks/results/choices.md``.
+``python benchmarks/kernels/run.py --tune`` writes timed entries of the GPU that it runs on.
 """
 
 from __future__ import annotations
@@ -37,13 +25,13 @@ TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "f
 """Triton's names of the kernels' dtypes."""
 
 FLOAT32_VARIABLE = "FASTFOLD_FLOAT32_PRODUCTS"
-"""Environment variable that decides how the kernels make products of float32."""
+"""Environment variable for the arithmetic of float32 products in kernels."""
 
 TF32X3 = "tf32x3"
-"""Each factor as a sum of two numbers of TF32, and three products of these on tensor cores."""
+"""Arithmetic with three products of TF32 on tensor cores; each factor is a sum of two numbers of TF32."""
 
 FALLBACK = "any"
-"""Class of chips that the table knows nothing about."""
+"""Class of all chips without entries of their own."""
 
 
 @dataclass(frozen=True)
@@ -66,19 +54,19 @@ CHIPS = {
     "rtx": ChipClass((89,), 99 * 1024),
     FALLBACK: ChipClass((80, 90, 100), 99 * 1024),
 }
-"""Classes of chips by name; entries of the last serve all others too, so that they fit into the least memory."""
+"""Classes of chips by name; entries of the last serve all others too, so they fit into the smallest shared memory."""
 
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How a kernel is launched.
+    """Launch configuration of a kernel.
 
     Attributes:
-        blocks: Its block sizes (``tl.constexpr`` arguments), by name.
-        num_warps: Warps of a program.
-        num_stages: Stages of software pipelining.
-        float32: How exact products of float32 are made: ``ieee``, or :data:`TF32X3`, whose entries have own keys.
-        timed_on: The GPU on which it was found to be the fastest, or None if nobody has timed it.
+        blocks: Block sizes (``tl.constexpr`` arguments) by name.
+        num_warps: Number of warps of a program.
+        num_stages: Number of stages of software pipelining.
+        float32: Arithmetic of exact float32 products: ``ieee``, or :data:`TF32X3`, whose entries have their own keys.
+        timed_on: GPU on which this configuration was the fastest, or None if it was not timed.
     """
 
     blocks: dict[str, int]
@@ -89,9 +77,9 @@ class LaunchConfig:
 
     @property
     def launch(self) -> dict[str, int | bool]:
-        """All of it as keyword arguments of a launch.
+        """Keyword arguments of a launch.
 
-        Fused multiply-adds are asked for by name, because Triton's default changes after 3.9.
+        Fused multiply-adds are requested by name, because Triton's default changes after 3.9.
         """
         return {
             **self.blocks,
@@ -102,7 +90,10 @@ class LaunchConfig:
 
 
 def chip_class(device: torch.device) -> str:
-    """Class in :data:`CHIPS`: ``sm_80`` (A100), ``sm_90`` (H100, H200), ``sm_100`` (B200), ``rtx`` or ``any``."""
+    """Return a key of :data:`CHIPS`.
+
+    ``sm_80`` is A100, ``sm_90`` H100 and H200, ``sm_100`` B200; ``rtx`` or ``any`` are all others.
+    """
     if device.type != "cuda" or torch.version.hip is not None:
         return FALLBACK
     major, minor = torch.cuda.get_device_capability(device)
@@ -112,39 +103,37 @@ def chip_class(device: torch.device) -> str:
 
 
 def float32_products(device: torch.device) -> str:
-    """How kernels may make products of float32 where PyTorch's setting asks for exact ones (``highest``).
+    """Return the arithmetic of kernels for float32 products that PyTorch's setting wants exact (``highest``).
 
-    ``tf32x3`` where tensor cores have TF32: its error is that of products of float32, in fewer instructions. Only
-    kernels whose table has an entry for it take it. ``ieee``, fused multiply-adds of float32, elsewhere, and where
-    :data:`FLOAT32_VARIABLE` says so.
+    ``tf32x3`` is for tensor cores with TF32: its error is that of float32 products, in fewer instructions. Only
+    kernels with an entry for it in the table use it. ``ieee``, fused multiply-adds of float32, is for all other chips,
+    or if :data:`FLOAT32_VARIABLE` says so.
 
     Args:
-        device: Where the kernels run.
+        device: Device of the kernels.
 
     Raises:
-        ConfigError: The variable has another value, or asks a GPU for ``tf32x3`` that has no TF32.
+        ConfigError: The variable has another value, or asks a GPU without TF32 for ``tf32x3``.
     """
     name = (_recording.float32 if _recording else None) or os.environ.get(FLOAT32_VARIABLE) or "auto"
     if name not in ("auto", TF32X3, "ieee"):
-        raise ConfigError(
-            f"{FLOAT32_VARIABLE}={name!r}: products of float32 are made by auto, {TF32X3} or ieee"
-        )
+        raise ConfigError(f"{FLOAT32_VARIABLE}: expected auto, {TF32X3} or ieee, found {name!r}")
     chip = _recording.chip if _recording else chip_class(device)
     if name == "auto":
         return "ieee" if chip == FALLBACK else TF32X3
     if name == TF32X3 and chip == FALLBACK and device.type == "cuda":
-        raise ConfigError(f"this GPU has no products of TF32: leave out {FLOAT32_VARIABLE}={name}")
+        raise ConfigError(f"{FLOAT32_VARIABLE}={name}: this GPU does not support TF32; unset the variable")
     return name
 
 
 def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
-    """The tuned configuration of a kernel.
+    """Return the configuration of a kernel from the table.
 
     Args:
-        kernel: Its name in the table.
-        key: What the best configuration depends on, such as dtype and head channels: ``bf16_32``. A key that the table
-            lacks takes the entry without ``_tf32x3`` at its end, or else the kernel's entry ``any``.
-        device: Where it runs.
+        kernel: Kernel's name in the table.
+        key: Properties that the best configuration depends on, such as dtype and head channels: ``bf16_32``. A missing
+            key takes the entry without ``_tf32x3`` at its end, or else the kernel's entry ``any``.
+        device: Device of the kernel.
 
     Raises:
         KeyError: The table has no entry for the kernel at all.
@@ -161,7 +150,7 @@ def launch_config(kernel: str, key: str, device: torch.device) -> LaunchConfig:
 
 @dataclass
 class _Recording:
-    """The class of chips that every device passes for, how it makes products, and whose entry each kernel has."""
+    """Class of chips that replaces every device's, its float32 arithmetic, and the class of each kernel's entry."""
 
     chip: str
     float32: str | None
@@ -173,14 +162,14 @@ _recording: _Recording | None = None
 
 @contextmanager
 def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
-    """Inside, configurations are those of a class of chips, whatever the device. For the whole process.
+    """Use the configurations of a class of chips on every device, for the whole process.
 
     Args:
-        chip: Of :data:`CHIPS`.
-        float32: What :func:`float32_products` says; None for what suits the class.
+        chip: Key of :data:`CHIPS`.
+        float32: Result of :func:`float32_products`; None for the default of the class.
 
     Yields:
-        By kernel, the class whose entry was last found: this one, or ``any``.
+        For each kernel, the class of the entry that was last found: this one, or ``any``.
     """
     global _recording
     _recording = _Recording(chip, float32)
@@ -192,7 +181,7 @@ def as_chip(chip: str, float32: str | None = None) -> Iterator[dict[str, str]]:
 
 @functools.cache
 def configurations() -> dict[str, dict[str, dict[str, LaunchConfig]]]:
-    """The whole table: kernel, class of chips, key."""
+    """Read the whole table: kernel, class of chips, key."""
     folder = resources.files("fastfold.kernels") / "tuned"
     table: dict[str, Any] = {}
     for file in folder.iterdir():

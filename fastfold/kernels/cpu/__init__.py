@@ -1,1 +1,1 @@
-"""What only CPUs need: products in fewer bits, blocks for threads, and the library of matrix products."""
+"""Parts for CPUs only: products in fewer bits, blocks for threads, and the choice of the matrix product library."""

@@ -1,8 +1,7 @@
-"""The blocks of an operator on a CPU, each made by one thread from its beginning to its end.
+"""Blocks of an operator on a CPU, each computed by one thread from beginning to end.
 
-A block's operators take some 20 to 100 microseconds each. Shared out among all cores, one after the other, cores wait
-for each other and read what another core has in its cache. On two cores of an AMD EPYC an Evoformer block of a fold
-takes 0.93 of the time in float32, and 0.90 with products in bfloat16 or in 8 bits, if each makes blocks of its own.
+An operator of a block takes 20 to 100 microseconds. If all cores share each of them, cores wait for each other and
+read data from another core's cache. One block per thread avoids both (``benchmarks/results/choices.md`` has times).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from fastfold.kernels.common.scratch import Scratch
 from fastfold.kernels.cpu.products import small_products
 
 MAX_LANES = 8
-"""Blocks under way at once. Python starts the operators of all of them, one at a time, so that more would wait for it;
-of more cores, several work on each block. Chosen without a measurement on more than two cores."""
+"""Maximum number of concurrent blocks. Python starts the operators of all of them one at a time, so more would wait for
+it; on more cores, several cores work on each block. Not measured on more than two cores."""
 
 
 def for_blocks(
@@ -31,19 +30,19 @@ def for_blocks(
     *,
     lanes: int = MAX_LANES,
 ) -> None:
-    """Call ``work(scratch, *block)`` for each block, on a CPU with several threads for several blocks at once.
+    """Call ``work(scratch, *block)`` for each block; on a CPU with several threads, for several blocks at once.
 
-    As many threads work as :func:`torch.get_num_threads` says. What a block becomes does not depend on the one that
-    makes it; blocks must write to places of their own. Nothing is recorded for gradients.
+    The number of threads is :func:`torch.get_num_threads`. The result of a block does not depend on its thread; blocks
+    must write to separate places. No gradients are recorded.
 
     Args:
         work: Called with buffers that no other call uses meanwhile.
-        blocks: Made one at a time, when a thread is free.
-        scratch: Buffers, on the device of the blocks; other threads' buffers are kept in it too.
-        lanes: Blocks under way at once, at most.
+        blocks: Arguments of each call; the next ones are taken when a thread is free.
+        scratch: Buffers on the device of the blocks; other threads' buffers are kept in it too.
+        lanes: Maximum number of concurrent blocks.
 
     Raises:
-        Exception: What ``work`` or ``blocks`` raise; no block is begun after that.
+        Exception: Any exception of ``work`` or ``blocks``; no block is started after it.
     """
     threads = torch.get_num_threads()
     alone = scratch.device.type != "cpu" or _watched() or getattr(_thread, "is_lane", False)
@@ -66,7 +65,7 @@ def for_blocks(
             finally:
                 queue.close()
 
-    # Which library multiplies is a setting of the process, and blocks would change it under each other.
+    # The choice of the product library is a setting of the process, which concurrent blocks would change.
     with small_products():
         pool = _pool(lanes, threads)
         running = [pool.submit(lane, scratch.lane(i)) for i in range(lanes)]
@@ -79,7 +78,7 @@ def for_blocks(
 
 
 class _Queue:
-    """Hands the items of an iterator to whichever thread asks."""
+    """Iterator that several threads can share."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items, self._lock = items, threading.Lock()
@@ -92,7 +91,7 @@ class _Queue:
             return next(self._items)
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """End the iteration for all threads."""
         with self._lock:
             self._items = iter(())
 
@@ -103,7 +102,7 @@ _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
 def _forget() -> None:
-    """In a forked process, which has none of the threads."""
+    """Drop the pools in a forked process, which has none of their threads."""
     global _lock
     _lock = threading.Lock()
     _pools.clear()
@@ -114,20 +113,23 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 def _watched() -> bool:
-    """Whether operators are counted, faked or compiled in this thread, which would miss those of others."""
+    """Return True if operators are counted, faked or compiled in this thread.
+
+    Operators of other threads would be missed.
+    """
     return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 
 def _pool(lanes: int, threads: int) -> ThreadPoolExecutor:
-    """Threads that have an equal part of ``threads`` cores each, for PyTorch's operators."""
+    """Return a pool whose threads each have an equal part of ``threads`` cores for PyTorch's operators."""
     with _lock:
         if (lanes, threads) not in _pools:
             started = threading.Barrier(lanes)
 
             def start() -> None:
                 _thread.is_lane = True
-                # A thread takes the process's number when it first asks, and what is set here is its own after that;
-                # but it is the process's as well, for threads to come.
+                # A thread takes the process's number when it first asks. A number set after that is its own, but also
+                # the process's for later threads, so it is restored below.
                 torch.get_num_threads()
                 torch.set_num_threads(threads // lanes)
 

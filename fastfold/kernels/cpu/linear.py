@@ -1,9 +1,9 @@
-"""Products in the operators' PyTorch paths: in the dtype of the data, or in less on a CPU.
+"""Products in the operators' PyTorch paths: in the dtype of the data, or with fewer bits on a CPU.
 
-Within :func:`reduced_products` operators on a CPU multiply float32 data in bfloat16 or in 8 bits, for which processors
-have units several times as fast as those of float32: by their weights (:class:`Linear`), and in bfloat16 by each other
-(:func:`product_dtype`), but for those of attention. Sums are float32 and int32, and everything else that operators
-compute is as it was.
+Within :func:`reduced_products`, operators on a CPU multiply float32 data in bfloat16 or 8 bits, for which processors
+have faster units than for float32. Products with weights use both (:class:`Linear`); products of data with data use
+bfloat16 (:func:`product_dtype`), except those of attention. Sums are float32 or int32. All other operations keep their
+dtype.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from fastfold.kernels.cpu.products import multiplies_bfloat16, onednn_linear, on
 
 Products = Literal["bf16", "int8"]
 Least = Literal["int8", "int8x2", "bf16", "fp32"]
-"""How exact a product has to be, at least: with weights in one or two words of 8 bits, in bfloat16 or in float32."""
+"""Minimum precision of a product: weights in one or two words of 8 bits, bfloat16, or float32."""
 
 _PRODUCTS: ContextVar[Products | None] = ContextVar("products", default=None)
 _LARGEST = 127
 _OFFSET = 128  # of eight bits without a sign
-_WORDS = 32  # a step of the first word of a weight, in steps of the second
+_WORDS = 32  # size of a step of a weight's first word, in steps of its second
 
 FEW_INPUTS = 128
-"""Inputs up to which a product is in bfloat16 instead of 8 bits, if the processor has units for it. On one core of an
-EPYC attention with its projections took as long with either at 128 channels, and at 256 0.9 of the time in 8 bits."""
+"""Maximum number of inputs of a product that is made in bfloat16 instead of 8 bits, on a processor with units for it.
+Times are in ``benchmarks/results/choices.md``."""
 
 
 @contextmanager
 def reduced_products(products: Products) -> Iterator[None]:
-    """Inside, operators on a CPU multiply float32 data in less. For inference: backward passes that compute
-    projections again would round these as well, and their other products not.
+    """Let operators on a CPU multiply float32 data with fewer bits.
+
+    For inference only: backward passes that compute projections again would round these, but not their other products.
 
     Args:
-        products: ``bf16``, or ``int8``: rows of the data in 8 bits each, weights in one or two words of 8 bits, with a
-            scale for each position and output channel. Where the processor multiplies bfloat16, that takes the place
-            of two words, which are slower (1.3 times on an EPYC), and of float32 for what 8 bits are too coarse for.
+        products: ``bf16`` or ``int8``. ``int8`` takes rows of the data in 8 bits, and weights in one or two words of 8
+            bits, with a scale for each position and output channel. A processor that multiplies bfloat16 uses it in
+            place of two words, which are slower, and of float32 for data that 8 bits are too coarse for.
     """
     token = _PRODUCTS.set(products)
     try:
@@ -52,35 +53,35 @@ def reduced_products(products: Products) -> Iterator[None]:
 
 
 def reduced(x: Tensor | Scratch) -> Products | None:
-    """What products with weights are made in for data or weights like ``x``; None for their own dtype."""
+    """Return the precision of products with weights for data or weights like ``x``; None for their own dtype."""
     return _PRODUCTS.get() if x.dtype == torch.float32 and x.device.type != "cuda" else None
 
 
 def product_dtype(x: Tensor | Scratch) -> torch.dtype:
-    """What data like ``x`` are multiplied by each other in, and the dtype of the result; sums are float32."""
+    """Return the dtype for multiplying data like ``x`` by each other, which is also the result's; sums are float32."""
     return torch.bfloat16 if _at_least_bfloat16(reduced(x)) == "bf16" else x.dtype
 
 
 def by_onednn(x: Tensor) -> bool:
-    """Whether products of data like ``x``, in their own dtype, are oneDNN's here: float32 within ``exact_products``."""
+    """Return True if oneDNN multiplies data like ``x`` in their own dtype: float32 within ``exact_products``."""
     return x.dtype == torch.float32 and not x.is_cuda and onednn_multiplies()
 
 
 class Linear:
-    """``x Wᵀ + b`` for one block of positions after the other, made once per call of an operator.
+    """Product ``x Wᵀ + b`` for successive blocks of positions, prepared once per call of an operator.
 
     Args:
         weight: ``[N, K]``.
         bias: ``[N]``, or None.
-        relu: Whether to put a ReLU behind it.
-        positive: Whether no element of ``x`` is below zero, as behind a ReLU: 8 bits then have no sign, and their
-            steps are half as wide.
-        mean: ``[K]``, what positions of ``x`` have in common, if that is known: the bias then makes up for what the
-            rounding of the weights makes of it.
-        least: How exact the product has to be, at least.
+        relu: True to apply a ReLU to the result.
+        positive: True if no element of ``x`` is negative, as after a ReLU: 8 bits then have no sign, and their steps
+            are half as wide.
+        mean: ``[K]``, mean of the positions of ``x``, if known: the bias then corrects the rounding of the weights for
+            it.
+        least: Minimum precision of the product.
 
     Attributes:
-        products: What the product is made in; None for the dtype of the data.
+        products: Precision of the product; None for the dtype of the data.
     """
 
     def __init__(
@@ -114,13 +115,13 @@ class Linear:
             self._bias = missing if bias is None else bias + missing
 
     def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """``[n, N]`` of ``x [n, K]`` in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
+        """Return ``[n, N]`` for ``x [n, K]``, in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
             return self._activated(onednn_linear(x, self._weight, self._bias))
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
     def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """The same in bfloat16 if the product is, for what makes a copy of it anyway, or multiplies it."""
+        """Return the same in bfloat16 if the product is, for callers that copy or multiply the result anyway."""
         if self.products != "bf16":
             return self(x, name, scratch)
         return self._activated(_in_bfloat16(_rounded_to_bfloat16(x, scratch), self._weight, self._bias))
@@ -142,7 +143,7 @@ class Linear:
         return self._activated(out)
 
     def _activated(self, out: Tensor) -> Tensor:
-        # Not within the product: oneDNN's ReLU takes what is not a number for zero.
+        # Not within the product: oneDNN's ReLU turns NaN into zero.
         return out.relu_() if self._relu else out
 
     def _fill_from_product(self, out: Tensor, x: Tensor, scratch: Scratch) -> None:
@@ -183,11 +184,11 @@ class Linear:
             torch.addcmul(self._bias, out, self._scale, out=out)
 
     def _integers(self) -> Tensor:
-        """The weights of 8 bits as whole numbers of steps, ``[N, K]``, in int32."""
+        """Return the 8-bit weights as whole numbers of steps, ``[N, K]``, in int32."""
         return self._joined(self._weight.int(), 0)
 
     def _joined(self, x: Tensor, dim: int) -> Tensor:
-        """What both words of an output together are, in the place of the first; with one word ``x`` itself."""
+        """Combine both words of each output in the place of the first; return ``x`` if there is one word."""
         if len(self._weight) == self._outputs:
             return x
         first, second = x.chunk(2, dim)
@@ -195,20 +196,20 @@ class Linear:
 
 
 def max_inputs(positive: bool = False) -> int:
-    """How many inputs a sum of int8 products in int32 can have; of data without a sign, if they are ``positive``."""
+    """Return the maximum number of inputs of int8 products summed in int32; unsigned data if ``positive``."""
     largest = _LARGEST + _OFFSET if positive else _LARGEST
     return (2**31 - 1) // (largest * _LARGEST * (_WORDS + 1))
 
 
 def _at_least_bfloat16(products: Products | None) -> Products | None:
-    """bfloat16 in the place of 8 bits, or None if the processor has no units for it."""
+    """Replace 8 bits by bfloat16, or by None if the processor has no units for it."""
     if products != "int8":
         return products
     return "bf16" if multiplies_bfloat16() else None
 
 
 def _in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x Wᵀ + b`` of bfloat16 data and a float32 bias, rounded once where the processor has units for it."""
+    """Compute ``x Wᵀ + b`` of bfloat16 data and a float32 bias; rounded once if the processor has bfloat16 units."""
     if multiplies_bfloat16():
         return onednn_linear(x, weight, bias)
     return linear(x, weight, None if bias is None else bias.to(x.dtype))
@@ -219,12 +220,15 @@ def _rounded_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:
 
 
 def _by_columns(x: Tensor) -> bool:
-    """Whether a matrix lies in memory column by column."""
+    """Return True if a matrix is column-major."""
     return x.stride(0) == 1 != x.stride(1)
 
 
 def _words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """``weight [N, K]`` in words of 8 bits, the first ones above the second, and the scales ``[N]`` of the last."""
+    """Split ``weight [N, K]`` into words of 8 bits, all first words before all second ones.
+
+    Also return the scales ``[N]`` of the last words.
+    """
     step = (weight.abs().amax(-1, keepdim=True)).clamp_(min=torch.finfo(weight.dtype).tiny).div_(_LARGEST)
     first = (weight / step).round_()
     if count == 1:
@@ -234,9 +238,9 @@ def _words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(x: Tensor, scratch: Scratch, *, positive: bool) -> tuple[Tensor, Tensor]:
-    """The rows of a block ``[n, K]`` in int8, less an offset if ``positive``, and the steps ``[n, 1]`` of their bits.
+    """Round the rows of a block ``[n, K]`` to int8, less an offset if ``positive``; also return steps ``[n, 1]``.
 
-    A step is not finite where the row is not.
+    The step of a row that is not finite is not finite.
     """
     step = x.amax(-1, keepdim=True)
     if not positive:

@@ -1,4 +1,4 @@
-"""Which library multiplies float32 matrices on a CPU: MKL, or oneDNN where that is as exact and faster."""
+"""Choice of the library for float32 products on a CPU: MKL, or oneDNN if it is as exact and faster."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fastfold.kernels.common.float32_setting import exact_on_gpu, float32_settin
 _CPUINFO = Path("/proc/cpuinfo")
 _onednn_multiplies = False
 _ROUNDING = 1e-6
-"""Error of an exact product as a share of its largest value; bfloat16 or TF32 would make 1e-3."""
+"""Maximum error of an exact product, relative to its largest value; bfloat16 or TF32 would have about 1e-3."""
 
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
-    """Inside, float32 products on the CPU are made by the faster library of those that are exact.
+    """Let the faster of the exact libraries make float32 products on the CPU.
 
-    PyTorch gives them to MKL, which knows AMD's processors badly: oneDNN does twice as many there. PyTorch lets oneDNN
-    have them by the setting that permits it to round to bfloat16, which it does where the processor has units for
-    that and AMD's have none; this is tried out once. Elsewhere, and where the setting was changed before, nothing
-    changes. The setting is the process's.
+    PyTorch's default, MKL, is slow on AMD's processors, and oneDNN is fast there. PyTorch gives products to oneDNN
+    through the setting that permits rounding to bfloat16. oneDNN rounds on processors with units for bfloat16; AMD's
+    without them multiply exactly, which is tested once. On other processors, and if the caller has changed the setting,
+    nothing changes. The setting is the process's.
 
     Args:
-        device: Where the products are made; on a GPU see
+        device: Device of the products; on a GPU see
             :func:`~fastfold.kernels.common.float32_setting.exact_on_gpu`.
     """
     if device.type == "cuda":
@@ -55,10 +55,10 @@ def _by_onednn() -> Iterator[None]:
 
 @contextmanager
 def small_products() -> Iterator[None]:
-    """Inside :func:`exact_products`, give products to MKL again.
+    """Give products to MKL again, inside :func:`exact_products`.
 
-    For operators that make many small ones: oneDNN takes longer to find out how to multiply the tiles of attention
-    than MKL takes for the products.
+    For operators with many small products: for the tiles of attention, oneDNN takes longer to plan a product than MKL
+    takes to compute it.
     """
     global _onednn_multiplies
     if not _onednn_multiplies:
@@ -74,27 +74,27 @@ def small_products() -> Iterator[None]:
 
 
 BFLOAT16_UNITS = (("_is_amx_tile_supported", "AMX"), ("_is_avx512_bf16_supported", "AVX512_BF16"))
-"""Units of processors that multiply bfloat16: how to ask PyTorch for them, and their names; the best first."""
+"""Processor units that multiply bfloat16, the best first: PyTorch's function that detects them, and their name."""
 
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether the processor has units for products of bfloat16, and oneDNN is there to use them."""
+    """Return True if the processor has units for bfloat16 products, and oneDNN is available to use them."""
     return torch.backends.mkldnn.is_available() and any(
         getattr(torch.cpu, supported)() for supported, _ in BFLOAT16_UNITS
     )
 
 
 def onednn_multiplies() -> bool:
-    """Whether products are oneDNN's here, by :func:`exact_products`."""
+    """Return True if :func:`exact_products` gives products to oneDNN at the moment."""
     return _onednn_multiplies
 
 
 def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x Wᵀ + b`` by oneDNN whatever the process's setting is, which may change in other threads.
+    """Compute ``x Wᵀ + b`` by oneDNN, whatever the process's setting; other threads may change it.
 
     Args:
-        x: ``[n, K]``, in float32, or in bfloat16 where :func:`multiplies_bfloat16`.
+        x: ``[n, K]``, in float32, or in bfloat16 if :func:`multiplies_bfloat16`.
         weight: ``[N, K]``, of the same dtype.
         bias: ``[N]``, in float32, or None.
     """
@@ -103,14 +103,17 @@ def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def multiplied_by_onednn() -> bool:
-    """Whether :func:`exact_products` gives a CPU's products to oneDNN."""
+    """Return True if :func:`exact_products` gives a CPU's products to oneDNN."""
     untouched = float32_setting() == "highest" and not torch.cuda.is_initialized()
     return untouched and _onednn_is_better()
 
 
 @functools.cache
 def _onednn_is_better() -> bool:
-    """Decided by the processor and never by a measurement, so that a fold gives the same bits every time."""
+    """Return True if oneDNN is exact and faster on this processor.
+
+    The processor decides, not a measurement, so that a fold gives the same bits every time.
+    """
     return (
         torch.backends.mkldnn.is_available()
         and _vendor() == "AuthenticAMD"
@@ -120,7 +123,7 @@ def _onednn_is_better() -> bool:
 
 
 def _vendor() -> str | None:
-    """The processor's maker as Linux names it; None where it is not known."""
+    """Return the processor's maker as Linux names it; None if unknown."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -130,7 +133,7 @@ def _vendor() -> str | None:
 
 
 def _is_exact() -> bool:
-    """Whether oneDNN's float32 products are that, tried out on shapes of which it may have kernels of their own."""
+    """Return True if oneDNN's float32 products are exact for shapes that may have kernels of their own."""
     generator = torch.Generator().manual_seed(0)
     for rows, inner, columns in ((512, 256, 128), (37, 100, 129), (1, 64, 64)):
         a = torch.randn(rows, inner, generator=generator)

@@ -1,1 +1,1 @@
-"""Attention with bias and mask, without its matrix of scores."""
+"""Attention with bias and mask that never stores its matrix of scores."""

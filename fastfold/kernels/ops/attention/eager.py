@@ -1,4 +1,4 @@
-"""Attention in PyTorch: rows in blocks that stay in the cache, never all scores at once."""
+"""Attention in PyTorch: blocks of rows that stay in the cache, never all scores at once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fastfold.kernels.cpu.products import small_products
 
 
 class Operands(NamedTuple):
-    """What attention reads: the arguments of :func:`fastfold.kernels.attention`, with the mask inverted.
+    """Inputs of attention: the arguments of :func:`fastfold.kernels.attention`, with the mask inverted.
 
-    Shapes as there, with or without leading axes; ``masked [*, R, Nk]`` is true for keys to leave out, and None
-    where there are none.
+    Shapes are the same, with or without leading axes. ``masked [*, R, Nk]`` is true for keys to leave out; None if
+    there are none.
     """
 
     q: Tensor
@@ -29,7 +29,7 @@ class Operands(NamedTuple):
     gate: Tensor | None
 
     def batch(self, index: tuple[int, ...]) -> Operands:
-        """One element of the leading axes."""
+        """Return the operands of one element of the leading axes."""
         bias, masked, gate = (None if x is None else x[index] for x in self[3:])
         return Operands(self.q[index], self.k[index], self.v[index], bias, masked, gate)
 
@@ -37,10 +37,10 @@ class Operands(NamedTuple):
 def prepare(
     bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """``bias`` and ``masked`` of :class:`Operands`.
+    """Return ``bias`` and ``masked`` of :class:`Operands`.
 
-    PyTorch's flash kernel takes a bias without gaps (that of a pair tensor has the heads innermost) that does not
-    require a gradient, even where none is recorded; it would hold all scores otherwise.
+    PyTorch's flash kernel needs a bias without gaps (the bias from a pair tensor has the heads innermost) that does not
+    require a gradient, even if none is recorded; otherwise PyTorch would hold all scores.
     """
     masked = None if mask is None else mask == 0
     return (
@@ -52,21 +52,21 @@ def prepare(
 def attend(
     out: Tensor, operands: Operands, scale: float, scratch: Scratch, *, add: Tensor | None = None
 ) -> None:
-    """Fill ``out [R, Nq, H, D]`` of one batch element, with ``add [H, D]`` behind a gate.
+    """Fill ``out [R, Nq, H, D]`` of one batch element; ``add [H, D]`` is added after the gate.
 
     ``scratch`` has the dtype of ``out``.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
-    # A block of rows leaves the kernel in the cache, for the gate. Bias and mask together make one tensor of the
-    # size of the scores, so there a block is also one of queries.
+    # A block of rows is still in the cache when the gate reads it. Bias and mask together make one tensor of the
+    # size of the scores, so with both a block also splits the queries.
     per_row = q.shape[1:].numel() if bias is None or masked is None else heads * queries * k.shape[1]
     per_row = max(1, per_row)  # there may be no rows, and no queries
     step = max(1, BLOCK_ELEMENTS // 4 // per_row)
     query_step = max(1, min(queries, BLOCK_ELEMENTS * queries // per_row))
     for r in range(0, rows, step):
         row = slice(r, r + step)
-        # A row's heads lie between each other, in gaps of a power of two that caches are bad at.
+        # Heads of a row are interleaved: strides of a power of two would fall on the same places of the cache.
         b_k, b_v = (scratch.copy(name, x[row].transpose(1, 2)) for name, x in (("k", k), ("v", v)))
         b_masked = None if masked is None else masked[row, None, None]
         for n in range(0, queries, query_step):
@@ -86,7 +86,7 @@ def attend(
             if gate is None:
                 out[row, query] = b_out
             else:
-                opened = scratch.copy("q or gate", gate[row, query]).sigmoid_()  # queries are needed no more
+                opened = scratch.copy("q or gate", gate[row, query]).sigmoid_()  # replaces the queries
                 if add is None:
                     torch.mul(b_out, opened, out=out[row, query])
                 else:
@@ -94,7 +94,10 @@ def attend(
 
 
 def row_step(q: Tensor, k: Tensor) -> int:
-    """Rows of a block of :func:`attend_backward`: the scores of one head, and keys and values, fit the cache."""
+    """Return the number of rows per block of :func:`attend_backward`.
+
+    The scores of one head, and keys and values, fit the cache.
+    """
     _, queries, heads, channels = q.shape
     return max(1, BLOCK_ELEMENTS // 4 // max(1, k.shape[1] * max(queries, heads * channels // 2)))
 
@@ -107,15 +110,15 @@ def attend_backward(
     scratch: Scratch,
     out: Tensor | None = None,
 ) -> None:
-    """Gradients of one batch element.
+    """Compute the gradients of one batch element.
 
     Args:
-        grad: Of the output, ``[R, Nq, H, D]``.
-        operands: What :func:`attend` read, ``[R, N, H, D]``.
-        grads: Tensors to fill, of the operands' shapes; that of the bias is added to. The bias's may be None.
-        scale: As before.
-        scratch: Of an exact dtype.
-        out: Tensor ``[R, Nq, H, D]`` to fill with the output, which has to be recomputed anyway.
+        grad: Gradient of the output, ``[R, Nq, H, D]``.
+        operands: Operands of :func:`attend`, ``[R, N, H, D]``.
+        grads: Tensors to fill, of the operands' shapes; the bias's is added to, and may be None.
+        scale: Factor of the scores.
+        scratch: Buffers in an exact dtype.
+        out: Tensor ``[R, Nq, H, D]`` to fill with the output, which is recomputed anyway.
     """
     q, k, v, bias, masked, gate = operands
     rows, queries, heads, _ = q.shape
@@ -150,7 +153,7 @@ def attend_backward(
                 torch.softmax(b_weights, -1, out=b_weights)
                 torch.bmm(b_weights, b_v[h], out=b_out[h])
                 b_grad_v[h].baddbmm_(b_weights.mT, b_grad[h])
-                # What the softmax gives back to a score: the weight times (its gradient - their weighted mean).
+                # Gradient of a score: weight times (gradient of the weight - weighted mean of these gradients).
                 torch.sum(torch.mul(b_out[h], b_grad[h], out=h_product), -1, keepdim=True, out=h_mean).neg_()
                 torch.baddbmm(h_mean.expand_as(b_weights), b_grad[h], b_v[h].mT, out=b_grad_scores)
                 b_grad_scores.mul_(b_weights)
@@ -160,7 +163,7 @@ def attend_backward(
                 b_grad_q[h].baddbmm_(b_grad_scores, b_k[h], beta=0, alpha=scale)
                 b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h])
                 if grads.bias is not None:
-                    # The sum over rows as a matrix product, which is the fastest of the ways to add up.
+                    # A matrix product is the fastest way to sum over rows.
                     h_grad_bias = grads.bias[h, query].view(1, -1)
                     h_grad_bias.addmm_(ones[:, : len(b_weights)], b_grad_scores.flatten(1))
             grads.q[row, query] = _by_row(b_grad_q)
@@ -174,7 +177,7 @@ def attend_backward(
 
 
 def _by_head(x: Tensor) -> Tensor:
-    """View ``[r, n, H, D]`` as ``[H, r, n, D]``: copied so, a head is a batch of matrices without gaps."""
+    """View ``[r, n, H, D]`` as ``[H, r, n, D]``; in a copy, a head is a batch of matrices without gaps."""
     return x.permute(2, 0, 1, 3)
 
 

@@ -28,7 +28,7 @@ def attention_definition(
     gate: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Specification of :func:`attention`: materialises all scores."""
+    """Compute :func:`attention` by its specification, with all scores in memory."""
     exact = accumulation_dtype(q)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     logits = torch.einsum("...qhd,...khd->...hqk", q.to(exact) * scale, k.to(exact))
@@ -57,7 +57,10 @@ _OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor? g
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, *others: Tensor | None, scale: float, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Output ``[*, R, Nq, H, D]``, and what the Triton backend keeps for the backward pass (else an empty tensor)."""
+    """Compute the output ``[*, R, Nq, H, D]``, and the sums of exponentials for Triton's backward pass.
+
+    PyTorch has an empty tensor instead of the sums.
+    """
     bias, mask, gate = others
     if _is_empty(q, k):
         return q.new_zeros(q.shape), _empty_lse(q, backend).zero_()
@@ -79,7 +82,7 @@ def _fake(q: Tensor, *others: Tensor | None, backend: str, **options: Any) -> tu
 
 
 def _empty_lse(q: Tensor, backend: str) -> Tensor:
-    """Room for what the Triton backend keeps; an empty tensor for PyTorch."""
+    """Return room for the sums of exponentials of the Triton backend; an empty tensor for PyTorch."""
     if backend != "triton":
         return _empty(q)
     *lead, rows, queries, heads, _ = q.shape
@@ -87,7 +90,7 @@ def _empty_lse(q: Tensor, backend: str) -> Tensor:
 
 
 def _is_empty(q: Tensor, k: Tensor) -> bool:
-    """Whether there is no query, or nothing for it to attend to; without keys the sum over them is zero."""
+    """Return True if there are no queries or no keys; without keys the output is zero."""
     return q.numel() == 0 or k.numel() == 0
 
 
@@ -108,7 +111,7 @@ def _attention_backward(
     backend: str,
     need_bias: bool,
 ) -> tuple[Tensor, ...]:
-    """Gradients of q, k, v, bias and gate without gaps; empty tensors for those that there are none of."""
+    """Return gradients of q, k, v, bias and gate without gaps; a missing gradient is an empty tensor."""
     bias, mask, gate, out, lse = others
     if _is_empty(q, k):
         wanted = (q, k, v, bias if need_bias else None, gate)
@@ -154,7 +157,7 @@ def _empty(x: Tensor) -> Tensor:
 def _setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Tensor, Tensor]
 ) -> None:
-    """Keep inputs and, for the Triton backend, output and sums of exponentials; weights are recomputed."""
+    """Save the inputs and, for the Triton backend, the output and sums of exponentials; weights are recomputed."""
     ctx.options = keyword_only_inputs
     out, lse = output
     ctx.save_for_backward(*inputs, out if ctx.options["backend"] == "triton" else None, lse)
@@ -185,7 +188,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
-    """The backend for data like ``x [*]``, any shape, with ``channels`` per head; more than 128 are left to PyTorch."""
+    """Choose the backend for data like ``x [*]``, any shape, with ``channels`` per head; above 128 it is PyTorch."""
     chosen = choose_backend(x, backend)
     return "torch" if channels > _MAX_CHANNELS else chosen
 
@@ -193,7 +196,7 @@ def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
 def _check(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> None:
-    """Refuse shapes and dtypes that do not belong together: kernels would read outside of the tensors."""
+    """Check shapes and dtypes, because kernels would read outside of the tensors."""
     *lead, rows, queries, heads, _ = q.shape if q.dim() >= 4 else (None,) * 4
     keys = k.shape[-3] if k.dim() >= 4 else None
     wanted = {
@@ -206,11 +209,11 @@ def _check(
     for name, (x, shape) in wanted.items():
         if x is not None and tuple(x.shape) != shape:
             raise InputError(
-                f"attention: {name} is {list(x.shape)} where q is {list(q.shape)} and k is {list(k.shape)}; "
-                "give q, gate [*, R, Nq, H, D], k, v [*, R, Nk, H, D], bias [*, H, Nq, Nk], mask [*, R, Nk]"
+                f"attention: {name} is {list(x.shape)}, but q is {list(q.shape)} and k is {list(k.shape)}; "
+                "expected q, gate [*, R, Nq, H, D], k, v [*, R, Nk, H, D], bias [*, H, Nq, Nk], mask [*, R, Nk]"
             )
     if not q.dtype == k.dtype == v.dtype:
-        raise InputError(f"attention: q is {q.dtype}, k {k.dtype} and v {v.dtype}; give them one dtype")
+        raise InputError(f"attention: expected one dtype, found q {q.dtype}, k {k.dtype} and v {v.dtype}")
 
 
 def attention(
@@ -224,37 +227,36 @@ def attention(
     scale: float | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Multi-head attention in every row: ``softmax(q kᵀ · scale + bias) v · sigmoid(gate)``.
+    """Compute multi-head attention in every row: ``softmax(q kᵀ · scale + bias) v · sigmoid(gate)``.
 
-    The attention of AlphaFold's MSA rows and columns (supplementary algorithms 7 and 8), of its triangles
+    This is the attention of AlphaFold's MSA rows and columns (supplementary algorithms 7 and 8), of its triangles
     (13 and 14) and, with one query per row, of its global column attention (19), without the projections.
 
-    Strides are free: transposed views are read where they lie. The Triton backend copies q, k, v and gate whose
-    channels are not innermost, and a bias whose keys are not, or are no multiple of 16.
+    Strides are free: transposed views are read in place. The Triton backend copies q, k, v and gate if their channels
+    are not innermost, and a bias if its keys are not innermost or their number is not a multiple of 16.
 
     Args:
         q: Queries ``[*, R, Nq, H, D]``; R rows, H heads of D channels.
         k: Keys ``[*, R, Nk, H, D]``.
         v: Values ``[*, R, Nk, H, D]``.
-        bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``. Every query needs a key whose bias
-            is above about -1e9: scores of float32 are lost in lower ones, so that all keys get the same weight, and
-            where all of a query are below -1e30 there are no numbers in the output, or in gradients. Keys to leave out
-            are given by the mask.
-        mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0; in
-            a row whose keys are all masked every key gets weight 1/Nk, whatever the scores and the bias. Without keys
-            (Nk = 0) the output is zero.
+        bias: Added to the scaled scores, the same in every row: ``[*, H, Nq, Nk]``. Every query needs a key with a bias
+            above about -1e9: below it float32 loses the scores, so all keys get the same weight. If all biases of a
+            query are below -1e30, output and gradients are NaN. Use the mask to leave out keys.
+        mask: Keys to use (not 0) and to leave out (0): ``[*, R, Nk]``. A masked key gets weight exactly 0. If all keys
+            of a row are masked, each gets weight 1/Nk, whatever the scores and the bias. Without keys (Nk = 0) the
+            output is zero.
         gate: Logits ``[*, R, Nq, H, D]`` of the gate that multiplies the output.
         scale: Factor of the scores, by default ``D ** -0.5``.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.common.backend.choose_backend`. Heads of
-            more than 128 channels are PyTorch's in any case.
+            more than 128 channels always use PyTorch.
 
     Returns:
         ``[*, R, Nq, H, D]`` in the dtype of ``q``, accumulated in float32 or better. Neither this nor the backward
-        pass holds all scores, and gradients are the same in every run.
+        pass holds all scores, and gradients are equal in every run.
 
     Raises:
-        InputError: Shapes or dtypes do not belong together.
-        ConfigError: There is no such backend, or it cannot run here.
+        InputError: Shapes or dtypes do not match.
+        ConfigError: The backend does not exist or cannot run here.
     """
     _check(q, k, v, bias, mask, gate)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

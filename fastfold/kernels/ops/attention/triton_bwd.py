@@ -1,6 +1,6 @@
-"""Attention in Triton, backward: the gate, and what launches the kernels of the gradients."""
+"""Attention in Triton, backward: gradient of the gate, and launches of the gradient kernels."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def attention_ungate_kernel(
     out_strides, grad_strides, gate_strides, grad_gate_strides,
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients before the gate and of the gate, and ``delta``, the weighted mean of what the weights receive."""
+    """Compute gradients before the gate and of the gate, and ``delta``, the weighted mean of the weights' gradients."""
     i_p = tl.program_id(0)
     n_q = tl.cdiv(queries, BQ)
     # Heads run fastest: programs that run together read the same memory lines.
@@ -62,7 +62,7 @@ def attention_ungate_kernel(
         o_out = (((i_b * rows + i_r) * queries + o_q[:, None]) * heads + i_h) * D
         p_grad_out = grad_out + o_out + o_d[None, :]
         tl.store(p_grad_out, b_rounded, mask=m_qd)
-        # The mean has to be that of the rounded gradients, which the other kernels subtract it from.
+        # The other kernels subtract the mean from rounded gradients, so it must be their mean.
         b_out = tl.where(b_gate > 0.0, b_out / b_gate, 0.0)
         b_grad = b_rounded.to(tl.float32)
     p_delta = delta + ((i_b * heads + i_h) * rows + i_r) * queries + o_q
@@ -70,19 +70,17 @@ def attention_ungate_kernel(
 
 
 class BackwardOperands(NamedTuple):
-    """What the kernels of the gradients read: operands of the forward pass, and what the backward pass knows.
-
-    Or their strides, as of :class:`TritonOperands`.
+    """Operands of the gradient kernels, or their strides: forward operands and values of the backward pass.
 
     Attributes:
-        q: ``[B, R, Nq, H, D]``; this and what follows as in :class:`TritonOperands`.
+        q: ``[B, R, Nq, H, D]``; this and the next four as in :class:`TritonOperands`.
         k: ``[B, R, Nk, H, D]``.
         v: ``[B, R, Nk, H, D]``.
         bias: ``[B, H, Nq, Nk]`` or None.
         hidden: ``[B, R, Nk]`` or None.
-        grad: Of the output before the gate, ``[B, R, Nq, H, D]``.
+        grad: Gradient of the output before the gate, ``[B, R, Nq, H, D]``.
         lse: ``[B, H, R, Nq]`` in float32, without gaps.
-        delta: Weighted mean of what the weights receive, as ``lse``.
+        delta: Weighted mean of the weights' gradients, in the shape of ``lse``.
     """
 
     q: Any
@@ -96,7 +94,7 @@ class BackwardOperands(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Tensors to fill, of the operands' shapes, channels innermost; the gate's is None where there is none."""
+    """Tensors to fill, in the operands' shapes, channels innermost; the gate's is None without a gate."""
 
     q: Tensor
     k: Tensor
@@ -116,16 +114,16 @@ def attend_backward_triton(
     """Fill the gradients of :func:`attend_triton`.
 
     Args:
-        grad: Of the output, ``[B, R, Nq, H, D]``, channels innermost.
-        operands: What it read.
-        out: What it filled.
-        lse: What it returned.
-        grads: Where the gradients go.
-        scale: As there.
-        need_bias: Whether the bias has a gradient.
+        grad: Gradient of the output, ``[B, R, Nq, H, D]``, channels innermost.
+        operands: Operands of the forward pass.
+        out: Output of the forward pass.
+        lse: Sums of exponentials that the forward pass returned.
+        grads: Tensors to fill.
+        scale: Factor of the scores.
+        need_bias: True if the bias needs a gradient.
 
     Returns:
-        That of the bias, ``[B, H, Nq, Nk]`` in float32, or None.
+        Gradient of the bias, ``[B, H, Nq, Nk]`` in float32, or None.
     """
     q, k, v, bias, hidden, gate = operands
     batch, rows, queries, heads, channels = q.shape
@@ -185,9 +183,9 @@ def attend_backward_triton(
 
 
 def row_groups(blocks: int, device: torch.device) -> int:
-    """Groups of rows whose gradients of a bias are summed apart, so that few blocks fill the whole GPU.
+    """Return the number of groups of rows with separate sums for the bias's gradient, so that they fill the GPU.
 
-    No more than 8, which is what their memory multiplies by.
+    At most 8, because memory grows with the number.
     """
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -196,7 +194,7 @@ def row_groups(blocks: int, device: torch.device) -> int:
 
 
 def variants() -> list[KernelVariant]:
-    """The backward kernels for every dtype, channels and shipped configuration."""
+    """Record the backward kernels for every dtype, channels and shipped configuration."""
 
     def launch(x: TritonOperands) -> None:
         lse = x.q.new_empty(1, 4, 2, x.q.shape[2], dtype=torch.float32)

@@ -1,11 +1,10 @@
 """Kernels of the gradients of attention: weights are recomputed from the saved sums of exponentials.
 
-Every gradient has a kernel whose programs own blocks of it: that of the queries walks over the keys, that of keys
-and values over the queries, and that of the bias over the rows. So no sum is atomic, and results are the same in every
-run.
+Every gradient has a kernel whose programs own blocks of it: the queries' walks over the keys, the keys' and values'
+over the queries, and the bias's over the rows. So no sum is atomic, and results are equal in every run.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from fastfold.kernels.ops.attention.triton_fwd import (
 
 @triton.jit
 def weights_and_gradients(b_s, b_dp, b_lse, b_delta):
-    """Weights, and gradients of their scores, of scores; arguments are broadcast. Those of masked keys are 0."""
+    """Compute weights, and gradients of their scores, from scores; arguments are broadcast. Masked keys get 0."""
     b_p = tl.exp2(b_s * LOG2E - b_lse)
     return b_p, b_p * (b_dp - b_delta)
 
@@ -42,7 +41,7 @@ def grad_q_block(
     b_grad_q, b_q, b_grad, b_lse, b_delta, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, left,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries with another block of keys, of which ``left`` exist if it is cut."""
+    """Add the share of a block of keys, ``left`` of them if it is cut, to the gradient of the queries."""
     m_k = o_k < left
     m_kd = m_k[:, None] & m_d[None, :] if CUT else m_d[None, :]
     # [BK, BD]
@@ -60,7 +59,10 @@ def attention_grad_q_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`."""
+    """Compute the gradient of the queries: a program owns a block of one row and head, and walks over the keys.
+
+    See :func:`further` for the order.
+    """
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
@@ -110,9 +112,9 @@ def grad_kv_block(
     b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
     m_row, m_d, left, HAS_BIAS: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values with another block of queries, of which ``left`` exist if it is cut.
+    """Add the share of a block of queries, ``left`` of them if it is cut, to the gradients of keys and values.
 
-    Scores are made with the keys first, as the products of the gradients need them.
+    Scores are computed with the keys first, as the products of the gradients need them.
     """
     m_q = o_q < left
     m_qd = m_q[:, None] & m_d[None, :] if CUT else m_d[None, :]
@@ -141,7 +143,10 @@ def attention_grad_kv_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of keys of one row and head, and walks over the queries; see :func:`further`."""
+    """Compute gradients of keys and values: a program owns a block of one row and head, and walks over the queries.
+
+    See :func:`further` for the order.
+    """
     i_k, i_r, i_h, i_b = program_row(tl.cdiv(keys, BK), rows, heads)
     o_k, o_d, _, m_d, m_kd = own_block(i_k, keys, D, BK, BD)
     o_q = tl.arange(0, BQ).to(tl.int64)
@@ -183,7 +188,7 @@ def attention_grad_kv_kernel(
             p_bias += step * bias_step
 
     if HAS_MASK:
-        # Nothing of a masked key mixes with others, so it is enough to leave out what came of it.
+        # A masked key does not affect other keys' gradients, so its own can be set to zero at the end.
         p_hidden = hidden_of(x.hidden, x_strides.hidden, i_b, i_r, HAS_MASK)
         m_used = tl.load(p_hidden + o_k, mask=m_row, other=0.0) == 0.0
         b_grad_k = tl.where(m_used[:, None], b_grad_k, 0.0)
@@ -208,7 +213,7 @@ def attention_grad_bias_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries and keys of one head, and walks over ``row_step`` rows.
+    """Compute the bias's gradient: a program owns queries and keys of one head, and walks over ``row_step`` rows.
 
     ``grad_bias [S, B, H, Nq, Nk]`` has a part for each of the S groups of rows.
     """

@@ -1,6 +1,6 @@
 """Attention in Triton, forward: one pass over the keys with a running softmax; no score reaches memory."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from fastfold.kernels.common.layout import batched, innermost, padded, strides
 from fastfold.kernels.common.triton_math import LOG2E, cast, dot, dot_plus, plus, precision, products_suffix
 from fastfold.kernels.common.tuning import TRITON_TYPES, LaunchConfig, launch_config
 
-# What a maximum of scores starts from: finite, so that nothing is subtracted from minus infinity, which is the score of
-# a masked key. It is still there after all keys if all of them are masked.
+# Initial maximum of scores. It is finite, because masked keys have the score minus infinity, and minus infinity
+# minus itself would be NaN. If it is still the maximum after all keys, all of them are masked.
 LOWEST = tl.constexpr(-1e30)
 
 SIZES = ["heads", "rows", "queries", "keys"]
-"""Sizes that no kernel is specialised on: it is compiled once for all of them."""
+"""Sizes that kernels are not specialised on: one compilation serves all of them."""
 
 SHORT = 16
-"""Up to this number of queries per row take the configuration ``short``."""
+"""Maximum number of queries per row for the configuration ``short``."""
 
 
 @triton.jit
 def program_row(n_blocks, rows, heads):
-    """Block of this program, and in int64 its row, head and batch element.
+    """Return the block of this program, and in int64 its row, head and batch element.
 
-    Blocks run fastest, then rows: programs that run together share what they walk over, and all rows of a head find
+    Blocks run fastest, then rows: concurrent programs share the data that they walk over, and all rows of a head find
     its bias in the cache.
     """
     i_p = tl.program_id(0)
@@ -46,7 +46,7 @@ def program_row(n_blocks, rows, heads):
 
 @triton.jit
 def own_block(i_n, size, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """A block of positions, the channels of a head, and which of positions, channels and both there are."""
+    """Return positions of a block, channels of a head, and masks of positions, channels and both that exist."""
     o_n = i_n.to(tl.int64) * BN + tl.arange(0, BN)
     o_d = tl.arange(0, BD)
     m_n = o_n < size
@@ -56,25 +56,25 @@ def own_block(i_n, size, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
 
 @triton.jit
 def head_of(x, strides, i_b, i_r, i_h):
-    """Pointer to a row and head of ``x [B, R, N, H, D]``."""
+    """Return the pointer to a row and head of ``x [B, R, N, H, D]``."""
     return x + i_b * strides[0] + i_r * strides[1] + i_h * strides[3]
 
 
 @triton.jit
 def positions(p_x, strides, o_n, o_d):
-    """Pointers ``[BN, BD]`` to positions and channels of a row and head."""
+    """Return pointers ``[BN, BD]`` to positions and channels of a row and head."""
     return p_x + o_n[:, None] * strides[2] + o_d[None, :]
 
 
 @triton.jit
 def head_block(x, strides, i_b, i_r, i_h, o_n, o_d):
-    """Pointers ``[BN, BD]`` to positions and channels of ``x [B, R, N, H, D]``."""
+    """Return pointers ``[BN, BD]`` to positions and channels of ``x [B, R, N, H, D]``."""
     return positions(head_of(x, strides, i_b, i_r, i_h), strides, o_n, o_d)
 
 
 @triton.jit
 def bias_of(bias, strides, i_b, i_h, o_own, HAS_BIAS: tl.constexpr):
-    """Pointers to what a program owns of a head of ``bias [B, H, Nq, Nk]``; None without one."""
+    """Return pointers to a program's part of a head of ``bias [B, H, Nq, Nk]``; None without a bias."""
     if HAS_BIAS:
         return bias + i_b * strides[0] + i_h * strides[1] + o_own
     else:
@@ -83,7 +83,7 @@ def bias_of(bias, strides, i_b, i_h, o_own, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
-    """Pointer to a row of ``hidden [B, R, Nk]``; None without one."""
+    """Return the pointer to a row of ``hidden [B, R, Nk]``; None without a mask."""
     if HAS_MASK:
         return hidden + i_b * strides[0] + i_r * strides[1]
     else:
@@ -92,10 +92,10 @@ def hidden_of(hidden, strides, i_b, i_r, HAS_MASK: tl.constexpr):
 
 @triton.jit
 def further(p_x, offset, GIVEN: tl.constexpr):
-    """Pointers that lie ``offset`` further on; None without a tensor.
+    """Advance pointers by ``offset``; None without a tensor.
 
-    Kernels begin with the rest of keys or queries that fills no block: after the loop over whole blocks, what the rest
-    needs would be kept in registers all the while.
+    Kernels begin with the remaining keys or queries that fill no whole block. After the loop over whole blocks, the
+    remainder's operands would occupy registers during the loop.
     """
     if GIVEN:
         return p_x + offset
@@ -105,13 +105,16 @@ def further(p_x, offset, GIVEN: tl.constexpr):
 
 @triton.jit
 def row_part(o_k, keys):
-    """Which keys a row has room for that :func:`aligned` laid out: a multiple of 16, so that pieces are read whole."""
+    """Compute the mask of key slots in a row padded to a multiple of 16, as :func:`aligned` lays it out.
+
+    Reading whole multiples of 16 keeps loads wide.
+    """
     return o_k < tl.cdiv(keys, 16) * 16
 
 
 @triton.jit
 def scaled(x, scale):
-    """``x`` times the factor of the scores, rounded as it came: so the bias can be what a product starts from."""
+    """Multiply ``x`` by the factor of the scores, in its dtype, so that products can start from the bias."""
     return cast(x.to(tl.float32) * scale, x.dtype)
 
 
@@ -120,19 +123,21 @@ def scores(
     b_q, b_k, p_bias, p_hidden, o_k, m_q, left,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Scores ``[BQ, BK]`` of scaled queries ``[BQ, BD]`` and keys ``[BK, BD]``; those of other keys are infinitely low.
+    """Compute scores ``[BQ, BK]`` of scaled queries ``[BQ, BD]`` and keys ``[BK, BD]``.
+
+    Scores past the last key are minus infinity.
 
     Args:
         b_q: Queries.
         b_k: Keys.
         p_bias: ``[BQ, 1]``, pointers to the biases of the queries and the first of these keys.
-        p_hidden: Pointer to what is added for the first of these keys.
-        o_k: ``[BK]``, keys counted from there.
-        m_q: Queries that exist.
-        left: Number of keys from there on.
-        HAS_BIAS: Whether there is a bias.
-        HAS_MASK: Whether keys may be masked.
-        CUT: Whether these keys are more than that.
+        p_hidden: Pointer to the mask's addend for the first of these keys.
+        o_k: ``[BK]``, keys counted from the first.
+        m_q: True for queries that exist.
+        left: Number of keys from the first on.
+        HAS_BIAS: True if there is a bias.
+        HAS_MASK: True if keys may be masked.
+        CUT: True if the block is larger than ``left``.
         PRECISION: ``input_precision``.
     """
     m_row = row_part(o_k, left)
@@ -160,7 +165,7 @@ def attend_block(
     b_max, b_sum, b_out, b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, left,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum, sum and output with another block of keys, of which ``left`` exist if it is cut."""
+    """Update the running maximum, sum and output by a block of keys, ``left`` of them if it is cut."""
     m_k = o_k < left
     m_kd = m_k[:, None] & m_d[None, :] if CUT else m_d[None, :]
     # [BK, BD]
@@ -181,7 +186,10 @@ def attention_forward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`."""
+    """Compute attention: a program owns a block of queries of one row and head, and walks over the keys.
+
+    See :func:`further` for the order.
+    """
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
     o_k = tl.arange(0, BK).to(tl.int64)
@@ -218,7 +226,7 @@ def attention_forward_kernel(
         if HAS_MASK:
             p_hidden += BK
 
-    if HAS_MASK:  # noqa: SIM102, this one is decided when it is compiled
+    if HAS_MASK:  # noqa: SIM102, this condition is decided at compile time
         if tl.max(b_max, 0) == LOWEST:
             # All keys are masked, for all queries of the row alike: the mean of all values.
             p_v = head_of(x.v, x_strides.v, i_b, i_r, i_h)
@@ -241,7 +249,7 @@ def attention_forward_kernel(
 
 
 class TritonOperands(NamedTuple):
-    """What the kernels read, any strides but channels innermost, and one leading axis; or the strides of that.
+    """Operands of the kernels with one leading axis, or their strides; any strides, but channels innermost.
 
     Attributes:
         q: ``[B, R, Nq, H, D]``.
@@ -261,16 +269,16 @@ class TritonOperands(NamedTuple):
 
     @property
     def strides(self) -> TritonOperands:
-        """Strides of each but that of the channels, which is 1; zeros for what is missing."""
+        """Strides of each operand without the channels', which is 1; zeros for a missing operand."""
         q, k, v, bias, hidden, gate = self
         own = strides(q, 4), strides(k, 4), strides(v, 4)
         return TritonOperands(*own, strides(bias, 3), strides(hidden, 2), strides(gate, 4))
 
 
 def aligned(bias: Tensor) -> Tensor:
-    """``bias [*, Nq, Nk]`` with its keys next to each other and room for a multiple of 16, copied if it is not so.
+    """Lay out ``bias [*, Nq, Nk]`` with adjacent keys and room for a multiple of 16; copy it if necessary.
 
-    All rows of an attention read it, in pieces of 16 bytes, and the kernels are compiled once for all lengths.
+    All rows of an attention read it, in pieces of 16 bytes, and one compiled kernel serves all lengths.
     """
     keys = bias.shape[-1]
     room = -(-keys // 16) * 16
@@ -280,7 +288,7 @@ def aligned(bias: Tensor) -> Tensor:
 
 
 def _has_room(bias: Tensor, room: int) -> bool:
-    """Whether rows begin at multiples of 16, as those of a copy do, and none ends outside of the memory."""
+    """Return True if rows begin at multiples of 16, as in a copy, and none ends outside the memory."""
     last = sum((size - 1) * step for size, step in zip(bias.shape[:-1], bias.stride()[:-1], strict=True))
     here = bias.storage_offset()
     held = bias.untyped_storage().nbytes() // bias.element_size()
@@ -289,7 +297,7 @@ def _has_room(bias: Tensor, room: int) -> bool:
 
 
 def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: 0 for keys to use, minus infinity for others, rows as in :func:`aligned`."""
+    """Return the mask's addends of scores: 0 for keys to use, minus infinity for others; rows as in :func:`aligned`."""
     keys = mask.shape[-1]
     added = mask.new_zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype)
     if keys % 16:
@@ -300,7 +308,7 @@ def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
 def triton_operands(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, gate: Tensor | None
 ) -> TritonOperands:
-    """Arguments of the public function as the kernels read them."""
+    """Convert arguments of the public function to operands of the kernels."""
     q, k, v = (batched(innermost(x)) for x in (q, k, v))
     return TritonOperands(
         *(q, k, v),
@@ -311,23 +319,23 @@ def triton_operands(
 
 
 def config(kernel: str, q: Tensor) -> LaunchConfig:
-    """Configuration for queries ``[B, R, Nq, H, D]``."""
+    """Return the configuration for queries ``[B, R, Nq, H, D]``."""
     key = f"{TRITON_TYPES[q.dtype]}_{padded(q.shape[-1])}"
     short = "_short" if q.shape[2] <= SHORT else ""
     return launch_config(kernel, key + short + products_suffix(q), q.device)
 
 
 def attend_triton(out: Tensor, operands: TritonOperands, scale: float) -> Tensor:
-    """Fill ``out``, and return what the backward pass needs.
+    """Fill ``out``, and return the sums of exponentials that the backward pass needs.
 
     Args:
         out: ``[B, R, Nq, H, D]``, any strides, but channels innermost.
-        operands: What to read.
+        operands: Operands to read.
         scale: Factor of the scores.
 
     Returns:
-        ``lse [B, H, R, Nq]`` in float32: log2 of the sum of a query's exponentials, infinite where all of its
-        keys are masked.
+        ``lse [B, H, R, Nq]`` in float32: log2 of the sum of a query's exponentials, infinite if all of its keys are
+        masked.
     """
     q = operands.q
     batch, rows, queries, heads, channels = q.shape
@@ -355,13 +363,13 @@ CHANNELS = (8, 16, 32, 64, 128)
 
 
 def example_operands(new: NewTensor, channels: int, queries: int) -> TritonOperands:
-    """Operands of which only the shapes count, with bias, mask and gate."""
+    """Return operands with bias, mask and gate; only their shapes count."""
     x, gate = new(1, 2, 32, 4, channels), new(1, 2, queries, 4, channels)
     return TritonOperands(gate, x, x, new(1, 4, queries, 32), new(1, 2, 32), gate)
 
 
 def attention_variants(launch: Callable[[TritonOperands], object]) -> list[KernelVariant]:
-    """What a launch with bias, mask and gate ships, for many queries and, where that is configured apart, for few."""
+    """Record a launch with bias, mask and gate for many queries, and for few if they have their own configuration."""
 
     def of(queries: int, suffix: str) -> list[KernelVariant]:
         return recorded_variants(
@@ -375,5 +383,5 @@ def attention_variants(launch: Callable[[TritonOperands], object]) -> list[Kerne
 
 
 def variants() -> list[KernelVariant]:
-    """The forward kernel for every dtype, channels and shipped configuration."""
+    """Record the forward kernel for every dtype, channels and shipped configuration."""
     return attention_variants(lambda x: attend_triton(torch.empty_like(x.q), x, 1.0))

@@ -1,4 +1,4 @@
-"""The gradients of gated attention, as an operator of their own."""
+"""Gradients of gated attention, as a separate operator."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fastfold.kernels.ops.gated_attention.passes import PARAMS_SCHEMA
 def gated_attention_backward(
     grad: Tensor, x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, **options: Any
 ) -> list[Tensor]:
-    """Gradients of ``x``, of the bias if it is given and needed, and of the parameters as in :class:`~.eager.Weights`.
+    """Return gradients of ``x``, of the bias if given and needed, and of the parameters as in :class:`~.eager.Weights`.
 
-    Arguments are as of :func:`~.passes.backward`, whose names those of the operator are.
+    Arguments are those of :func:`~.passes.backward`, by the same names.
     """
     bias, mask, dropout, *parameters = others
     given = GatedAttentionParams._make(parameters)
@@ -64,7 +64,7 @@ def _fake(
 def gradients_of_parameters(
     found: Iterable[Tensor], parameters: Sequence[Tensor | None]
 ) -> GatedAttentionParams:
-    """What the operator returns behind the gradients of ``x`` and bias, as those of the parameters; views."""
+    """Arrange the operator's results after those of ``x`` and bias as gradients of the parameters; views."""
     p, rest = GatedAttentionParams._make(parameters), iter(found)
     norm, merged = (next(rest), next(rest)), next(rest)
     gate_bias = None if p.gate_bias is None else next(rest)
@@ -76,7 +76,7 @@ def _flat(weights: Weights) -> tuple[Tensor | None, ...]:
 
 
 def _first_of_each(parameters: GatedAttentionParams) -> Weights:
-    """Of the parameters that are merged the first, in the places of :class:`Weights`."""
+    """Return the parameters as :class:`Weights`, with the first parameter in the place of merged ones."""
     p = parameters
     return Weights((p.norm_weight, p.norm_bias), p.query_weight, p.gate_bias, p.output_weight, p.output_bias)
 

@@ -1,6 +1,6 @@
-"""Gated attention in two parts: what ``x`` alone decides, of the first block of rows, and all that is left.
+"""Gated attention in two parts: projections of the first block of rows, which need only ``x``, and the rest.
 
-For who waits for the bias meanwhile.
+For callers that wait for the bias meanwhile.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ def _begin_cost(call: Arguments) -> OperatorCost:
 def gated_attention_begin(
     x: Tensor, parameters: GatedAttentionParams, *, heads: int, backend: str, backward: bool = False
 ) -> list[Tensor]:
-    """Compute what :func:`fastfold.kernels.gated_attention` needs of ``x`` alone, for its first block of rows.
+    """Compute the values of :func:`fastfold.kernels.gated_attention` for its first block of rows that need only ``x``.
 
-    This records no gradients. ``fastfold::gated_attention_begun`` goes on from there.
+    No gradients are recorded. ``fastfold::gated_attention_begun`` continues from the result.
 
     Args:
         x: ``[*, R, N, c]``.
-        parameters: As of :func:`fastfold.kernels.gated_attention`.
+        parameters: Parameters of :func:`fastfold.kernels.gated_attention`.
         heads: H.
         backend: ``triton`` or ``torch``.
-        backward: Whether it is the backward pass that begins: ``fastfold::gated_attention_backward`` goes on.
+        backward: True to begin the backward pass, which ``fastfold::gated_attention_backward`` continues.
 
     Returns:
-        Projections of the block; before them, for the backward pass, the normalised block. Nothing for no rows.
+        Projections of the block; for the backward pass, the normalised block before them. Empty without rows.
     """
     found: list[Tensor] = _begin(x, *parameters, heads=heads, backend=backend, backward=backward)
     return found
@@ -94,7 +94,7 @@ def gated_attention_begin(
     f"{PARAMS_SCHEMA}, *, int heads, str backend) -> Tensor",
 )
 def _begun(x: Tensor, begun: Sequence[Tensor], *others: Tensor | None, heads: int, backend: str) -> Tensor:
-    """``x`` plus its update, of which :func:`gated_attention_begin` has made the beginning; records no gradients."""
+    """Return ``x`` plus its update, continuing after :func:`gated_attention_begin`; records no gradients."""
     bias, mask, dropout, *parameters = others
     return passes.forward(
         *(torch.empty_like(x), x, bias, mask, GatedAttentionParams._make(parameters)),

@@ -1,4 +1,4 @@
-"""What gated attention costs: its operations, and what a beginning takes off a call."""
+"""Cost of gated attention, and the part of it that a beginning takes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ BEGIN_LAUNCHES = 2
 def gated_attention_flops(
     rows: int, length: int, channels: int, width: int | None = None, *, gated: bool = True
 ) -> tuple[float, float, float]:
-    """Operations of :func:`fastfold.kernels.gated_attention`: of its projections, its attention and its output.
+    """Return operations of :func:`fastfold.kernels.gated_attention`: projections, attention and output.
 
     Args:
-        rows: Rows, of all batch elements.
+        rows: Rows of all batch elements.
         length: Positions of a row.
         channels: Channels of ``x``.
         width: Channels of all heads; by default those of ``x``.
-        gated: Whether there is a gate.
+        gated: True if there is a gate.
     """
     width = channels if width is None else width
     one = 2.0 * rows * length * channels * width
@@ -29,20 +29,20 @@ def gated_attention_flops(
 
 
 def flops_of(call: Arguments) -> tuple[float, float, float]:
-    """Those of a call of any operator of gated attention; its weights say whether there is a gate."""
+    """Return the operations of a call of any operator of gated attention; its weights tell if there is a gate."""
     *rows, length, channels = call["x"].shape
     width, gated = call["query_weight"].shape[0], call["gate_weight"] is not None
     return gated_attention_flops(math.prod(rows), length, channels, width, gated=gated)
 
 
 def forward_cost(call: Arguments) -> OperatorCost:
-    """Cost of a forward pass."""
+    """Return the cost of a forward pass."""
     # Queries, keys, values, gate and attended values of a block of rows go through memory.
     return OperatorCost(sum(flops_of(call)), 10 * size_in_bytes(call["x"]), launches=6)
 
 
 def without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
-    """What is left of the cost of a call when the projections of its first block are there, in ``begun``."""
+    """Return the cost of a call without the projections of its first block, if those are in ``begun``."""
     if not call["begun"]:
         return whole
     done = 2.0 * call["begun"][-1].numel() * call["x"].shape[-1]

@@ -1,4 +1,4 @@
-"""Blocks of rows of gated self-attention in PyTorch, and how its parameters are arranged for them."""
+"""Blocks of rows of gated self-attention in PyTorch, and the arrangement of its parameters for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, finish,
 from fastfold.kernels.cpu.centring import centred, mean_of, sample
 from fastfold.kernels.cpu.linear import Least, Linear, reduced
 from fastfold.kernels.ops.attention.eager import Operands, attend, attend_backward
-from fastfold.kernels.ops.attention.eager import prepare as prepare  # of the interface of this module
+from fastfold.kernels.ops.attention.eager import prepare as prepare  # part of this module's interface
 
 EPS = 1e-5
 
@@ -22,7 +22,7 @@ EPS = 1e-5
 _POSITIONS = 1024
 
 backward_dtype = accumulation_dtype
-"""Dtype that the backward pass makes products in."""
+"""Dtype of the products of the backward pass."""
 
 
 class GatedAttentionParams(NamedTuple):
@@ -42,9 +42,9 @@ class GatedAttentionParams(NamedTuple):
 class Weights(NamedTuple):
     """Parameters as the passes use them, or their gradients.
 
-    The rows of ``merged [3 H D or 4 H D, c]`` are those of queries, keys, values and gates. ``bias`` is that of the
-    last of them: of the gates, ``[H D]``, or None. In weights that are :func:`centred_on` data it is that of all rows,
-    and ``attended [H D]`` is about what the output projection gets from all positions alike.
+    ``merged [3 H D or 4 H D, c]`` has rows for queries, keys, values and gates. ``bias`` belongs to the gates, ``[H
+    D]``, or is None. In weights :func:`centred_on` data, ``bias`` belongs to all rows, and ``attended [H D]`` estimates
+    the output projection's input that all positions have in common.
     """
 
     norm: tuple[Tensor, Tensor]
@@ -56,7 +56,7 @@ class Weights(NamedTuple):
 
 
 def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
-    """Weights in ``dtype``, and the norm in the dtype of accumulation."""
+    """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
     p, exact = parameters, accumulation_dtype(dtype)
     projections = (p.query_weight, p.key_weight, p.value_weight, p.gate_weight)
     return Weights(
@@ -69,7 +69,7 @@ def arrange(parameters: GatedAttentionParams, dtype: torch.dtype) -> Weights:
 
 
 def zeros_like(weights: Weights, dtype: torch.dtype) -> Weights:
-    """Totals that gradients of ``weights`` are added to."""
+    """Return zeros in the shapes of ``weights``, to sum their gradients in."""
     zeros = partial(torch.zeros_like, dtype=dtype)
     return Weights(
         norm=(zeros(weights.norm[0]), zeros(weights.norm[1])),
@@ -81,19 +81,19 @@ def zeros_like(weights: Weights, dtype: torch.dtype) -> Weights:
 
 
 def gradients_of(totals: Weights) -> GatedAttentionParams:
-    """Inverse of :func:`arrange`, as views."""
+    """Split gradients into those of the parameters, as views; inverse of :func:`arrange`."""
     query, key, value, *gate = totals.merged.split(totals.output.shape[1])
     gates = (gate[0] if gate else None, totals.bias)
     return GatedAttentionParams(*totals.norm, query, key, value, *gates, totals.output, totals.output_bias)
 
 
 def row_step(x: Tensor) -> int:
-    """Rows of a block of ``x [R, N, c]``, for the projections."""
+    """Return the number of rows per block of ``x [R, N, c]``, for the projections."""
     return max(1, _POSITIONS // max(1, x.shape[1]))
 
 
 def centred_on(x: Tensor, weights: Weights) -> Weights:
-    """``weights`` with what all positions of ``x [*, c]`` have in common in the bias, where products are reduced."""
+    """Move the mean over positions of ``x [*, c]`` into the bias of ``weights``, if products are reduced."""
     if reduced(weights.merged) is None:
         return weights
     norm, bias = centred(x, weights.norm, EPS, weights.merged, _bias(weights))
@@ -106,32 +106,32 @@ def centred_on(x: Tensor, weights: Weights) -> Weights:
 
 
 def projections(weights: Weights) -> Linear:
-    """To queries, keys, values and gate logits at once."""
+    """Return the product for queries, keys, values and gate logits at once."""
     # With the bias within the product, so that gate logits are rounded once.
     return Linear(weights.merged, _bias(weights), least="int8")
 
 
 def _bias(weights: Weights) -> Tensor | None:
-    """Of all projections, ``[3 H D or 4 H D]``."""
+    """Return the bias of all projections, ``[3 H D or 4 H D]``."""
     if weights.bias is None:
         return None
     return pad(weights.bias, (len(weights.merged) - len(weights.bias), 0))
 
 
 def project(normed: Tensor, linear: Linear, weights: Weights, heads: int, scratch: Scratch) -> Tensor:
-    """Queries, keys, values and gate logits of a block: ``normed [r, N, c]`` to ``[r, N, 3 or 4, H, D]``."""
+    """Project ``normed [r, N, c]`` to queries, keys, values and gate logits ``[r, N, 3 or 4, H, D]``."""
     rows, length, _ = normed.shape
     out = linear.narrow(normed.flatten(0, 1), "projected", scratch)
     return out.view(rows, length, -1, heads, weights.output.shape[1] // heads)
 
 
 class RowBlock(NamedTuple):
-    """A block of rows, or their gradients.
+    """Block of rows, or their gradients.
 
     Attributes:
         x: ``[r, N, c]``.
-        bias: Of their batch element, ``[H, N, N]``, or None.
-        mask: What ``prepare`` makes of it, ``[r, N]``, or None.
+        bias: Bias of their batch element, ``[H, N, N]``, or None.
+        mask: Mask that ``prepare`` returns, ``[r, N]``, or None.
         residual: ``[r, N, c]`` or None.
         dropout: ``[r, N, c]`` or None.
     """
@@ -144,10 +144,10 @@ class RowBlock(NamedTuple):
 
 
 class Forward:
-    """Fills blocks of rows.
+    """Forward pass of blocks of rows.
 
     Args:
-        weights: As :func:`arrange` makes them.
+        weights: Weights from :func:`arrange`.
         heads: Number of heads.
     """
 
@@ -158,13 +158,13 @@ class Forward:
         if weights.attended is not None:
             self._add = weights.attended.neg().view(heads, -1)
             output_bias = output_bias + torch.mv(weights.output, weights.attended)
-        # In 8 bits this small projection alone makes a fourth of the error of the MSA, and a third of the positions',
-        # and no less in bfloat16 if all that positions have in common is rounded too.
+        # This small projection would cause much of the error in 8 bits, and in bfloat16 too if the common part of all
+        # positions were rounded; see benchmarks/results/choices.md.
         least: Least = "fp32" if self._add is None else "bf16"
         self._output = Linear(weights.output, output_bias, least=least)
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
-        """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``.
+        """Compute projections ``[r, N, 3 or 4, H, D]`` of a block, which need only ``x [r, N, c]``.
 
         ``scratch`` has the buffers, in the dtype of the products.
         """
@@ -173,7 +173,7 @@ class Forward:
         return project(normed, self._projections, weights, self._heads, scratch)
 
     def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
-        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual; ``begun`` is of :meth:`begin`."""
+        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
         x, bias, masked, residual, dropout = rows
         q, k, v, *gate = (self.begin(x, scratch) if begun is None else begun).unbind(2)
         attended = scratch("attended", *q.shape)
@@ -189,16 +189,17 @@ class Forward:
 
 
 def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
-    """What the gradients of a block are computed from that needs nothing but ``x [r, N, c]``.
+    """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
 
-    Normalised ``[r, N, c]`` with both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
+    Returns:
+        Normalised ``[r, N, c]``, both statistics ``[r, N, 1]``, and projections ``[r, N, 3 or 4, H, D]``.
     """
     normed, *statistics = normalise(scratch.copy("x", x), *weights.norm, EPS)
     return [normed, *statistics, project(normed, projections(weights), weights, heads, scratch)]
 
 
 def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """Shapes of what :func:`begin_backward` returns before the projections."""
+    """Return the shapes of results of :func:`begin_backward` before the projections."""
     return [x.shape, *[(*x.shape[:-1], 1)] * 2]
 
 
@@ -214,21 +215,21 @@ def backward_block(
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Weights]:
-    """Gradients of a block of rows.
+    """Compute gradients of a block of rows.
 
     Args:
-        grad: Of the result, ``[r, N, c]``.
-        rows: What the block was made of.
-        grad_bias: Gradient of the bias of the blocks before, ``[H, N, N]``, to which this one's is added; or None.
-        first: Whether there are none before, so that ``grad_bias`` has any content.
-        weights: As :func:`arrange` makes them.
-        totals: Gradients of the parameters of the blocks before, to which this one's are added; None if there are none.
+        grad: Gradient of the result, ``[r, N, c]``.
+        rows: Inputs of the block.
+        grad_bias: Sum of the bias's gradients of earlier blocks, ``[H, N, N]``, to add to; or None.
+        first: True without earlier blocks, when ``grad_bias`` has any content.
+        weights: Weights from :func:`arrange`.
+        totals: Sums of the parameters' gradients of earlier blocks, to add to; None without any.
         heads: Number of heads.
         scratch: Buffers, in the dtype of the products.
-        begun: Of :func:`begin_backward`, if that was called before.
+        begun: Result of :func:`begin_backward`, if it was called before.
 
     Returns:
-        That of ``x [r, N, c]``, and the new totals.
+        Gradient of ``x [r, N, c]``, and the new totals.
     """
     x, bias, masked, _, dropout = rows
     totals = zeros_like(weights, weights.norm[0].dtype) if totals is None else totals

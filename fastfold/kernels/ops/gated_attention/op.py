@@ -1,4 +1,4 @@
-"""Gated self-attention with everything around it: norm, merged projections, attention, gate, output."""
+"""Gated self-attention as one operator: norm, merged projections, attention, gate, output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastfold.kernels.ops.layer_norm.op import layer_norm_definition
 def gated_attention_definition(
     x: Tensor, bias: Tensor | None, mask: Tensor | None, *, heads: int, **parameters: Tensor | None
 ) -> Tensor:
-    """Specification of :func:`gated_attention`, with its :class:`~.eager.GatedAttentionParams`."""
+    """Compute :func:`gated_attention` by its specification, from its :class:`~.eager.GatedAttentionParams`."""
     exact = accumulation_dtype(x)
     given: dict[str, Any] = {k: None if p is None else p.to(exact) for k, p in parameters.items()}
     w = GatedAttentionParams(**given)
@@ -64,7 +64,7 @@ _gated_attention.register_fake(like_first)
 def _setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
 ) -> None:
-    """Keep inputs alone: projections and weights are recomputed."""
+    """Save the inputs only: projections and weights are recomputed."""
     x, bias, mask, _, dropout, *parameters = inputs
     ctx.options = keyword_only_inputs
     ctx.save_for_backward(x, bias, mask, dropout, *parameters)
@@ -88,15 +88,15 @@ declares_cost("gated_attention")(forward_cost)
 
 
 def attention_bias(bias: Tensor, channels: int, *, backend: str | None = None) -> Tensor:
-    """``bias`` as :func:`gated_attention` reads it: one that serves many calls is copied once, not in each of them.
+    """Lay out ``bias`` as :func:`gated_attention` reads it, so that many calls share one copy.
 
     Args:
         bias: ``[*, H, N, N]``, with any strides.
-        channels: Of each head.
-        backend: As of :func:`gated_attention`.
+        channels: Channels of each head.
+        backend: Backend of :func:`gated_attention`.
 
     Returns:
-        The same numbers; for Triton with rows that begin at multiples of 16 elements, whatever N is.
+        The same numbers; for Triton, rows begin at multiples of 16 elements, whatever N is.
     """
     if attention_backend(bias, channels, backend) == "torch":
         return bias.contiguous()
@@ -126,10 +126,10 @@ def gated_attention(
     scratch: Scratch | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Self-attention within every row, as a residual branch: ``(attention(LN(x)) · sigmoid(gate)) Oᵀ + o``.
+    """Compute self-attention within every row, as a residual branch: ``(attention(LN(x)) · sigmoid(gate)) Oᵀ + o``.
 
-    The whole of AlphaFold's MSA row and column attention (supplementary algorithms 7 and 8) and triangle attention
-    (13 and 14) but for the projection of the pair bias. For columns give transposed views: no copy is made.
+    This is AlphaFold's MSA row and column attention (supplementary algorithms 7 and 8) and triangle attention (13 and
+    14), without the projection of the pair bias. For columns pass transposed views: no copy is made.
 
     Args:
         x: ``[*, R, N, c]``; attention is along N.
@@ -145,10 +145,10 @@ def gated_attention(
         output_weight: O ``[c, H D]``.
         output_bias: o ``[c]``.
         heads: H.
-        residual: ``[*, R, N, c]`` to add to the update, most often ``x`` itself.
-        dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). A constant.
-        out: Where the result goes, without recording gradients; may be ``x`` or ``residual``.
-        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
+        residual: ``[*, R, N, c]`` to add to the update, usually ``x`` itself.
+        dropout: Factors of the update that broadcast against ``x`` (zero or 1 / keep rate). Gets no gradient.
+        out: Tensor for the result, without recording gradients; may be ``x`` or ``residual``.
+        scratch: With ``out``: buffers to use, which the next operator can reuse.
         backend: ``auto``, ``triton`` or ``torch``; see :func:`fastfold.kernels.attention`.
 
     Returns:
@@ -156,8 +156,8 @@ def gated_attention(
 
     Raises:
         InputError: Bias or mask have another shape.
-        ConfigError: There is no such backend, or it cannot run here.
-        RuntimeError: If gradients would have to be recorded through ``out``.
+        ConfigError: The backend does not exist or cannot run here.
+        RuntimeError: Gradients would have to be recorded through ``out``.
     """
     *lead, rows, length, _ = x.shape
     for name, tensor, shape in (
@@ -166,7 +166,7 @@ def gated_attention(
     ):
         if tensor is not None and tuple(tensor.shape) != shape:
             raise InputError(
-                f"gated_attention: {name} is {list(tensor.shape)}; give {list(shape)} for x {list(x.shape)}"
+                f"gated_attention: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
             )
     backend = attention_backend(x, len(query_weight) // heads, backend)
     parameters = GatedAttentionParams(

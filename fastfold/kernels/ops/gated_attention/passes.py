@@ -1,6 +1,6 @@
-"""Both passes of gated attention, block of rows by block of rows.
+"""Forward and backward pass of gated attention, block of rows by block of rows.
 
-What exists when is decided here, and what is computed of a block by a backend: ``eager`` or ``triton_launch``.
+This module decides which tensors exist at a time; a backend, ``eager`` or ``triton_launch``, computes a block.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PARAMS_SCHEMA = (
     "Tensor norm_weight, Tensor norm_bias, Tensor query_weight, Tensor key_weight, Tensor value_weight, "
     "Tensor? gate_weight, Tensor? gate_bias, Tensor output_weight, Tensor output_bias"
 )
-"""The fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
+"""Fields of :class:`~.eager.GatedAttentionParams` in the schemas of operators."""
 
 LONG_ROW = 4096
-"""Positions of the longest row of which each thread makes blocks of its own."""
+"""Maximum row length at which each thread works on its own blocks, in positions."""
 
 Index = tuple[int | slice, ...]
 
 
 def blocks_of(backend: str) -> Any:
-    """The module with the blocks of a backend."""
+    """Return the module with the blocks of a backend."""
     if backend == "triton":
         from fastfold.kernels.ops.gated_attention import triton_launch
 
@@ -47,7 +47,7 @@ def blocks_of(backend: str) -> Any:
 
 
 def row_blocks(x: Tensor, step: Callable[[Tensor], int]) -> Iterator[tuple[Index, Index]]:
-    """Indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
+    """Yield indices of the batch elements of ``x [*, R, N, c]``, each with those of its blocks of rows."""
     for i in batch_elements(x):
         rows, size = x.shape[-3], step(part(x, i))
         for r in range(0, rows, size):
@@ -71,7 +71,7 @@ def forward(
 ) -> Tensor:
     """Fill ``out``; projections, scores and output exist for one block of rows at a time.
 
-    Arguments are as of :func:`fastfold.kernels.gated_attention`. Of the first block the projections may have ``begun``.
+    Arguments are those of :func:`fastfold.kernels.gated_attention`; ``begun`` may have the first block's projections.
     """
     blocks = blocks_of(backend)
     bias, mask = blocks.prepare(bias, mask, x.dtype)
@@ -82,7 +82,7 @@ def forward(
         own = RowBlock(part(x, rows), part(bias, i), *(part(t, rows) for t in (mask, residual, dropout)))
         step(part(out, rows), own, scratch, *begun)
 
-    # The buffers of a block grow with a row that is longer than its positions; all cores then share one.
+    # A block has at least one row, so long rows enlarge its buffers; all cores then share one block.
     lanes = MAX_LANES if backend == "torch" and x.shape[-2] <= LONG_ROW else 1
     first = itertools.chain([begun], itertools.repeat(()))
     indices = ((*index, given) for index, given in zip(row_blocks(x, blocks.row_step), first, strict=False))
@@ -105,22 +105,22 @@ def backward(
     backend: str,
     need_bias: bool,
 ) -> tuple[Tensor, Tensor | None, Weights]:
-    """Gradients of ``x [*, R, N, c]``, of the bias if it is given and needed, and of the parameters.
+    """Compute gradients of ``x [*, R, N, c]``, of the bias if given and needed, and of the parameters.
 
-    Those of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs.
+    Gradients of bias and parameters are in the dtype of accumulation. Everything is recomputed from the inputs.
 
     Args:
-        grad: Of the result, ``[*, R, N, c]``.
-        x: As of :func:`fastfold.kernels.gated_attention`, like the others that are not explained here.
+        grad: Gradient of the result, ``[*, R, N, c]``.
+        x: Input of :func:`fastfold.kernels.gated_attention`.
         bias: ``[*, H, N, N]`` or None.
         mask: ``[*, R, N]`` or None.
-        parameters: Those of the operator.
-        begun: What :func:`~.begin_op.gated_attention_begin` returns for the backward pass, or empty.
+        parameters: Parameters of the operator.
+        begun: Result of :func:`~.begin_op.gated_attention_begin` for the backward pass, or empty.
         dropout: Factors that broadcast against ``x``, or None.
         heads: H.
-        add_x: Whether ``x`` is the residual as well.
+        add_x: True if ``x`` is also the residual.
         backend: ``triton`` or ``torch``.
-        need_bias: Whether the bias needs a gradient.
+        need_bias: True if the bias needs a gradient.
     """
     blocks, exact = blocks_of(backend), accumulation_dtype(x)
     bias, mask = blocks.prepare(bias, mask, x.dtype)

@@ -15,33 +15,33 @@ from fastfold.kernels.ops.layer_norm.op import layer_norm
 from fastfold.kernels.ops.residual_update.op import fill_update
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
-# Positions of a block: enough for a whole GPU, and of a large tensor a small part. A quarter of a tensor between.
+# Positions of a block: a quarter of the tensor, but enough to fill a GPU and never a large part of memory.
 _MIN_POSITIONS, _MAX_POSITIONS = 2**16, 2**17
 
 
 def prepare(
     bias: Tensor | None, mask: Tensor | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Bias and mask as :func:`attend_triton` reads them."""
+    """Lay out bias and mask as :func:`attend_triton` reads them."""
     hidden = None if mask is None else hidden_keys(mask, dtype if bias is None else bias.dtype)
     return None if bias is None else aligned(bias), hidden
 
 
 def backward_dtype(x: Tensor) -> torch.dtype:
-    """Dtype that the backward pass makes products in."""
+    """Return the dtype of the products of the backward pass."""
     return x.dtype
 
 
 def row_step(x: Tensor) -> int:
-    """Rows of a block of ``x [R, N, c]``."""
+    """Return the number of rows per block of ``x [R, N, c]``."""
     rows, length, _ = x.shape
     return max(1, min(_MAX_POSITIONS, max(_MIN_POSITIONS, rows * length // 4)) // max(1, length))
 
 
 class Forward:
-    """Fills blocks of rows; arguments as of :class:`~fastfold.kernels.ops.gated_attention.eager.Forward`.
+    """Forward pass of blocks of rows; arguments as of :class:`~fastfold.kernels.ops.gated_attention.eager.Forward`.
 
-    Behind the last product bias, dropout and residual are one pass: the update is read and the result written once.
+    After the last product, bias, dropout and residual are one pass: the update is read and the result written once.
     """
 
     def __init__(self, weights: Weights, heads: int) -> None:
@@ -49,12 +49,12 @@ class Forward:
         self._projections = projections(weights)
 
     def begin(self, x: Tensor, scratch: Scratch) -> Tensor:
-        """Projections ``[r, N, 3 or 4, H, D]`` of a block, which need nothing but ``x [r, N, c]``."""
+        """Compute projections ``[r, N, 3 or 4, H, D]`` of a block, which need only ``x [r, N, c]``."""
         normed = layer_norm(x, *self._weights.norm, EPS, backend="triton")
         return project(normed, self._projections, self._weights, self._heads, scratch)
 
     def __call__(self, out: Tensor, rows: RowBlock, scratch: Scratch, begun: Tensor | None = None) -> None:
-        """Fill ``out [r, N, c]``, which may be that of ``x`` or of the residual; ``begun`` is of :meth:`begin`."""
+        """Fill ``out [r, N, c]``, which may be ``x`` or the residual; ``begun`` is the result of :meth:`begin`."""
         weights = self._weights
         x, bias, hidden, residual, dropout = rows
         attended, *_ = _attend(self.begin(x, scratch) if begun is None else begun, bias, hidden, scratch)
@@ -71,7 +71,11 @@ class Forward:
 def _attend(
     projected: Tensor, bias: Tensor | None, hidden: Tensor | None, scratch: Scratch
 ) -> tuple[Tensor, Tensor, TritonOperands]:
-    """Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis, of a projected block."""
+    """Attend within a projected block.
+
+    Returns:
+        Output ``[1, r, N, H, D]``, sums of exponentials, and operands with a leading axis.
+    """
     q, k, v, *gate = projected.unsqueeze(0).unbind(3)
     operands = TritonOperands(
         *(q, k, v),
@@ -85,7 +89,11 @@ def _attend(
 
 
 def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) -> list[Tensor]:
-    """Normalised block ``[r, N, c or 2 c]`` and projections ``[r, N, 3 or 4, H, D]``, which need nothing but ``x``."""
+    """Compute the values for the gradients of a block that need only ``x [r, N, c]``.
+
+    Returns:
+        Normalised ``[r, N, c or 2 c]``, and projections ``[r, N, 3 or 4, H, D]``.
+    """
     normed = _normalise_exactly(x, weights)
     if normed.shape[-1] > x.shape[-1]:
         weights = weights._replace(merged=weights.merged.repeat(1, 2))
@@ -93,7 +101,7 @@ def begin_backward(x: Tensor, weights: Weights, heads: int, scratch: Scratch) ->
 
 
 def normalised_shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """Shapes of what :func:`begin_backward` returns before the projections."""
+    """Return the shapes of results of :func:`begin_backward` before the projections."""
     return [(*x.shape[:-1], x.shape[-1] * (1 if x.dtype == torch.float32 else 2))]
 
 
@@ -109,7 +117,7 @@ def backward_block(
     scratch: Scratch,
     begun: Sequence[Tensor] = (),
 ) -> tuple[Tensor, Weights]:
-    """Gradients of a block of rows, those of the parameters in float32; arguments as of the PyTorch path's."""
+    """Compute gradients of a block of rows, the parameters' in float32; arguments as of the PyTorch path."""
     x, bias, hidden, _, dropout = rows
     normed, projected = begun or begin_backward(x, weights, heads, scratch)
     attended, lse, read = _attend(projected, bias, hidden, scratch)
@@ -120,7 +128,7 @@ def backward_block(
     grads = grad_projected.view(1, *x.shape[:2], -1, *attended.shape[3:]).unbind(3)
     has_gate = len(grads) > 3
     block_bias = attend_backward_triton(
-        # With a gate it is multiplied before it is rounded.
+        # The gate multiplies the unrounded gradient.
         (grad_attended if has_gate else grad_attended.to(x.dtype)).view(attended.shape),
         read,
         attended,
@@ -157,7 +165,7 @@ def _sum_of_rows(x: Tensor) -> Tensor:
 
 
 def _added(totals: Weights, block: Weights) -> Weights:
-    """Both together, in the memory of the first."""
+    """Add the gradients of a block to the totals, in place."""
     for total, x in zip((*totals.norm, *totals[1:]), (*block.norm, *block[1:]), strict=True):
         if isinstance(total, Tensor) and isinstance(x, Tensor):
             total.add_(x)
@@ -165,10 +173,10 @@ def _added(totals: Weights, block: Weights) -> Weights:
 
 
 def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
-    """Normalised block ``[r, N, c]``, for 16 bits ``[r, N, 2 c]``: what is rounded, and what the rounding left over.
+    """Normalise a block to ``[r, N, c]``; for 16 bits ``[r, N, 2 c]``, rounded values and rounding remainders.
 
-    Of all roundings of the backward pass that of the normalised input costs most, because queries, keys and
-    values share its errors; the second half of a longer product takes it back.
+    Rounding the normalised input causes the largest error of the backward pass, because queries, keys and values share
+    it; the second half of a longer product corrects it.
     """
     exact = layer_norm(x.float(), *weights.norm, EPS, backend="triton")
     if x.dtype == torch.float32:
@@ -178,7 +186,7 @@ def _normalise_exactly(x: Tensor, weights: Weights) -> Tensor:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in float32."""
+    """Compute ``a @ b`` in float32."""
     if a.dtype == torch.float32 or a.is_cpu:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)

@@ -22,7 +22,7 @@ from fastfold.kernels.cpu.block_threads import for_blocks
 
 
 def layer_norm_definition(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
-    """Specification of :func:`layer_norm`, with every step spelled out."""
+    """Compute :func:`layer_norm` by its specification, step by step."""
     exact = torch.promote_types(x.dtype, torch.float32)
     centred = x.to(exact) - x.to(exact).mean(-1, keepdim=True)
     out = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -62,7 +62,7 @@ def _fake(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, bac
 def _layer_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor | None, eps: float, needs: list[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients for x, weight and bias in this order, those that ``needs`` asks for."""
+    """Return the gradients of x, weight and bias, in this order, that ``needs`` asks for."""
     need_x, need_weight, need_bias = needs
     if backend == "triton":
         from fastfold.kernels.ops.layer_norm.triton_bwd import layer_norm_backward
@@ -81,7 +81,7 @@ def _layer_norm_backward(
     for b_x, b_grad, *b_grad_x in position_blocks(block_positions(x.shape[-1]), *wanted):
         b_x = b_x.to(exact)
         _, *b_statistics = normalise(b_x, None, None, eps)
-        # Of the shift PyTorch asks only whether it is there.
+        # PyTorch only checks if the shift is None, so any tensor serves.
         b_result = normalise_backward(
             b_grad.to(exact), b_x, b_statistics, weight, grad_bias, grad_weight, grad_bias
         )
@@ -100,7 +100,7 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the input alone: its statistics are cheap to take again."""
+    """Save the input only: its statistics are cheap to recompute."""
     x, weight, bias, ctx.eps, ctx.backend = inputs
     ctx.save_for_backward(x, weight, bias)
 
@@ -136,14 +136,14 @@ def layer_norm(
         weight: ``[c]`` scale, or None.
         bias: ``[c]`` shift, or None.
         eps: Added to the variance.
-        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; rows of more than 4,096 channels are
-            PyTorch's in any case.
+        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; rows of more than 4,096 channels always
+            use PyTorch.
 
     Returns:
         ``[*, c]``, contiguous, in the dtype of ``x``; mean and variance are accumulated in float32 (float64 for
         float64).
 
     Raises:
-        ConfigError: The backend cannot run here.
+        ConfigError: The backend does not exist or cannot run here.
     """
     return _layer_norm(x, weight, bias, eps, rows_backend(x, backend))

@@ -1,10 +1,10 @@
 """Triton kernel of the gradients of :func:`fastfold.kernels.layer_norm`.
 
-It takes its statistics from the input again, which it has to read anyway, and sums the parameters' gradients in a fixed
+It recomputes the statistics from the input, which it must read anyway, and sums the parameters' gradients in a fixed
 order: each program over its own rows, then one reduction over the programs.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.layer_norm.triton_fwd import SIZES, statistics, statistics_backward
 
 PROGRAMS = 1024
-"""Most programs of the backward pass, and so rows of the partial sums; the same on every GPU, as the results are."""
+"""Maximum number of programs, so of rows of the partial sums; equal on every GPU, so that results are too."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -33,6 +33,7 @@ def layer_norm_backward_kernel(
     NEED_X: tl.constexpr, NEED_WEIGHT: tl.constexpr, NEED_BIAS: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """Compute gradients of rows; write ``[programs, channels]`` partial sums for weight and bias."""
     i_program = tl.program_id(0)
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
@@ -78,7 +79,7 @@ def layer_norm_backward(
     need_weight: bool = True,
     need_bias: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients for ``x [*, c]``, and in float32 for weight and bias ``[c]``; None for those not needed."""
+    """Return gradients of ``x [*, c]``, and in float32 of weight and bias ``[c]``; None for those not needed."""
     channels = x.shape[-1]
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if need_x else None
     if x.numel() == 0:
@@ -107,7 +108,7 @@ def layer_norm_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships: for rows along two axes that do not merge."""
+    """Record the shipped kernel: for rows along two axes that do not merge."""
 
     def launch(new: NewTensor, c: int) -> None:
         x = new(16, 32, c)[:, :16]

@@ -1,9 +1,9 @@
 """Triton kernel of :func:`fastfold.kernels.layer_norm`.
 
-A program holds whole rows, so that the mean, the variance and the result cost one reading of the tensor.
+A program holds whole rows, so mean, variance and result need one reading of the tensor.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fastfold.kernels.common.triton_math import cast, row_offset
 from fastfold.kernels.common.tuning import launch_config
 
 SIZES = ["count", "size_1", "size_2"]
-"""Sizes that no kernel is specialised on."""
+"""Sizes that kernels are not specialised on."""
 
 
 @triton.jit
 def statistics(b_x, m_channel, channels, eps):
-    """Rows ``b_x [BT, BC]`` (0 beyond the channels) normalised, and their reciprocal standard deviations ``[BT]``."""
+    """Normalise rows ``b_x [BT, BC]`` (0 past the channels); also return reciprocal standard deviations ``[BT]``."""
     b_mean = tl.sum(b_x, 1) / channels
     b_centred = tl.where(m_channel[None, :], b_x - b_mean[:, None], 0.0)
     b_rstd = 1.0 / tl.sqrt_rn(tl.sum(b_centred * b_centred, 1) / channels + eps)
@@ -34,7 +34,7 @@ def statistics(b_x, m_channel, channels, eps):
 
 @triton.jit
 def statistics_backward(b_grad, b_normed, b_rstd, channels):
-    """Gradients ``[BT, BC]`` of rows from those of the normalised ones."""
+    """Compute the gradients ``[BT, BC]`` of rows from those of the normalised ones."""
     b_mean = tl.sum(b_grad, 1) / channels
     b_slope = tl.sum(b_grad * b_normed, 1) / channels
     return (b_grad - b_mean[:, None] - b_normed * b_slope[:, None]) * b_rstd[:, None]
@@ -46,6 +46,7 @@ def layer_norm_forward_kernel(
     AXES: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """Normalise, scale and shift rows: a program owns BT of them."""
     o_row = tl.program_id(0) * BT + tl.arange(0, BT)
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
@@ -65,7 +66,7 @@ def layer_norm_forward_kernel(
 
 
 def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Contiguous result of the normalisation of ``x [*, c]``, c at most 4,096."""
+    """Return the contiguous normalisation of ``x [*, c]``, c at most 4,096."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel() == 0:
         return out
@@ -84,7 +85,7 @@ def layer_norm_forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships: for rows along two axes that do not merge."""
+    """Record the shipped kernel: for rows along two axes that do not merge."""
 
     def launch(new: NewTensor, c: int) -> None:
         parameter = new(c, dtype=torch.float32)

@@ -23,15 +23,12 @@ from fastfold.kernels.cpu.linear import Least, Linear, by_onednn, product_dtype
 from fastfold.kernels.cpu.products import onednn_linear
 
 DEEP = 512
-"""Sequences from which the products of several columns are faster at once, although they have to be put in order.
-
-In float32 on one core of a server at 5,120 sequences 1.7 times as fast, at 512 as fast, at 128 a fourth slower; in
-bfloat16 with matrix units 2.1 times, 1.6 times, and a little slower.
-"""
+"""Sequences from which multiplying several columns at once is faster, although the products must then be reordered.
+Times are in ``benchmarks/results/choices.md``."""
 
 
 class OuterProductParams(NamedTuple):
-    """Tensors that :func:`fastfold.kernels.outer_product_mean` reads, in the order of its arguments."""
+    """Inputs of :func:`fastfold.kernels.outer_product_mean`, in the order of its arguments."""
 
     left: Tensor
     right: Tensor
@@ -42,19 +39,19 @@ class OuterProductParams(NamedTuple):
 
     @property
     def differentiable(self) -> tuple[Tensor, ...]:
-        """All but the masks, which are constants."""
+        """All tensors except the masks, which get no gradients."""
         return self.left, self.right, self.weight, self.bias
 
 
 class Rows:
-    """Writes rows of the result, one block of them after the other; the right side is brought in order once.
+    """Writer of the result's rows, block by block; the right side is reordered once.
 
-    With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory:
-    rows that multiply the output weight as they are, if its columns are put in the order (e c) once.
+    With the right side as ``[J e, S]``, the product with one left column ``[S, c]`` is ``[J, (e c)]`` in memory. These
+    rows multiply the output weight directly, if its columns are put in the order (e c) once.
 
     Args:
-        like: Of the dtype and device of both sides.
-        right: In blocks of sequences ``[*, s, J, c]``.
+        like: Tensor of the dtype and device of both sides.
+        right: Right side in blocks of sequences ``[*, s, J, c]``.
         right_mask: ``[*, S, J]``.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
@@ -75,10 +72,10 @@ class Rows:
         self._columns = like.new_empty(*batch, columns, c, sequences, dtype=dtype)
         ordered = weight.to(like.dtype).unflatten(-1, (c, c)).transpose(1, 2).flatten(1)  # [c_z, (e c)]
         self._share = share_of(sequences, like.dtype)
-        # Products in bfloat16 are multiplied as they are.
+        # Products in bfloat16 are multiplied without another rounding.
         least: Least = "bf16" if dtype == torch.bfloat16 else "int8x2"
         self._output = Linear(ordered, (bias * self._share).to(like.dtype), least=least)
-        # Which library multiplies, for all threads that will make blocks.
+        # Read before threads start, because for_blocks changes the setting.
         self._by_onednn = by_onednn(self._columns)
         self._mask, self._eps = right_mask, eps
         self._scratch = Scratch().of(like)
@@ -121,7 +118,7 @@ class Rows:
 
 @without_autocast
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
-    """Gradients tile by tile, in an exact dtype; the products exist for one tile of pairs at a time."""
+    """Compute gradients tile by tile, in an exact dtype; the products exist for one tile of pairs at a time."""
     left, right, left_mask, right_mask, weight, bias = inputs
     need_left, need_right = "left" in needed, "right" in needed
     exact = accumulation_dtype(left)
@@ -162,12 +159,12 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
 
 
 def batch_indices(x: Tensor) -> Iterator[tuple[int, ...]]:
-    """The indices of ``[S, I, c]`` in ``x [*, S, I, c]``."""
+    """Return the indices of ``[S, I, c]`` in ``x [*, S, I, c]``."""
     return itertools.product(*map(range, x.shape[:-3]))
 
 
 def sequence_blocks(side: Iterable[Tensor]) -> Iterator[tuple[tuple[int, ...], slice, Tensor]]:
-    """Batch index, sequences and content ``[s, J, c]`` of every part of a side in blocks ``[*, s, J, c]``."""
+    """Yield batch index, sequences and content ``[s, J, c]`` of every part of a side in blocks ``[*, s, J, c]``."""
     start = 0
     for part in side:
         block = slice(start, start + part.shape[-3])
@@ -177,20 +174,20 @@ def sequence_blocks(side: Iterable[Tensor]) -> Iterator[tuple[tuple[int, ...], s
 
 
 def _columns(x: Tensor, mask: Tensor, out: Tensor | None = None) -> Tensor:
-    """``[S, I, c]`` times its mask, as ``[I, c, S]`` in memory."""
+    """Multiply ``[S, I, c]`` by its mask, as ``[I, c, S]`` in memory."""
     out = x.new_empty(*x.shape[1:], len(x)) if out is None else out
     return torch.mul(x.permute(1, 2, 0), mask.to(x.dtype).t()[:, None], out=out)
 
 
 def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
-    """``[I, J]``: the number of sequences that both columns have."""
+    """Count the sequences that both columns have: ``[I, J]``."""
     exact = accumulation_dtype(left_mask)
     left = left_mask.to(exact)
     return left.t() @ (left if right_mask is left_mask else right_mask.to(exact))
 
 
 def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, slice]]:
-    """Tiles of the pair grid whose products fit into the cache: squares for a deep alignment, else rows."""
+    """Yield tiles of the pair grid whose products fit into the cache: squares for a deep alignment, else rows."""
     rows, cols = shape[:2]
     if rows == 0 or cols == 0:
         return
@@ -204,12 +201,12 @@ def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, s
 def _products(
     left: Tensor, right: Tensor, scratch: Scratch, *, share: float = 1.0, in_onednn: bool = False
 ) -> Tensor:
-    """``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``, times ``share``.
+    """Compute ``[(i j), (e c)]`` of ``left [i, c, S]`` and ``right [j, e, S]``, times ``share``.
 
-    Of a shallow alignment one product for each left column, which needs no other order afterwards. (In a batch of them
-    PyTorch would copy the right side for every one, on a CPU in bfloat16.) Of a deep one all at once: the sides are
-    then larger than the caches, and are read once for all. So it is where oneDNN multiplies, which takes memory of its
-    own for the result.
+    A shallow alignment takes one product per left column, whose result needs no reordering. (For a batch of them,
+    PyTorch would copy the right side every time on a CPU in bfloat16.) A deep alignment takes one product for all
+    columns: the sides are larger than the caches, and are read once for all. oneDNN also takes one product, because it
+    allocates memory for the result.
     """
     (i, c, sequences), (j, _, _) = left.shape, right.shape
     out, left, right = scratch("products", i, j * c, c), left.flatten(0, 1), right.flatten(0, 1)

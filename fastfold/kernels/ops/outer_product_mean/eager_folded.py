@@ -1,8 +1,8 @@
-"""PyTorch path of the outer product mean of few sequences: the output weight multiplies one side before the other.
+"""PyTorch path of the outer product mean of few sequences: the output weight multiplies one side first.
 
 ``Σ_ce weight[z, ce] · Σ_s left[s, i, c] · right[s, j, e]`` is ``Σ_se right[s, j, e] · folded[i, s, e, z]`` with
-``folded[i, s, e, z] = Σ_c left[s, i, c] · weight[z, ce]``: for each pair, S c c_z multiply-adds in the place of
-S c² + c² c_z, and S c² c_z for each row. With 32 and 128 channels that is less below about 40 sequences, and for a
+``folded[i, s, e, z] = Σ_c left[s, i, c] · weight[z, ce]``. This takes S c c_z multiply-adds per pair instead of
+S c² + c² c_z, and S c² c_z per row. With 32 and 128 channels that is less below about 40 sequences, and for a
 single one a thirtieth.
 """
 
@@ -22,24 +22,21 @@ BLOCK = BLOCK_ELEMENTS // 4
 """Elements of folded weights, and of an update, of a block: both stay in a core's cache."""
 
 REDUCED_TIME = {"int8": 0.8, "bf16": 0.25}
-"""Time of :class:`~.eager.Rows` with its weight in 8 bits, or all in bfloat16, in that with float32.
+"""Time of :class:`~.eager.Rows` with its weight in 8 bits, or all in bfloat16, relative to float32.
 
-Measured on one core of an EPYC, 0.8 and 0.5; processors with matrix units for bfloat16, which we had none of, may be
-twice as fast.
-"""
+The value of bfloat16 is half of the measured one (``benchmarks/results/choices.md``), because processors with matrix
+units for bfloat16 may be twice as fast."""
 
 
 def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
-    """Whether :class:`FoldedRows` is faster than :class:`~.eager.Rows`, and holds no more than a block.
+    """Return True if :class:`FoldedRows` is faster than :class:`~.eager.Rows`, and holds no more than a block.
 
-    On one core of an EPYC, in float32, with 128 and 300 columns, the ratio of their times was that of their
-    multiply-adds within a tenth from 8 sequences on; with one it was 0.09 and 0.07. In bfloat16 it was up to a fourth
-    more. Folding multiplies in the dtype of the data: in the place of products in less than float32 it has to be faster
-    by as much as they are. It is never done in float16: sums of products are scaled so that they are not too large for
-    it, and folded weights could be.
+    The number of multiply-adds predicts the ratio of times well (``benchmarks/results/choices.md``). Folding multiplies
+    in the dtype of the data, so it must beat reduced products by their gain. It is never done in float16: sums of
+    products are scaled to fit into it, but folded weights are not.
 
     Args:
-        like: Of the dtype and device of both sides.
+        like: Tensor of the dtype and device of both sides.
         right_mask: ``[*, S, J]``.
         weight: ``[c_z, c * c]``.
     """
@@ -47,7 +44,7 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
     c_z, c = len(weight), math.isqrt(weight.shape[-1])
     products = reduced(like)
     if products is not None and product_dtype(like) == torch.bfloat16:
-        products = "bf16"  # in 8 bits too, if the processor has units for it
+        products = "bf16"  # also requested as 8 bits, if the processor has units for bfloat16
     if like.dtype == torch.float16 or sequences * c * c_z > BLOCK:
         return False
     # Multiply-adds of a row.
@@ -57,7 +54,7 @@ def folding_pays(like: Tensor, right_mask: Tensor, weight: Tensor) -> bool:
 
 
 class FoldedRows:
-    """Writes rows of the result, one block of them after the other; arguments as of :class:`~.eager.Rows`.
+    """Writer of the result's rows, block by block; arguments as of :class:`~.eager.Rows`.
 
     A row's folded weights are a matrix ``[(s e), c_z]`` that the right side, ``[J, (s e)]``, is multiplied by.
     """

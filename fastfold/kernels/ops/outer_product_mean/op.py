@@ -1,4 +1,4 @@
-"""Outer product mean: what two columns of an alignment have in common becomes their pair's update."""
+"""Outer product mean: correlations of two columns of an alignment become the update of their pair."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def outer_product_mean_definition(
     bias: Tensor,
     eps: float = EPS,
 ) -> Tensor:
-    """Specification of :func:`outer_product_mean`: holds all ``[*, I, J, c, c]`` products."""
+    """Compute :func:`outer_product_mean` by its specification, with all ``[*, I, J, c, c]`` products in memory."""
     dtype, exact = left.dtype, torch.promote_types(left.dtype, torch.float32)
     left_mask, right_mask = left_mask.to(exact), right_mask.to(exact)
     left = left.to(exact) * left_mask[..., None]
@@ -45,10 +45,10 @@ def outer_product_mean_definition(
 
 
 class OuterProductRows:
-    """Rows of :func:`outer_product_mean` one block after the other, without gradients.
+    """Writer of rows of :func:`outer_product_mean`, block by block, without gradients.
 
-    What all blocks need of the right side is prepared once, which is much where the alignment is deep; so it is taken
-    in parts, of which no more than one exists at a time.
+    The right side is prepared once for all blocks, which is much work for a deep alignment. It is taken in parts, and
+    only one part exists at a time.
 
     Args:
         right: Projected alignment in blocks of sequences ``[*, s, J, c]``, at least one, in order.
@@ -56,11 +56,11 @@ class OuterProductRows:
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
         eps: Added to the number of sequences that both columns have.
-        backend: As of :func:`outer_product_mean`.
+        backend: Backend of :func:`outer_product_mean`.
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
-        RuntimeError: If gradients would have to be recorded.
+        RuntimeError: Gradients would have to be recorded.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class OuterProductRows:
             self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
             like, parts = first.new_empty(0), itertools.chain([first], parts)
-            del first  # so that it is freed when it has been taken
+            del first  # frees the part once it is consumed
             right_mask = right_mask.to(accumulation_dtype(like))
             kind = FoldedRows if folding_pays(like, right_mask, weight) else eager.Rows
             self._write = kind(like, parts, right_mask, weight, bias, eps)
 
     def write(self, out: Tensor, left: Tensor, left_mask: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Fill some rows of the result, and give them back.
+        """Fill some rows of the result, and return ``out``.
 
         Args:
             out: ``[*, I, J, c_z]``; may be ``residual``.
@@ -109,7 +109,7 @@ class OuterProductRows:
 
 
 def _joined(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
-    """Contiguous ``[*, S, J, c]`` of blocks of sequences, times their ``mask [*, S, J]``."""
+    """Join blocks of sequences to contiguous ``[*, S, J, c]``, times their ``mask [*, S, J]``."""
     whole, start = None, 0
     for block in parts:
         whole = block.new_empty(*mask.shape, block.shape[-1]) if whole is None else whole
@@ -140,7 +140,7 @@ def _fake(inputs: Sequence[Tensor], residual: Tensor | None, eps: float, backend
 def _outer_product_mean_backward(
     grad: Tensor, inputs: Sequence[Tensor], eps: float, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients of both projections, weight and bias; those that nobody ``needs`` are empty."""
+    """Return gradients of both projections, weight and bias; empty tensors for those not needed."""
     group = OuterProductParams(*inputs)
     needed = needed_names(("left", "right", "weight", "bias"), needs)
     if backend == "triton":
@@ -160,7 +160,7 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the inputs alone: the products are recomputed."""
+    """Save the inputs only: the products are recomputed."""
     tensors, _, ctx.eps, ctx.backend = inputs
     ctx.save_for_backward(*tensors)
 
@@ -177,7 +177,7 @@ _outer_product_mean.register_autograd(_backward, setup_context=_setup_context)
 
 
 def outer_product_flops(sequences: int, pairs: int, channels: int, c_z: int) -> tuple[float, float]:
-    """Operations of :func:`outer_product_mean`: of the outer products, and of their projection.
+    """Return operations of :func:`outer_product_mean`: outer products, and their projection.
 
     Args:
         sequences: Rows of the alignment.
@@ -196,7 +196,7 @@ def _flops(call: Arguments) -> tuple[float, float]:
 
 
 def _masked_sides(call: Arguments) -> float:
-    """Bytes of both projections times their masks."""
+    """Return the bytes of both projections times their masks."""
     x = OuterProductParams(*call["inputs"])
     return float(size_in_bytes(x.left) + size_in_bytes(x.right))
 
@@ -227,35 +227,35 @@ def outer_product_mean(
     out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Mean over the sequences of the outer products of two columns, projected to pair channels.
+    """Compute the mean over sequences of outer products of two columns, projected to pair channels.
 
     ``(Σ_s left[s, i, c] · right[s, j, e] · weight[:, c·C + e] + bias) / (eps + Σ_s left_mask · right_mask)``:
-    steps 2 to 4 of algorithm 10 of the AlphaFold supplement. As in its program the bias is divided too.
+    steps 2 to 4 of algorithm 10 of the AlphaFold supplement. As in AlphaFold's program, the bias is divided too.
+
+    Memory in addition to inputs and result: both projections once more, times their masks.
+
+    The PyTorch path multiplies ``left`` by the weight first if there are few sequences, which is less work
+    (:mod:`~fastfold.kernels.ops.outer_product_mean.eager_folded`). The backward pass computes the products again, tile
+    by tile, for any number of sequences.
 
     Args:
         left: Projected alignment ``[*, S, I, c]``.
         right: Projected alignment ``[*, S, J, c]``.
-        left_mask: ``[*, S, I]``, multiplies ``left``. A constant: it receives no gradient.
-        right_mask: ``[*, S, J]``, multiplies ``right``. A constant too.
+        left_mask: ``[*, S, I]``, multiplies ``left``. Gets no gradient.
+        right_mask: ``[*, S, J]``, multiplies ``right``. Gets no gradient.
         weight: ``[c_z, c * c]``.
         bias: ``[c_z]``.
         eps: Added to the number of sequences that both columns have.
         residual: ``[*, I, J, c_z]`` to add to the update.
-        out: Where the result goes, without recording gradients; may be ``residual``.
-        backend: ``auto``, ``triton`` (up to 256 pair channels, more take the PyTorch path) or ``torch``.
-
-    Memory in addition to inputs and result: both projections once more, times their masks.
-
-    The PyTorch path multiplies ``left`` by the weight first where there are few sequences, which is less work
-    (:mod:`~fastfold.kernels.ops.outer_product_mean.eager_folded`); the backward pass computes the products again, tile
-    by tile, for any number of them.
+        out: Tensor for the result, without recording gradients; may be ``residual``.
+        backend: ``auto``, ``triton`` (up to 256 pair channels; more use PyTorch) or ``torch``.
 
     Returns:
         The update ``[*, I, J, c_z]``, plus the residual, in the dtype of ``left``.
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
-        RuntimeError: If gradients would have to be recorded through ``out``.
+        RuntimeError: Gradients would have to be recorded through ``out``.
     """
     backend = products_backend(left, len(bias), backend)
     if out is None:

@@ -1,6 +1,6 @@
-"""Outer product mean in Triton, backward: the gradients of the products exist for one tile at a time as well."""
+"""Outer product mean in Triton, backward: the gradients of the products exist for one tile at a time."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ from fastfold.kernels.ops.outer_product_mean.triton_fwd import (
 )
 
 SHALLOW = 128
-"""Sequences up to which 16-bit gradients of a side have configurations of their own.
+"""Maximum number of sequences for the shallow configurations of a side's 16-bit gradients.
 
-A program multiplies the gradients of all its pairs by the weights again for every block of sequences, so where there
-are many it owns larger blocks, of which few sequences would leave most empty.
-"""
+A program multiplies the gradients of all its pairs by the weights again for every block of sequences. With many
+sequences it owns larger blocks, which few sequences would leave mostly empty."""
 
 
 @triton.jit
 def load_gradients(grad, grad_strides, o_i, o_j, m_p, o_z, m_z, DTYPE: tl.constexpr):
-    """Gradients of pairs ``[BI * BJ, *]`` in the dtype of what they are multiplied by, zero past the end."""
+    """Load gradients of pairs ``[BI * BJ, *]`` in the dtype of the other factor, zero past the end."""
     p_grad = pair_tile(grad, grad_strides, o_i, o_j, o_z)
     # [BI * BJ, *]
     return cast(tl.load(p_grad, mask=m_p[:, None] & m_z[None, :], other=0.0), DTYPE)
@@ -55,7 +54,10 @@ def outer_product_mean_side_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr,
     BS: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one side: a program owns BS sequences of BI columns with BA channels, and walks over the other."""
+    """Compute one side's gradient: a program owns BS sequences of BI columns with BA channels.
+
+    It walks over the columns of the other side.
+    """
     n_a = tl.cdiv(C, BA)
     i_a = tl.program_id(0) % n_a * BA
     i_i = tl.program_id(0) // n_a * BI
@@ -105,7 +107,8 @@ def write_side(
     """Fill the gradient of the left side of one batch element, from the right one times its mask.
 
     The channels of ``weight [c_z, c, c]`` are in the order (left, right).
-    Products of float32 are exact even where PyTorch's setting allows tf32, with which the kernel would spill registers.
+    Products of float32 are exact even if PyTorch's setting allows tf32, because the kernel would spill registers with
+    it.
     """
     (sequences, rows, c), columns, c_z = grad_left.shape, right.shape[1], len(weight)
     deep = right.dtype.itemsize == 2 and sequences > SHALLOW
@@ -132,9 +135,9 @@ def outer_product_mean_weights_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BA times BE columns of the weights and a share of the pairs.
+    """Compute the weights' gradient: a program owns BA times BE columns and a part of the pairs.
 
-    It leaves its share of their gradients: ``[programs, CZ, C * C]`` and, of the bias, ``[programs, CZ]``.
+    It writes partial sums: ``[programs, CZ, C * C]`` and, for the bias, ``[programs, CZ]``.
     """
     n_e = tl.cdiv(C, BE)
     i_a = tl.program_id(0) // n_e * BA
@@ -168,7 +171,7 @@ def outer_product_mean_weights_kernel(
 
 
 def _weights(x: Projections, counts: Tensor, eps: float, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients ``[c_z, c * c]`` and ``[c_z]`` of weights and bias from one batch element, in float32."""
+    """Return gradients ``[c_z, c * c]`` and ``[c_z]`` of weights and bias from one batch element, in float32."""
     left = x.left
     (sequences, rows, c), columns, c_z = left.shape, x.right.shape[1], grad.shape[-1]
     config = configuration("outer_product_mean_weights", left, c_z)
@@ -191,7 +194,10 @@ def _weights(x: Projections, counts: Tensor, eps: float, grad: Tensor) -> tuple[
 
 
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
-    """Gradients of ``left``, ``right``, ``weight`` and ``bias``, of the last two in float32; any if not ``needed``."""
+    """Return gradients of ``left``, ``right``, ``weight`` and ``bias``, the last two in float32.
+
+    Gradients that are not ``needed`` have any content.
+    """
     left, right, left_mask, right_mask, weight, bias = inputs
     c = left.shape[-1]
     weights = weight.to(left.dtype).reshape(-1, c, c)
@@ -216,7 +222,7 @@ def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Colle
 
 
 def variants() -> list[KernelVariant]:
-    """Both kernels in every dtype and configuration that ships."""
+    """Record both kernels in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c_z: int) -> None:
         x, pair = example(new, c_z)

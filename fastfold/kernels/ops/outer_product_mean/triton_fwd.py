@@ -1,6 +1,6 @@
-"""Outer product mean in Triton: products of two columns exist for one tile of pairs and channels, in registers."""
+"""Outer product mean in Triton: products of two columns exist in registers, for one tile of pairs and channels."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OUTER_CHANNELS = 32
 """Channels of a column in the networks that configurations ship for."""
 
 SIZES = ["sequences", "rows", "columns"]
-"""Sizes that no kernel is specialised on."""
+"""Sizes that kernels are not specialised on."""
 
 
 class Projections(NamedTuple):
@@ -41,9 +41,9 @@ class Projections(NamedTuple):
 def columns_pointers(
     x, i_s, i_i, i_c, columns, C: tl.constexpr, BS: tl.constexpr, BI: tl.constexpr, BC: tl.constexpr
 ):
-    """Pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, sequences before columns with their channels.
+    """Return pointers to a tile ``[BS, BI * BC]`` of ``x [S, I, C]``, sequences before columns with their channels.
 
-    Also which of these columns and channels ``[BI * BC]`` exist.
+    Also return the mask ``[BI * BC]`` of columns and channels that exist.
     """
     o_s = tl.cast(i_s, tl.int64) + tl.arange(0, BS)
     o_x = tl.arange(0, BI * BC)
@@ -60,7 +60,7 @@ def outer_products(
     C: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr, BS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the sequences ``[BI * BJ, BA * BE]``: pairs of columns, and pairs of their channels."""
+    """Compute sums over the sequences ``[BI * BJ, BA * BE]``: pairs of columns, and pairs of their channels."""
     b_sum = tl.zeros([BI * BA, BJ * BE], tl.float32)
     o_s = tl.arange(0, BS)
     # [BS, BI * BA], [BS, BJ * BE]
@@ -78,7 +78,7 @@ def outer_products(
 
 @triton.jit
 def weights_tile(weight, o_z, m_z, o_a, o_e, C: tl.constexpr, BA: tl.constexpr, BE: tl.constexpr):
-    """Tile ``[*, BA * BE]`` of ``weight [CZ, C, C]``: pair channels, then pairs of channels."""
+    """Load a tile ``[*, BA * BE]`` of ``weight [CZ, C, C]``: pair channels, then pairs of channels."""
     m_w = m_z[:, None]
     if C % BA != 0 or C % BE != 0:
         m_w = m_w & ((o_a < C) & (o_e < C))[None, :]
@@ -88,7 +88,7 @@ def weights_tile(weight, o_z, m_z, o_a, o_e, C: tl.constexpr, BA: tl.constexpr, 
 
 @triton.jit
 def tile_pairs(i_i, i_j, rows, columns, BI: tl.constexpr, BJ: tl.constexpr):
-    """Rows and columns ``[BI * BJ]`` of the pairs of a tile, and which of them exist."""
+    """Return rows and columns ``[BI * BJ]`` of the pairs of a tile, and the mask of those that exist."""
     o_p = tl.arange(0, BI * BJ)
     o_i = tl.cast(i_i, tl.int64) + o_p // BJ
     o_j = tl.cast(i_j, tl.int64) + o_p % BJ
@@ -97,7 +97,7 @@ def tile_pairs(i_i, i_j, rows, columns, BI: tl.constexpr, BJ: tl.constexpr):
 
 @triton.jit
 def reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS):
-    """One over the number of sequences ``[BI * BJ]`` of pairs, plus EPS."""
+    """Compute one over the number of sequences ``[BI * BJ]`` of pairs, plus EPS."""
     # [BI * BJ]
     b_count = tl.load(counts + o_i * counts_strides[0] + o_j * counts_strides[1], mask=m_p, other=1.0)
     return 1.0 / (b_count + EPS)
@@ -110,9 +110,9 @@ def outer_product_mean_forward_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, BA: tl.constexpr,
     BE: tl.constexpr, BS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BI times BJ pairs with all their channels.
+    """Compute the outer product mean: a program owns BI times BJ pairs with all their channels.
 
-    Sums become means before they are rounded, which float16 holds wherever it can hold their products.
+    Sums become means before they are rounded: float16 holds means wherever it holds the products.
     """
     i_i = tl.program_id(0) // tl.cdiv(columns, BJ) * BI
     i_j = tl.program_id(0) % tl.cdiv(columns, BJ) * BJ
@@ -125,7 +125,7 @@ def outer_product_mean_forward_kernel(
             b_products = outer_products(
                 x, i_i, i_j, i_a, i_e, sequences, rows, columns, C, BI, BJ, BA, BE, BS, PRECISION
             )
-            # Made again each time rather than kept in registers through the loops.
+            # Recomputed each time, because registers are scarce in the loops.
             o_i, o_j, m_p = tile_pairs(i_i, i_j, rows, columns, BI, BJ)
             b_scale = reciprocal_norm(counts, counts_strides, o_i, o_j, m_p, EPS)
             b_means = cast(b_products * b_scale[:, None], weight.dtype.element_ty)
@@ -144,15 +144,15 @@ def outer_product_mean_forward_kernel(
 
 
 def masked(x: Tensor, mask: Tensor) -> Tensor:
-    """Contiguous ``x [*, S, I, C]`` times its ``mask [*, S, I]``: kernels copy tiles of it as they are."""
+    """Return contiguous ``x [*, S, I, C]`` times its ``mask [*, S, I]``; kernels copy its tiles unchanged."""
     factors = mask.to(x.dtype).unsqueeze(-1)
-    # A product lies in memory as what is multiplied.
+    # A product has the memory layout of its factors.
     in_order = list(x.stride()) == sorted(x.stride(), reverse=True)
     return (x * factors if in_order else torch.mul(x, factors, out=x.new_empty(x.shape))).contiguous()
 
 
 class RightSide(NamedTuple):
-    """What all rows of the result share, as of ``outer_product_mean``; ``right`` is times its mask already."""
+    """Inputs of ``outer_product_mean`` that all rows of the result share; ``right`` is already times its mask."""
 
     right: Tensor
     right_mask: Tensor
@@ -190,14 +190,14 @@ def forward(
 
 
 def example(new: NewTensor, c_z: int, sequences: int = 32) -> tuple[OuterProductParams, Tensor]:
-    """Inputs and result with ``c_z`` channels, of which only the shapes count; a mask's rows are not aligned."""
+    """Return inputs and a result with ``c_z`` channels; only their shapes count, and a mask's rows are not aligned."""
     x, mask = new(sequences, 20, OUTER_CHANNELS), new(sequences, 20)
     weight = new(c_z, OUTER_CHANNELS**2)
     return OuterProductParams(x, x, mask, mask, weight, new(c_z)), new(20, 20, c_z)
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel in every dtype and configuration that ships."""
+    """Record the kernel in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c_z: int) -> None:
         x, pair = example(new, c_z)

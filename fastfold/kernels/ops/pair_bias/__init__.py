@@ -1,1 +1,1 @@
-"""The bias of attention from the pair representation."""
+"""Bias of attention from the pair representation."""

@@ -31,14 +31,14 @@ EPS = 1e-5
 
 
 def pair_bias_definition(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
-    """Specification of :func:`pair_bias`."""
+    """Compute :func:`pair_bias` by its specification."""
     exact = accumulation_dtype(z)
     normed = layer_norm_definition(z.to(exact), norm_weight, norm_bias)
     return linear(normed, weight.to(exact)).movedim(-1, -3).to(z.dtype)
 
 
 def _blocks(bias: Tensor, *pairs: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Blocks of positions of ``[A, B, c]`` tensors, after their columns ``[H, n]`` of ``bias [H, A, B]``."""
+    """Yield blocks of positions of ``[A, B, c]`` tensors, after their columns ``[H, n]`` of ``bias [H, A, B]``."""
     columns, start = bias.flatten(1), 0
     for parts in position_blocks(block_positions(pairs[0].shape[-1]), *pairs):
         yield columns[:, start : start + len(parts[0])], *parts
@@ -78,7 +78,7 @@ def _fake(z: Tensor, parameters: Sequence[Tensor], backend: str) -> Tensor:
 def _pair_bias_backward(
     grad: Tensor, z: Tensor, parameters: Sequence[Tensor], needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients of ``z``, contiguous, and the parameters; those that nobody ``needs`` are empty."""
+    """Return gradients of ``z``, contiguous, and the parameters; empty tensors for those not needed."""
     exact = accumulation_dtype(z)
     if backend == "triton":
         from fastfold.kernels.ops.pair_bias.triton_bwd import pair_bias_backward
@@ -112,7 +112,7 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the inputs alone: what is normalised exists for one block at a time, in both directions."""
+    """Save the inputs only: normalised values exist for one block at a time in both directions."""
     z, parameters, ctx.backend = inputs
     ctx.save_for_backward(z, *parameters)
 
@@ -147,23 +147,23 @@ def pair_bias(
     aligned: bool = False,
     backend: str | None = None,
 ) -> Tensor:
-    """``LN(z) Wᵀ`` with the heads in front, as attention reads it (supplement algorithms 7, 13 and 14).
+    """Compute ``LN(z) Wᵀ`` with the heads first, as attention reads it (supplement algorithms 7, 13 and 14).
 
     Args:
         z: ``[*, A, B, c]``, any strides.
         norm_weight: ``[c]``, scale of the normalisation.
         norm_bias: ``[c]``, its shift.
         weight: W ``[H, c]``.
-        aligned: Where no gradients are recorded, let Triton leave rows as far apart as
-            :func:`~fastfold.kernels.attention_bias` wants them, so that it need not copy them.
-        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; more than 256 channels or 16 heads are
-            PyTorch's in any case.
+        aligned: If no gradients are recorded, let Triton pad rows as :func:`~fastfold.kernels.attention_bias` needs
+            them, so that it need not copy them.
+        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; more than 256 channels or 16 heads always
+            use PyTorch.
 
     Returns:
         ``[*, H, A, B]`` in the dtype of ``z``.
 
     Raises:
-        ConfigError: The backend cannot run here.
+        ConfigError: The backend does not exist or cannot run here.
     """
     chosen = products_backend(z, weight.shape[1], backend)
     chosen = chosen if weight.shape[0] <= MAX_HEADS else "torch"
@@ -175,7 +175,7 @@ def pair_bias(
 
 @without_autocast
 def _aligned(z: Tensor, parameters: PairBiasParams) -> Tensor:
-    """Without an operator's record, which knows contiguous results alone."""
+    """Compute the aligned bias outside the operator, whose results are always contiguous."""
     from fastfold.kernels.ops.pair_bias.triton_fwd import pair_bias_forward
 
     cast = parameters._replace(weight=parameters.weight.to(z.dtype))

@@ -1,12 +1,12 @@
-"""Triton kernel of the gradients of :func:`fastfold.kernels.pair_bias`: one reading of the pair tensor and one writing.
+"""Triton kernel of the gradients of :func:`fastfold.kernels.pair_bias`: one reading of the pair tensor, one writing.
 
-Everything that the parameters' gradients need is two sums over the positions t, of the gradient g [t, H] and the
-normalised input x̂ [t, c] before its scale w and shift b: M = gᵀ x̂ and s = Σ g. Then
+The parameters' gradients follow from two sums over the positions t, of the gradient g [t, H] and the normalised input
+x̂ [t, c] before its scale w and shift b: M = gᵀ x̂ and s = Σ g. Then
 
     dW = M w + s b,   dw = Σ_h W M,   db = Σ_h W s.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 from fastfold.kernels.ops.pair_bias.triton_fwd import SIZES, padded_blocks
 
 PROGRAMS = 512
-"""Most programs of the backward pass, and so terms of the second sum; the same on every GPU, as the results are."""
+"""Maximum number of programs, so of terms of the second sum; equal on every GPU, so that results are too."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -37,6 +37,7 @@ def pair_bias_backward_kernel(
     AXES: tl.constexpr, PRECISION: tl.constexpr, NEED_Z: tl.constexpr, NEED_PARAMETERS: tl.constexpr,
     BT: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
+    """Compute gradients of ``z``; write partial sums of M and s for the parameters."""
     i_program = tl.program_id(0)
     o_channel = tl.arange(0, BC)
     o_head = tl.arange(0, BH)
@@ -78,7 +79,7 @@ def pair_bias_backward_kernel(
 def pair_bias_backward(
     grad: Tensor, z: Tensor, parameters: PairBiasParams, eps: float, *, need_z: bool, need_parameters: bool
 ) -> list[Tensor | None]:
-    """Gradient of ``z``, and those of the three parameters in float32; None where they are not asked for."""
+    """Return gradients of ``z``, and of the three parameters in float32; None for those not requested."""
     norm_weight, norm_bias, weight = parameters
     heads, channels = weight.shape
     rows = rows_of(grad.movedim(-3, -1), z, channels_apart=(0,))
@@ -106,7 +107,7 @@ def pair_bias_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships: for rows along two axes that do not merge, and heads that fill their block."""
+    """Record the shipped kernel: for rows along two axes that do not merge, and heads that fill their block."""
 
     def launch(new: NewTensor, c: int) -> None:
         norm, grad = new(c, dtype=torch.float32), new(MAX_HEADS - 1, 16, 17)

@@ -3,7 +3,7 @@
 The normalised pair tensor exists in registers only, so that the pair tensor is read once.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastfold.kernels.ops.layer_norm.triton_fwd import statistics
 from fastfold.kernels.ops.pair_bias.params import PairBiasParams
 
 SIZES = ["count", "size_1", "size_2", "head_stride"]
-"""Sizes that no kernel is specialised on."""
+"""Sizes that kernels are not specialised on."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -32,6 +32,7 @@ def pair_bias_forward_kernel(
     count, channels, heads, size_1, size_2, z_strides, out_strides, head_stride, eps,
     AXES: tl.constexpr, PRECISION: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
+    """Normalise positions and project them to heads: a program owns BT positions."""
     o_row = tl.program_id(0) * BT + tl.arange(0, BT)
     o_channel = tl.arange(0, BC)
     o_head = tl.arange(0, BH)
@@ -58,14 +59,15 @@ def pair_bias_forward_kernel(
 
 
 def padded_blocks(heads: int, channels: int) -> dict[str, int]:
-    """Block sizes of a kernel that holds all channels and all heads: powers of two."""
+    """Return block sizes of a kernel that holds all channels and all heads: powers of two."""
     return {"BC": padded(channels), "BH": padded(heads)}
 
 
 def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, multiple: int = 1) -> Tensor:
-    """Bias ``[*, H, A, B]`` of ``z [*, A, B, c]``; the weight ``[H, c]`` is in the dtype of ``z``.
+    """Return the bias ``[*, H, A, B]`` of ``z [*, A, B, c]``.
 
-    Without a batch its rows lie ``multiple`` elements apart, or a multiple of that.
+    The weight ``[H, c]`` has the dtype of ``z``. Without leading axes, the distance of the bias's rows is a multiple of
+    ``multiple`` elements.
     """
     heads, channels = parameters.weight.shape
     *batch, length, columns, _ = z.shape
@@ -87,7 +89,7 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships: for rows along two axes that do not merge, and heads that fill their block."""
+    """Record the shipped kernel: for rows along two axes that do not merge, and heads that fill their block."""
 
     def launch(new: NewTensor, c: int) -> None:
         norm = new(c, dtype=torch.float32)

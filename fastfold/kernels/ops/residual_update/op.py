@@ -1,4 +1,4 @@
-"""The end of a residual branch in one pass: bias, gate, dropout and the addition."""
+"""End of a residual branch in one pass: bias, gate, dropout and the addition."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def residual_update_definition(
     gate: Tensor | None = None,
     dropout: Tensor | None = None,
 ) -> Tensor:
-    """Specification of :func:`residual_update`."""
+    """Compute :func:`residual_update` by its specification."""
     exact = accumulation_dtype(x)
     out = x.to(exact)
     if bias is not None:
@@ -38,7 +38,7 @@ def residual_update_definition(
 
 @without_autocast
 def fill_update(out: Tensor, operands: UpdateOperands, backend: str) -> None:
-    """Fill ``out``, which may be ``x``, ``residual`` or ``gate``, with what :func:`residual_update` gives."""
+    """Fill ``out``, which may be ``x``, ``residual`` or ``gate``, with the result of :func:`residual_update`."""
     if backend == "triton":
         from fastfold.kernels.ops.residual_update.triton_fwd import write_update
 
@@ -73,7 +73,7 @@ def _residual_update_backward(
     need_bias: bool,
     backend: str,
 ) -> list[Tensor]:
-    """Gradients of ``x``, ``bias`` and ``gate``; empty for what is not there or not needed."""
+    """Return gradients of ``x``, ``bias`` and ``gate``; empty tensors for missing ones and those not needed."""
     inputs = [x if t is None else t for t in (x, bias, gate)]
     needs = [True, need_bias, gate is not None]
     if backend == "triton":
@@ -108,7 +108,7 @@ def _backward_fake(
 def _setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
 ) -> None:
-    """Keep inputs alone; of ``x`` the backward pass without a gate needs no more than its shape."""
+    """Save the inputs only; without a gate, the backward pass needs only the shape of ``x``."""
     x, _, bias, gate, dropout = inputs
     ctx.backend = keyword_only_inputs["backend"]
     ctx.save_for_backward(x, bias, gate, dropout)
@@ -137,29 +137,29 @@ def residual_update(
     out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """``residual + dropout · sigmoid(gate) · (x + bias)``: how every branch of the Evoformer ends.
+    """Compute ``residual + dropout · sigmoid(gate) · (x + bias)``, the end of every branch of the Evoformer.
 
-    The residual additions of supplement algorithm 6, with dropout shared by rows or columns (section 1.11.6), behind
-    the biased and gated output of a branch (as in algorithm 11, line 4): each tensor is read and written once.
+    These are the residual additions of supplement algorithm 6, with dropout shared by rows or columns (section 1.11.6),
+    after the biased and gated output of a branch (as in algorithm 11, line 4). Each tensor is read and written once.
 
     Args:
         x: ``[*, c]``, output of a projection without its bias; any strides.
-        residual: ``[*, c]``, or None to leave it out, as all that follow.
+        residual: ``[*, c]``, or None to leave it out; so for all arguments below.
         bias: ``[c]``, added to ``x``.
         gate: Logits ``[*, c]`` of the gate.
         dropout: Factors that broadcast against ``x`` (zero or 1 / keep rate): ``[*, 1, N, c]`` are shared by rows, and
-            ``[*, N, 1, c]`` by columns. A constant.
-        out: Where the result goes, without recording gradients; may be ``x``, ``residual`` or ``gate``.
-        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; rows of more than 4,096 channels are
-            PyTorch's in any case.
+            ``[*, N, 1, c]`` by columns. Gets no gradient.
+        out: Tensor for the result, without recording gradients; may be ``x``, ``residual`` or ``gate``.
+        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; rows of more than 4,096 channels always
+            use PyTorch.
 
     Returns:
         ``[*, c]`` in the dtype and memory layout of ``x``, rounded once.
 
     Raises:
-        InputError: A shape does not belong to that of ``x``.
+        InputError: A shape does not match that of ``x``.
         ConfigError: The backend does not exist or cannot run here.
-        RuntimeError: If gradients would have to be recorded through ``out``.
+        RuntimeError: Gradients would have to be recorded through ``out``.
     """
     wanted = {
         "residual": (residual, x.shape),
@@ -170,7 +170,7 @@ def residual_update(
     for name, (tensor, shape) in wanted.items():
         if tensor is not None and tensor.shape != shape:
             raise InputError(
-                f"residual_update: {name} is {list(tensor.shape)}; give {list(shape)} for x {list(x.shape)}"
+                f"residual_update: expected {name} {list(shape)} for x {list(x.shape)}, found {list(tensor.shape)}"
             )
     if dropout is not None:
         try:

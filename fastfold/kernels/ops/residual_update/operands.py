@@ -1,4 +1,4 @@
-"""What the end of a residual branch reads."""
+"""Operands of the end of a residual branch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class UpdateOperands(NamedTuple):
-    """What :func:`fastfold.kernels.residual_update` reads, in the order of its arguments."""
+    """Operands of :func:`fastfold.kernels.residual_update`, in the order of its arguments."""
 
     x: Tensor
     residual: Tensor | None

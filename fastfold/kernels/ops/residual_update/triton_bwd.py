@@ -1,6 +1,6 @@
 """Triton kernel of the gradients of :func:`fastfold.kernels.residual_update`."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.residual_update.triton_fwd import SIZES, load_rows, strides_of
 
 PROGRAMS = 1024
-"""Most programs, and so rows of the partial sums; the same on every GPU, as the results are."""
+"""Maximum number of programs, so of rows of the partial sums; equal on every GPU, so that results are too."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -28,7 +28,10 @@ def residual_update_backward_kernel(
     AXES: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr, HAS_DROPOUT: tl.constexpr,
     NEED_BIAS: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ``x`` and the gate, without gaps; leaves ``[programs, channels]`` partial sums for the bias."""
+    """Compute gradients of ``x`` and the gate, without gaps.
+
+    Write ``[programs, channels]`` partial sums for the bias.
+    """
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
     b_grad_bias = tl.zeros([BT, BC], tl.float32)
@@ -66,7 +69,7 @@ def update_backward(
     dropout: Tensor | None,
     need_bias: bool,
 ) -> list[Tensor | None]:
-    """Gradients of ``x``, the bias (in float32) and the gate, contiguous; None for what there is none of."""
+    """Return contiguous gradients of ``x``, the bias (in float32) and the gate; None for missing ones."""
     channels = x.shape[-1]
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     grad_gate = None if gate is None else torch.empty(x.shape, dtype=gate.dtype, device=x.device)
@@ -95,7 +98,7 @@ def update_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships: for rows along two axes that do not merge."""
+    """Record the shipped kernel: for rows along two axes that do not merge."""
 
     def launch(new: NewTensor, c: int) -> None:
         x = new(16, 32, c)[:, :16]

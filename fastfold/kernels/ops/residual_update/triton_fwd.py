@@ -1,6 +1,6 @@
 """Triton kernel of :func:`fastfold.kernels.residual_update`: whole rows per program, every tensor passed once."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.residual_update.operands import UpdateOperands
 
 SIZES = ["count", "size_1", "size_2"]
-"""Sizes that no kernel is specialised on."""
+"""Sizes that kernels are not specialised on."""
 
 
 @triton.jit
 def load_rows(p_x, o_row, o_channel, m_x, size_1, size_2, strides, AXES: tl.constexpr):
-    """Rows ``[BT, BC]`` of a tensor with any strides, in float32; zero where ``m_x`` is not."""
+    """Load rows ``[BT, BC]`` of a tensor with any strides, in float32; zero outside of ``m_x``."""
     p_rows = (
         p_x
         + row_offset(o_row, size_1, size_2, strides, AXES)[:, None]
@@ -38,7 +38,7 @@ def residual_update_forward_kernel(
     AXES: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BT rows, and has read all of them before it writes."""
+    """Compute the update: a program owns BT rows, and reads all of them before it writes."""
     o_row = tl.program_id(0) * BT + tl.arange(0, BT)
     o_channel = tl.arange(0, BC)
     m_channel = o_channel < channels
@@ -59,7 +59,7 @@ def residual_update_forward_kernel(
 
 
 def strides_of(rows: Rows) -> list[tuple[int, int, int, int]]:
-    """Strides of rows and channels of each tensor."""
+    """Return the strides of rows and channels of each tensor."""
     return [(*axes, x.stride(-1)) for x, axes in zip(rows.tensors, rows.strides, strict=True)]
 
 
@@ -69,7 +69,7 @@ def write_update(out: Tensor, operands: UpdateOperands) -> None:
     if x.numel() == 0:
         return
     channels = x.shape[-1]
-    # What is missing is replaced by x, which costs nothing: it is not read.
+    # x replaces missing operands: the kernel does not read them.
     given = [x if t is None else t for t in (x, residual, gate, dropout)]
     rows = rows_of(*given, out, channels_apart=tuple(range(5)))
     b_x, b_residual, b_gate, b_dropout, target = rows.tensors
@@ -85,12 +85,12 @@ def write_update(out: Tensor, operands: UpdateOperands) -> None:
         BC=padded(channels),
         **config.launch,
     )
-    if target is not out:  # its axes could not be walked over: the kernel has filled a copy
+    if target is not out:  # its axes could not be walked, so the kernel has filled a copy
         out.copy_(target)
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships: for rows along two axes that do not merge."""
+    """Record the shipped kernel: for rows along two axes that do not merge."""
 
     def launch(new: NewTensor, c: int) -> None:
         x = new(16, 32, c)[:, :16]

@@ -1,6 +1,6 @@
-"""Softmax of attention scores that exist in memory, with pair bias and key mask added in the same pass.
+"""Softmax of attention scores in memory, with pair bias and key mask added in the same pass.
 
-Attention itself never materialises its scores (:func:`fastfold.kernels.attention`); this is for those who need them.
+Attention itself never stores its scores (:func:`fastfold.kernels.attention`); this is for callers that need them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastfold.kernels.common.scratch import Scratch, accumulation_dtype, without
 
 
 def softmax_definition(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """Specification of :func:`softmax`."""
+    """Compute :func:`softmax` by its specification."""
     exact = accumulation_dtype(scores)
     logits = scores.to(exact)
     if bias is not None:
@@ -45,7 +45,7 @@ def _softmax(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: 
 
 
 def _forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | None) -> None:
-    """PyTorch's path: one row at a time, ``[H, Nq, Nk]`` in an exact dtype."""
+    """Compute PyTorch's path, one row ``[H, Nq, Nk]`` at a time, in an exact dtype."""
     scratch = Scratch().of(scores, accumulation_dtype(scores))
     for i in range(scores.shape[0]):
         for r in range(scores.shape[1]):
@@ -67,7 +67,7 @@ def _fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str
 def _softmax_backward(
     grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
 ) -> list[Tensor]:
-    """Gradients for the scores and, summed over the rows in an exact dtype, the bias, where they are needed."""
+    """Return the needed gradients: of the scores, and of the bias, summed over the rows in an exact dtype."""
     shape = (*out.shape[:-4], *out.shape[-3:])
     grad_scores = torch.empty(out.shape, dtype=out.dtype, device=out.device) if need_scores else None
     flat_scores = None if grad_scores is None else batched(grad_scores, 4)
@@ -88,14 +88,14 @@ def _softmax_backward(
 def _backward_in_rows(
     grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, grad_bias: Tensor | None
 ) -> None:
-    """PyTorch's path of the backward pass; adds to ``grad_bias``."""
+    """Compute PyTorch's path of the backward pass; add to ``grad_bias``."""
     scratch = Scratch().of(out, accumulation_dtype(out))
     for i in range(out.shape[0]):
         for r in range(out.shape[1]):
             b_out = scratch.copy("out", out[i, r])
             b_grad = scratch.copy("grad", grad[i, r])
             b_product = scratch("product", *b_out.shape)
-            # Rounded weights don't add up to 1; a second mean takes away what the first one left.
+            # Rounded weights don't add up to 1; a second mean removes the remainder of the first.
             for _ in range(2):
                 b_grad -= torch.sum(torch.mul(b_out, b_grad, out=b_product), -1, True)
             b_grad *= b_out
@@ -142,20 +142,19 @@ declares_cost("softmax", "softmax_backward")(no_products)
 def softmax(
     scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None, *, backend: str | None = None
 ) -> Tensor:
-    """Weights of attention, ``softmax(scores + bias)`` over the keys that the mask leaves.
+    """Compute weights of attention, ``softmax(scores + bias)``, over keys that are not masked.
 
     Args:
         scores: ``[*, R, H, Nq, Nk]``, any strides.
         bias: ``[*, H, Nq, Nk]`` for all rows R, or None.
-        mask: ``[*, R, Nk]``, 0 for keys that do not count (no gradient), or None. Where no key of a row counts,
-            all have the weight 1 / Nk, and the scores get no gradient.
-        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; more than 4,096 keys are PyTorch's in any
-            case.
+        mask: ``[*, R, Nk]``, 0 for keys to leave out, or None. Gets no gradient. If all keys of a row are masked, all
+            have the weight 1 / Nk, and the scores get no gradient.
+        backend: As in :func:`fastfold.kernels.common.backend.choose_backend`; more than 4,096 keys always use PyTorch.
 
     Returns:
         ``[*, R, H, Nq, Nk]``, contiguous, in the dtype of ``scores``; computed in float32 (float64 for float64).
 
     Raises:
-        ConfigError: The backend cannot run here.
+        ConfigError: The backend does not exist or cannot run here.
     """
     return _softmax(scores, bias, mask, rows_backend(scores, backend))

@@ -1,9 +1,9 @@
 """Triton kernel of the gradients of :func:`fastfold.kernels.softmax`.
 
-It walks over the rows R within a program and so sums the gradient of the bias in a fixed order, without atomics.
+A program walks over the rows R, so that the gradient of the bias is summed in a fixed order, without atomics.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastfold.kernels.common.tuning import launch_config
 from fastfold.kernels.ops.softmax.triton_fwd import SIZES, query_block, readable, row_tile
 
 PROGRAMS = 1024
-"""Programs that the backward pass cuts the rows R for; the same on every GPU, as the results are."""
+"""Target number of programs, for which the rows R are split; equal on every GPU, so that results are too."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -31,6 +31,7 @@ def softmax_backward_kernel(
     HAS_MASK: tl.constexpr, NEED_SCORES: tl.constexpr, NEED_BIAS: tl.constexpr,
     BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Compute gradients of scores, and partial sums for the bias: a program walks over a chunk of rows."""
     i_chunk = tl.program_id(0) % tl.cdiv(rows, chunk_rows)
     i_block = tl.program_id(0) // tl.cdiv(rows, chunk_rows)
     i_batch, i_head, o_query, o_key, m_key, m_tile = query_block(i_block, heads, queries, keys, BQ, BK)
@@ -45,7 +46,7 @@ def softmax_backward_kernel(
         o_tile = o_out[:, None] * keys + o_key[None, :]
         b_out = tl.load(p_out + o_tile, mask=m_tile, other=0.0).to(tl.float32)
         b_grad -= tl.sum(b_out * b_grad, 1)[:, None]
-        # Rounded weights don't add up to 1; a second mean takes away what the first one left.
+        # Rounded weights don't add up to 1; a second mean removes the remainder of the first.
         b_grad = b_out * (b_grad - tl.sum(b_out * b_grad, 1)[:, None])
         if HAS_MASK:
             # [BK]
@@ -64,10 +65,10 @@ def softmax_backward_kernel(
 def softmax_backward(
     grad: Tensor, out: Tensor, mask: Tensor | None, grad_scores: Tensor | None, need_bias: bool
 ) -> Tensor | None:
-    """Write the gradient of the scores into the contiguous ``grad_scores`` if it is given.
+    """Write the gradient of the scores to the contiguous ``grad_scores``, if given.
 
     Returns:
-        The gradient of the bias ``[B, H, Nq, Nk]`` in float32 if it is needed.
+        Gradient of the bias ``[B, H, Nq, Nk]`` in float32, if needed.
     """
     batch, rows, heads, queries, keys = out.shape
     if out.numel() == 0:
@@ -75,7 +76,7 @@ def softmax_backward(
     grad, out, mask = innermost(grad), out.contiguous(), readable(mask)
     config = launch_config("softmax_backward", str(padded(keys)), out.device)
     programs = batch * heads * triton.cdiv(queries, config.blocks["BQ"])
-    # Each chunk of rows leaves a partial sum of its own behind: no more of them than fill a GPU.
+    # Each chunk of rows writes a partial sum, so there are only as many chunks as fill a GPU.
     chunk_rows = triton.cdiv(rows, max(1, PROGRAMS // programs)) if need_bias else 1
     chunks = triton.cdiv(rows, chunk_rows)
     partial = out.new_empty(chunks, batch, heads, queries, keys, dtype=torch.float32) if need_bias else None
@@ -92,7 +93,7 @@ def softmax_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships."""
+    """Record the shipped kernel."""
 
     def launch(new: NewTensor, keys: int) -> None:
         out = new(2, 16, 16, 16, keys)

@@ -1,10 +1,10 @@
 """Triton kernel of :func:`fastfold.kernels.softmax`.
 
-A program holds whole rows of keys. Programs that share a block of the bias run next to each other, so that the
-bias comes from the cache.
+A program holds whole rows of keys. Programs that share a block of the bias run consecutively, so that they find it in
+the cache.
 """
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SIZES = ["rows", "heads", "queries", "keys", "chunk_rows"]
 
 @triton.jit
 def query_block(i_block, heads, queries, keys, BQ: tl.constexpr, BK: tl.constexpr):
-    """Batch element, head, queries and keys of a block, and which keys and which of both there are."""
+    """Return batch element, head, queries and keys of a block, and masks of keys and of both that exist."""
     i_query = i_block % tl.cdiv(queries, BQ)
     i_block = i_block // tl.cdiv(queries, BQ)
     i_head = (i_block % heads).to(tl.int64)
@@ -40,7 +40,7 @@ def query_block(i_block, heads, queries, keys, BQ: tl.constexpr, BK: tl.constexp
 
 @triton.jit
 def row_tile(p_x, strides, i_batch, i_row, i_head, o_query, o_key):
-    """Pointers ``[BQ, BK]`` to the keys of a row and head of ``x [B, R, H, Nq, Nk]``."""
+    """Return pointers ``[BQ, BK]`` to the keys of a row and head of ``x [B, R, H, Nq, Nk]``."""
     p_tile = p_x + i_batch * strides[0] + i_row * strides[1] + i_head * strides[2]
     return p_tile + o_query[:, None] * strides[3] + o_key[None, :]
 
@@ -50,6 +50,7 @@ def softmax_forward_kernel(
     p_scores, p_bias, p_mask, p_out, rows, heads, queries, keys, scores_strides, bias_strides, mask_strides,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """Compute weights: a program owns BQ queries of one row and head, with all keys."""
     i_program = tl.program_id(0)
     i_row = (i_program % rows).to(tl.int64)
     i_block = i_program // rows
@@ -76,12 +77,12 @@ def softmax_forward_kernel(
 
 
 def readable(mask: Tensor | None) -> Tensor | None:
-    """A mask in a dtype that Triton compares with 0."""
+    """Return the mask in a dtype that Triton compares with 0."""
     return None if mask is None else innermost(mask.view(torch.uint8) if mask.dtype == torch.bool else mask)
 
 
 def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tensor | None) -> None:
-    """Write the weights into the contiguous ``out [B, R, H, Nq, Nk]``; the other operands as in the definition."""
+    """Write the weights to the contiguous ``out [B, R, H, Nq, Nk]``; other operands as in the definition."""
     if out.numel() == 0:
         return
     batch, rows, heads, queries, keys = scores.shape
@@ -99,7 +100,7 @@ def softmax_forward(out: Tensor, scores: Tensor, bias: Tensor | None, mask: Tens
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel as it ships."""
+    """Record the shipped kernel."""
 
     def launch(new: NewTensor, keys: int) -> None:
         scores = new(2, 16, 16, 16, keys)

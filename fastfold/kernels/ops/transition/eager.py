@@ -60,7 +60,7 @@ def forward(
 
 
 def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor | None) -> Tensor:
-    """About what positions of the intermediate have in common, ``[c_hidden]``."""
+    """Estimate the mean over positions of the intermediate, ``[c_hidden]``."""
     normed, *_ = normalise(sample(x), *norm, EPS)
     return mean_of(linear(normed, w1, b1).relu_())
 
@@ -69,17 +69,17 @@ def _mean_hidden(x: Tensor, norm: tuple[Tensor, Tensor], w1: Tensor, b1: Tensor 
 def backward(
     grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needs: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients of ``x`` and the parameters by blocks of rows.
+    """Compute gradients of ``x`` and the parameters by blocks of rows.
 
-    Computed in the dtype of accumulation whatever that of the data: a bfloat16 product would decide for some of the
-    hidden units on the wrong side of the ReLU.
+    The dtype is that of accumulation, whatever the data's: a bfloat16 product would put some hidden units on the wrong
+    side of the ReLU.
 
     Args:
-        grad: Of the result, ``[*, c]``.
-        x: The input.
-        parameters: As of ``transition``.
-        add_grad: Whether ``x`` is the residual as well.
-        needs: Which of the inputs need a gradient, ``x`` first.
+        grad: Gradient of the result, ``[*, c]``.
+        x: Input.
+        parameters: Parameters of ``transition``.
+        add_grad: True if ``x`` is also the residual.
+        needs: True for each input that needs a gradient, ``x`` first.
     """
     exact = accumulation_dtype(x)
     _, *need_each = needs

@@ -28,7 +28,7 @@ from fastfold.kernels.ops.transition.eager import TransitionParams
 def transition_definition(
     x: Tensor, norm_weight: Tensor, norm_bias: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor
 ) -> Tensor:
-    """Specification of :func:`transition`."""
+    """Compute :func:`transition` by its specification."""
     exact = accumulation_dtype(x)
     hidden = layer_norm_definition(x.to(exact), norm_weight, norm_bias)
     hidden = relu(linear(hidden, w1.to(exact), b1.to(exact)))
@@ -68,7 +68,7 @@ _transition.register_fake(like_first)
 def _transition_backward(
     grad: Tensor, x: Tensor, parameters: Sequence[Tensor], add_grad: bool, needs: Sequence[bool], backend: str
 ) -> list[Tensor]:
-    """Gradients of ``x`` and the parameters; those that nobody ``needs`` are empty."""
+    """Return gradients of ``x`` and the parameters; empty tensors for those not needed."""
     group = TransitionParams(*parameters)
     if backend == "triton":
         from fastfold.kernels.ops.transition import triton_bwd
@@ -88,7 +88,7 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep the inputs alone: the rest is recomputed."""
+    """Save the inputs only: the rest is recomputed."""
     x, _, ctx.add_x, parameters, ctx.backend = inputs
     ctx.save_for_backward(x, *parameters)
 
@@ -106,7 +106,7 @@ _transition.register_autograd(_backward, setup_context=_setup_context)
 
 
 def transition_flops(positions: int, channels: int, hidden: int) -> float:
-    """Operations of :func:`transition` at a number of positions."""
+    """Return the operations of :func:`transition` at a number of positions."""
     return 4.0 * positions * channels * hidden
 
 
@@ -119,7 +119,7 @@ def _cost(call: Arguments) -> OperatorCost:
 
 @declares_cost("transition_backward")
 def _backward_cost(call: Arguments) -> OperatorCost:
-    # Five products where the forward pass has two: the hidden channels are computed again.
+    # Five products instead of the forward pass' two: the hidden channels are computed again.
     return OperatorCost(2.5 * _cost(call).flops, launches=3)
 
 
@@ -137,7 +137,7 @@ def transition(
     scratch: Scratch | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """``relu(LN(x) w1ᵀ + b1) w2ᵀ + b2`` (AlphaFold supplement, algorithms 9 and 15).
+    """Compute ``relu(LN(x) w1ᵀ + b1) w2ᵀ + b2`` (AlphaFold supplement, algorithms 9 and 15).
 
     Args:
         x: ``[*, c]``, any strides.
@@ -147,17 +147,17 @@ def transition(
         b1: ``[n c]``.
         w2: ``[c, n c]``.
         b2: ``[c]``.
-        residual: ``[*, c]`` to add to the update, most often ``x`` itself.
-        out: Where the result goes, without recording gradients; may be ``x`` or ``residual``.
-        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
-        backend: ``auto``, ``triton`` (up to 256 channels, more take the PyTorch path) or ``torch``.
+        residual: ``[*, c]`` to add to the update, usually ``x`` itself.
+        out: Tensor for the result, without recording gradients; may be ``x`` or ``residual``.
+        scratch: With ``out``: buffers to use, which the next operator can reuse.
+        backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
         The update ``[*, c]``, plus the residual, in the dtype of ``x``.
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
-        RuntimeError: If gradients would have to be recorded through ``out``.
+        RuntimeError: Gradients would have to be recorded through ``out``.
     """
     parameters = TransitionParams(norm_weight, norm_bias, w1, b1, w2, b2)
     backend = products_backend(x, x.shape[-1], backend)

@@ -1,6 +1,6 @@
-"""Transition in Triton, backward: everything but the input is recomputed, and no sum depends on timing."""
+"""Transition in Triton, backward: everything except the input is recomputed, and sums have a fixed order."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def transition_backward_rows_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the rows; leaves ``[programs, 2, C]`` partial sums for the parameters of the norm.
+    """Compute the gradient of the rows; write ``[programs, 2, C]`` partial sums for the parameters of the norm.
 
-    A unit whose activation is on the wrong side of the ReLU has a wrong gradient altogether: so the normalised
-    rows keep what they lose by rounding to the dtype of the weights (SPLIT).
+    An activation on the wrong side of the ReLU makes a unit's gradient entirely wrong. So a second product (SPLIT) adds
+    the part of the normalised rows that rounding to the dtype of the weights removes.
     """
     o_c = tl.arange(0, BC)
     m_c = o_c < C
@@ -74,7 +74,7 @@ def transition_backward_rows_kernel(
             p_w1 = weights.w1 + o_h[:, None] * C + o_c[None, :]
             b_w1 = tl.load(p_w1, mask=m_h[:, None] & m_c[None, :], other=0.0)
             b_grad_norm += dot(b_grad_hidden, b_w1, PRECISION)
-        # Read again rather than kept in registers through the loop.
+        # Read again, because registers are scarce in the loop.
         b_x = tl.load(p_x[:, None] + o_c[None, :] * x_strides[1], mask=m_x, other=0.0).to(tl.float32)
         b_grad_bias += tl.sum(b_grad_norm, 0)
         b_grad_x, b_scales = normalised_backward(b_grad_norm, b_x, b_statistics, norm, o_c, m_c, C)
@@ -95,10 +95,10 @@ def transition_backward_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BH hidden channels and a share of the rows.
+    """Compute the weights' gradients: a program owns BH hidden channels and a part of the rows.
 
-    It leaves its share of the gradients of the weights, ``[programs, hidden, C]`` each (that of ``w2``
-    transposed), and of the bias ``[programs, hidden]``.
+    It writes partial sums: ``[programs, hidden, C]`` for each weight (``w2`` transposed), and ``[programs, hidden]``
+    for the bias.
     """
     o_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = o_h < hidden
@@ -143,13 +143,13 @@ def transition_backward_weights_kernel(
 def backward(
     grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needed: Collection[str]
 ) -> list[Tensor | None]:
-    """Gradients of ``x [*, c]`` in its dtype, and of the parameters in float32; None or any if not needed.
+    """Return gradients of ``x [*, c]`` in its dtype, and of the parameters in float32; None or any if not needed.
 
     Args:
-        grad: Of the result, ``[*, c]``.
-        x: The input.
-        parameters: As of ``transition``.
-        add_grad: Whether ``x`` is the residual as well.
+        grad: Gradient of the result, ``[*, c]``.
+        x: Input.
+        parameters: Parameters of ``transition``.
+        add_grad: True if ``x`` is also the residual.
         needed: Names of the inputs that need a gradient.
     """
     c = x.shape[-1]
@@ -194,7 +194,7 @@ def backward(
 
 
 def variants() -> list[KernelVariant]:
-    """Both kernels in every dtype and configuration that ships."""
+    """Record both kernels in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c: int) -> None:
         x = new(16, c)

@@ -1,6 +1,6 @@
-"""Transition in Triton: the hidden channels exist for one block of rows and of channels at a time, in registers."""
+"""Transition in Triton: hidden channels exist in registers, for one block of rows and channels at a time."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastfold.kernels.common.triton_math import cast, dot, precision
 from fastfold.kernels.ops.transition.eager import EPS, TransitionParams
 
 WHOLE = 2**62
-"""More positions than there are: what the strides allow is one launch."""
+"""Block size above any number of positions: one launch, if strides allow it."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -29,7 +29,7 @@ def transition_forward_kernel(
     C: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BM rows, and walks over the hidden channels."""
+    """Compute the transition: a program owns BM rows, and walks over the hidden channels."""
     o_m = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     m_m = o_m < rows
     o_c = tl.arange(0, BC)
@@ -82,13 +82,13 @@ def forward(out: Tensor, x: Tensor, parameters: TransitionParams, residual: Tens
 
 
 def example_parameters(new: NewTensor, c: int) -> TransitionParams:
-    """Parameters with ``c`` channels, of which only the shapes count."""
+    """Return parameters with ``c`` channels; only their shapes count."""
     w1, b1, norm = new(4 * c, c), new(4 * c), new(c, dtype=torch.float32)
     return TransitionParams(norm, norm, w1, b1, w1.t(), new(c))
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel in every dtype and configuration that ships."""
+    """Record the kernel in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c: int) -> None:
         x = new(16, c)

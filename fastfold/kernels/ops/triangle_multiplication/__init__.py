@@ -1,1 +1,1 @@
-"""Triangle multiplication, and its two halves for those who contract in their own way."""
+"""Triangle multiplication, and its two halves for callers with a contraction of their own."""

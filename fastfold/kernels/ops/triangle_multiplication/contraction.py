@@ -1,8 +1,8 @@
-"""The middle of a triangle multiplication: which edge factors exist when, and where their product waits.
+"""Contraction of a triangle multiplication, in groups of channels, with the product on the device or the host.
 
-All of a pair tensor takes part in each element of the product, so old and new exist together. The product is made for
-a group of channels at a time, because only so many of its factors then exist; with :class:`HostBuffers` its finished
-parts leave the device, but for some of its rows, and come back in blocks of rows when all are there.
+All of a pair tensor takes part in each element of the product, so old and new exist together. The product is computed
+for a group of channels at a time, so that only the group's factors exist. With :class:`HostBuffers` finished
+parts of the product, except for some of its rows, go to the host. They return in blocks of rows when all are complete.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fastfold.kernels.common.scratch import Scratch
 from fastfold.memory.offload import HostBuffers, StreamedRows, kept_rows
 
 SMALL_PRODUCT = 2**24
-"""Elements of a product whose gradients are not worth more than one launch for each factor."""
+"""Size of a product, in elements, below which the gradients of each factor take one launch."""
 
 
 @dataclass(frozen=True)
 class ContractionPlan:
-    """How the contraction is carried out.
+    """Plan of a contraction.
 
     Attributes:
-        channels: Channels whose factors exist at a time; None leaves it to the backend.
-        host: Where the product waits; None for the device.
+        channels: Channels whose factors exist at a time; None leaves the number to the backend.
+        host: Host memory for the product; None keeps it on the device.
         kept: With ``host``: share of the product's rows that stay on the device, from 0 to 1.
     """
 
@@ -47,15 +47,15 @@ def contraction_bytes(
     kept: float = 0.0,
     width: int | None = None,
 ) -> int:
-    """Memory on the device that :func:`multiply` takes in addition to its arguments, without what its backend takes.
+    """Return the device memory of :func:`multiply`, in bytes, without its arguments and its backend's memory.
 
     Args:
         n: Length N of the target.
         c: Hidden channels.
         element_size: Bytes per element.
         channels: Channels whose factors exist at a time.
-        streamed: Whether the product waits on the host.
-        kept: Share of its rows that do not.
+        streamed: True if the product is kept on the host.
+        kept: Share of its rows that stay on the device.
         width: See :attr:`TriangleBackend.width`; N by default.
     """
     w = width or n
@@ -68,33 +68,33 @@ def contraction_bytes(
 
 
 def block_rows(n: int, c: int, channels: int) -> int:
-    """Rows of the blocks that come back: two of them fit where the factors were."""
+    """Return the rows of a block that comes back from the host: two blocks fit into the memory of the factors."""
     return max(1, channels * n // c)
 
 
 def narrow_group(channels: int, c: int) -> int:
-    """Channels whose factors may exist at a time if they and the product have half the bytes, in as much memory.
+    """Return the channels whose factors fit the same memory if they and the product have half the bytes.
 
     Args:
-        channels: Channels if they are as wide as the pair.
+        channels: Channels at the pair's width in bytes.
         c: Hidden channels.
     """
     return min(c, 2 * channels + c // 2)
 
 
 class TriangleBackend(Protocol):
-    """What a backend does before and after the contraction, for one batch element."""
+    """Operations of a backend before and after the contraction, for one batch element."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What factors and product are kept in."""
+        """Dtype of factors and product."""
 
     @property
     def share(self) -> float:
-        """Factor that its :meth:`write` wants the product multiplied by."""
+        """Factor of the product that :meth:`write` expects."""
 
     def width(self, n: int) -> int:
-        """Rows and columns W that its factors have for a pair of N: N, or more, with zeros."""
+        """Return the rows and columns W of factors for a pair of N; at least N, padded with zeros."""
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""
@@ -104,16 +104,16 @@ class TriangleBackend(Protocol):
     ) -> None:
         """Fill rows of the result ``[rows, N, c_z]`` from those of the product ``[c, rows, W]`` times its share.
 
-        All rows may be in a product of W.
+        For all rows, the product may have W of them.
         """
 
 
 class TriangleGradients(Protocol):
-    """What a backend does in the backward pass of one batch element; it sums the gradients of the parameters."""
+    """Operations of a backend in the backward pass of one batch element; it sums the gradients of the parameters."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What factors, product and their gradients are kept in."""
+        """Dtype of factors, product and their gradients."""
 
     @property
     def channels(self) -> int:
@@ -121,38 +121,38 @@ class TriangleGradients(Protocol):
 
     @property
     def share(self) -> float:
-        """Factor that its :meth:`update_backward` wants the product multiplied by."""
+        """Factor of the product that :meth:`update_backward` expects."""
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """Channels that are contracted at a time, and of which the gradients are."""
+        """Return the numbers of channels contracted at a time, forward and backward."""
 
     def width(self, n: int) -> int:
-        """As of :class:`TriangleBackend`; gradients have zeros there as well."""
+        """Return the rows and columns W, as in :class:`TriangleBackend`; gradients are padded with zeros too."""
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """As of :class:`TriangleBackend`, in ``dtype``."""
+        """Fill factors, as in :class:`TriangleBackend`, in ``dtype``."""
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
     ) -> None:
-        """Put the gradient of ``product [c, W, W]`` in its place, and that of the normalised ``z`` into ``grad_z``.
+        """Replace ``product [c, W, W]`` by its gradient, and write that of the normalised ``z`` to ``grad_z``.
 
-        What it gets is the product times its share, and what it leaves is the gradient without it.
+        The input is the product times its share; the gradient is that of the product without it.
         """
 
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
     ) -> None:
-        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, with what the factors ``[2 c, W, W]`` give."""
+        """Turn ``grad_z`` into the gradient of ``z``, plus ``add``, from gradients of the factors ``[2 c, W, W]``."""
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
-        """The gradient of ``z`` if nothing else than the update depends on it."""
+        """Return the gradient of ``z`` if only the update depends on it."""
 
     def factor_grads(self) -> Sequence[Tensor | None]:
-        """Gradients of the parameters of the first part; None for those that nobody needs."""
+        """Return gradients of the parameters of the first part; None for those not needed."""
 
     def update_grads(self) -> Sequence[Tensor | None]:
-        """Gradients of the parameters of the second part."""
+        """Return gradients of the parameters of the second part."""
 
 
 def multiply(
@@ -173,17 +173,17 @@ def multiply(
     """Fill ``out [*, N, N, c_z]``, which may be ``z`` or ``residual``.
 
     Args:
-        out: Where the result goes.
+        out: Tensor for the result.
         z: Pair tensor.
         mask: ``[*, N, N]``.
-        backend: What happens before and after the contraction.
-        residual: Of the shape of ``z``, or None.
-        dropout: Of the shape of ``z``, or None.
-        outgoing: Which of the two contractions.
+        backend: Operations before and after the contraction.
+        residual: Tensor in the shape of ``z``, or None.
+        dropout: Tensor in the shape of ``z``, or None.
+        outgoing: True for the outgoing contraction, False for the incoming one.
         c: Hidden channels.
         channels: Channels whose factors exist at a time.
-        scratch: Buffers, of the device of ``z``.
-        host: Where the product waits; None for the device.
+        scratch: Buffers on the device of ``z``.
+        host: Host memory for the product; None keeps it on the device.
         kept: With ``host``: share of the product's rows that stay on the device.
     """
     n, scratch = z.shape[-2], scratch.of(z, backend.dtype)
@@ -217,7 +217,7 @@ def _product(
     host: HostBuffers | None,
     kept: float,
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of the product with their content ``[c, rows, W]``, when all of it is there."""
+    """Yield blocks of rows of the product with their content ``[c, rows, W]``, after all of it is computed."""
     n = z.shape[-2]
     w = backend.width(n)
     first_away = n if host is None else kept_rows(n, kept)
@@ -248,7 +248,7 @@ def _product(
     if product is not None:
         yield slice(0, first_away), product
     if streamed is not None:
-        # The factors are done with: what comes back takes their place.
+        # Factors are no longer needed: blocks from the host take their memory.
         back = scratch("factors", 2, c * min(size, n - first_away) * w)
         yield from streamed.read((back[0], back[1]))
 
@@ -256,7 +256,7 @@ def _product(
 def contract(
     left: Tensor, right: Tensor, rows: slice, outgoing: bool, out: Tensor, share: float = 1.0
 ) -> None:
-    """Fill rows of the sums over all triangles times a share, ``out [g, rows, N]``, from factors ``[g, N, N]``."""
+    """Fill rows ``out [g, rows, N]`` of the sums over all triangles times a share, from factors ``[g, N, N]``."""
     whole = rows == slice(0, left.shape[-1])
     if outgoing:
         _multiply(left if whole else left[:, rows], right.mT, out, share)
@@ -265,13 +265,13 @@ def contract(
 
 
 def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool, buffer: Tensor) -> None:
-    """Put the gradients of factors ``[g, N, N]`` in their place, from that of their product.
+    """Replace factors ``[g, N, N]`` by their gradients, from that of their product.
 
     Args:
         grad: ``[g, N, N]``.
         left: Overwritten by its gradient.
-        right: Overwritten by its gradient too.
-        outgoing: Which of the two contractions.
+        right: Overwritten by its gradient.
+        outgoing: True for the outgoing contraction, False for the incoming one.
         buffer: Working memory ``[g, N, N]``.
     """
     if outgoing:
@@ -284,7 +284,7 @@ def contract_backward(grad: Tensor, left: Tensor, right: Tensor, outgoing: bool,
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor, share: float) -> None:
-    """Fill ``out [g, M, N]`` with ``share · a @ b``: the sums themselves never exist in the dtype of ``out``."""
+    """Fill ``out [g, M, N]`` with ``share · a @ b``; the unscaled sums never exist in the dtype of ``out``."""
     if share == 1.0:
         torch.bmm(a, b, out=out)
     else:

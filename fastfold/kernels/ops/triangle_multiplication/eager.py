@@ -1,7 +1,7 @@
 """PyTorch path of triangle multiplication: both halves in blocks of positions, a group of channels between them.
 
-Between the two halves the channels come first, ``[c, R, N]`` for R rows of the pair. The backward passes compute
-everything again from their inputs, and add to the gradients of the parameters.
+Between the two halves the channels come first, ``[c, R, N]`` for R rows of the pair. The backward passes recompute
+everything from their inputs, and add to the gradients of the parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fastfold.kernels.ops.triangle_multiplication.params import EPS, FactorParam
 
 
 def unless_ones(mask: Tensor) -> tuple[Tensor, ...]:
-    """``mask [R, N]`` as ``[R, N, 1]``, or nothing if it multiplies by one everywhere."""
+    """Return ``mask [R, N]`` as ``[R, N, 1]``, or nothing if it is one everywhere."""
     return () if bool((mask == 1).all()) else (mask[..., None],)
 
 
@@ -50,7 +50,7 @@ def write_factors(
     projections: Tensor, z: Tensor, masks: tuple[Tensor, ...], weights: FactorWeights, scratch: Scratch
 ) -> None:
     """Fill ``projections [2 c, R N]``, of any dtype, with both factors of the contraction, gated and masked."""
-    # What is rounded to bfloat16 behind it gains nothing from 8 bits, which take longer.
+    # A result that is rounded to bfloat16 gains nothing from 8 bits, which take longer.
     least: Least = "bf16" if projections.dtype == torch.bfloat16 else "int8x2"
     norm, bias = centred(z, weights.norm, EPS, weights.projections, weights.projections_bias.flatten())
     linear = Linear(weights.projections, bias, least=least)
@@ -81,15 +81,15 @@ def factors_backward(
     totals: FactorWeights,
     scratch: Scratch,
 ) -> None:
-    """Turn ``grad_z``, which holds other shares of the gradient of the normalised ``z``, into the gradient of ``z``.
+    """Turn ``grad_z``, other shares of the gradient of the normalised ``z``, into the gradient of ``z``.
 
     Args:
         grad_z: ``[R, N, c_z]``, in the dtype of the weights.
         grad_factors: ``[2 c, R N]``, gradient of the factors.
         inputs: ``z [R, N, c_z]``, its mask (see :func:`unless_ones`), and ``[R, N, c_z]`` to add to the gradient.
-        weights: In an exact dtype.
-        totals: What the gradients of the parameters are added to.
-        scratch: Buffers of the dtype of the weights.
+        weights: Weights in an exact dtype.
+        totals: Sums of the parameters' gradients, to add to.
+        scratch: Buffers in the dtype of the weights.
     """
     z, masks, add = inputs
     adds = () if add is None else (add,)
@@ -128,8 +128,7 @@ def write_update(
     out_eps = EPS * share**2
     norm, gate_bias = centred(z, weights.norm, EPS, weights.gate, weights.gate_bias)
     norm_out, out_bias = centred(product.t(), weights.norm_out, out_eps, weights.out, weights.out_bias)
-    # In 8 bits this small projection alone made the error of pair representations 1.5 times as large, and its gate some
-    # of those of all that later passes make of distances.
+    # These small projections would cause much of the error in 8 bits; see benchmarks/results/choices.md.
     linears = Linear(weights.out, out_bias, least="bf16"), Linear(weights.gate, gate_bias, least="bf16")
 
     def block(scratch: Scratch, columns: slice, parts: tuple[Tensor, ...]) -> None:
@@ -153,15 +152,15 @@ def update_backward(
     totals: UpdateWeights,
     scratch: Scratch,
 ) -> None:
-    """Put the gradient of ``product [c, R N]`` in its place, and that of the normalised ``z`` into ``grad_x``.
+    """Replace ``product [c, R N]`` by its gradient, and write that of the normalised ``z`` to ``grad_x``.
 
     Args:
         grad_x: ``[R, N, c_z]``, in the dtype of the weights.
-        product: What the second normalisation gets, in the same dtype.
+        product: Input of the second normalisation, in the same dtype.
         inputs: Gradient of the update ``[R, N, c_z]``, ``z [R, N, c_z]``, and its dropout's factors or None.
-        weights: In an exact dtype.
-        totals: What the gradients of the parameters are added to, but for those of the norm of ``z``.
-        scratch: Buffers of the dtype of the weights.
+        weights: Weights in an exact dtype.
+        totals: Sums of the parameters' gradients, to add to, except for the norm of ``z``.
+        scratch: Buffers in the dtype of the weights.
     """
     grad, z, dropout = inputs
     linears = Linear(weights.out, weights.out_bias), Linear(weights.gate, weights.gate_bias)
@@ -198,12 +197,12 @@ def norm_backward(grad_x: Tensor, z: Tensor, weights: UpdateWeights, totals: Upd
 
 
 def _widest(weights: UpdateWeights) -> int:
-    """Channels of all that a block makes of a position."""
+    """Return the channels per position of a block's buffers."""
     return 4 * max(weights.out.shape)
 
 
 def _blocks(channels: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-    """Blocks of positions of ``[R, N, *]`` tensors, with their columns in a ``[c, R N]`` one."""
+    """Yield blocks of positions of ``[R, N, *]`` tensors, with their columns in a ``[c, R N]`` one."""
     start = 0
     for parts in position_blocks(block_positions(channels), *tensors):
         yield slice(start, start + len(parts[0])), parts
@@ -213,21 +212,21 @@ def _blocks(channels: int, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tens
 def _normalise(
     x: Tensor, parameters: Norm, dtype: torch.dtype, eps: float = EPS
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Normalised block in ``dtype`` and its statistics."""
+    """Return the normalised block in ``dtype`` and its statistics."""
     scale, shift = parameters
     out, mean, rstd = normalise(x.to(scale.dtype), scale, shift, eps)
     return out.to(dtype), (mean, rstd)
 
 
 def _projections(b_x: Tensor, linear: Linear, weights: FactorWeights, scratch: Scratch) -> tuple[Tensor, ...]:
-    """Projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
+    """Compute projection and gate logits ``[2 c, n]`` of ``left``, and of ``right``."""
     out = scratch("projections", len(weights.projections), len(b_x))
     linear.fill(out.t(), b_x, scratch)
     return out.chunk(2)
 
 
 def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scratch: Scratch) -> Tensor:
-    """Output projection and output gate logits ``[n, 2 c_z]``."""
+    """Compute output projection and output gate logits ``[n, 2 c_z]``."""
     out = scratch("output", len(b_x), 2 * b_x.shape[1])
     for linear, b_in, b_out in zip(linears, (b_product, b_x), out.chunk(2, -1), strict=True):
         linear.fill(b_out, b_in, scratch)
@@ -235,20 +234,20 @@ def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scra
 
 
 def channel_group(c: int, positions: int) -> int:
-    """Channels whose two factors exist at a time: a quarter, or all of them where they fit into one buffer."""
+    """Return the channels whose two factors exist at a time: a quarter, or all if they fit into one buffer."""
     return c if 2 * c * positions <= BLOCK_ELEMENTS else max(1, c // 4)
 
 
 class Forward:
-    """What comes before and after the contraction, in blocks of positions.
+    """Operations before and after the contraction, in blocks of positions.
 
     See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleBackend`.
 
     Args:
         factors: Parameters of the first part, if it is used.
-        update: Those of the second.
+        update: Parameters of the second part, if it is used.
         scratch: Buffers, in the dtype of the products.
-        summands: Of each element of the product, if it may be a share of their sum; see
+        summands: Number of summands of each element of the product, if it may be a share of their sum; see
             :func:`~fastfold.kernels.common.scratch.share_of`.
     """
 
@@ -261,11 +260,11 @@ class Forward:
         self._update = None if update is None else arrange_update(update, scratch.dtype)
 
     def width(self, n: int) -> int:
-        """As many as the pair has."""
+        """Return the pair's own number of rows."""
         return n
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Factors of some channels."""
+        """Compute the factors of some channels."""
         assert self._factors is not None
         weights = of_channels(self._factors, first, count)
         write_factors(projections.flatten(1), z, unless_ones(mask), weights, self._scratch)
@@ -273,14 +272,14 @@ class Forward:
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """The result."""
+        """Compute the result."""
         assert self._update is not None
         how = (self._update, self._scratch)
         write_update(out, product.flatten(1), z, residual, dropout, *how, share=self.share)
 
 
 class Backward(Forward):
-    """Gradients, in blocks of positions and in the dtype of accumulation, which any sum fits into.
+    """Gradients, in blocks of positions and in the dtype of accumulation, which holds any sum.
 
     See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`.
     """
@@ -302,14 +301,14 @@ class Backward(Forward):
             self._update_totals = arrange_update(zeros_of(update, self.dtype), self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """Groups whose matrices stay in the cache."""
+        """Return group sizes whose matrices stay in the cache."""
         group = max(1, BLOCK_ELEMENTS // 2 // (n * n))
         return group, group
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
     ) -> None:
-        """Gradients of product and normalised pair."""
+        """Compute gradients of product and normalised pair."""
         assert self._update is not None
         totals = self._update_totals
         update_backward(grad_z, product.flatten(1), (grad, z, dropout), self._update, totals, self._scratch)
@@ -317,23 +316,23 @@ class Backward(Forward):
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
     ) -> None:
-        """Gradient of the pair."""
+        """Compute the gradient of the pair."""
         assert self._factors is not None
         inputs = (z, unless_ones(mask), add)
         grads = (grad_z, grad_factors.flatten(1))
         factors_backward(*grads, inputs, self._factors, self._factor_totals, self._scratch)
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
-        """Gradient of the pair without factors, in the place of that of the normalised one."""
+        """Replace the gradient of the normalised pair by that of the pair, without factors."""
         assert self._update is not None
         for i in batch_elements(z):
             norm_backward(grad_z[i], z[i], self._update, self._update_totals)
         return grad_z
 
     def factor_grads(self) -> tuple[Tensor, ...]:
-        """Of the first part."""
+        """Return gradients of the first part's parameters."""
         return factor_gradients(self._factor_totals)
 
     def update_grads(self) -> tuple[Tensor, ...]:
-        """Of the second part."""
+        """Return gradients of the second part's parameters."""
         return update_gradients(self._update_totals)

@@ -1,4 +1,4 @@
-"""How the PyTorch path of triangle multiplication arranges its parameters, and their gradients."""
+"""Arrangement of parameters, and of their gradients, in the PyTorch path of triangle multiplication."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UpdateWeights(NamedTuple):
 
 
 def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeights:
-    """Weights in ``dtype``, and the norm in the dtype of accumulation."""
+    """Arrange weights in ``dtype``, and the norm in the dtype of accumulation."""
     exact = torch.promote_types(dtype, torch.float32)
 
     def interleave(projection: Tensor, gate: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def arrange_factors(parameters: FactorParams, dtype: torch.dtype) -> FactorWeigh
 
 
 def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
-    """Inverse of :func:`arrange_factors`."""
+    """Split gradients into those of the parameters; inverse of :func:`arrange_factors`."""
     projection, gate = (x.flatten(0, 1) for x in grads.projections.unflatten(0, (2, 2, -1)).unbind(1))
     biases = grads.projections_bias.unflatten(0, (2, 2, -1)).unbind(1)
     projection_bias, gate_bias = (x.flatten() for x in biases)
@@ -59,7 +59,7 @@ def factor_gradients(grads: FactorWeights) -> tuple[Tensor, ...]:
 
 
 def arrange_update(parameters: UpdateParams, dtype: torch.dtype) -> UpdateWeights:
-    """Weights in ``dtype``, and both norms in the dtype of accumulation."""
+    """Arrange weights in ``dtype``, and both norms in the dtype of accumulation."""
     exact = torch.promote_types(dtype, torch.float32)
     norm, norm_bias, norm_out, norm_out_bias = (x.to(exact) for x in (*parameters.norm, *parameters.norm_out))
     output = (x.to(dtype) for x in parameters.output)
@@ -67,12 +67,12 @@ def arrange_update(parameters: UpdateParams, dtype: torch.dtype) -> UpdateWeight
 
 
 def update_gradients(grads: UpdateWeights) -> tuple[Tensor, ...]:
-    """Inverse of :func:`arrange_update`."""
+    """Flatten gradients to those of the parameters; inverse of :func:`arrange_update`."""
     return *grads.norm, *grads.norm_out, *grads[2:]
 
 
 def of_channels(weights: FactorWeights, first: int, count: int) -> FactorWeights:
-    """Parameters of some of the hidden channels alone."""
+    """Return the parameters of ``count`` hidden channels from ``first`` on."""
     c = len(weights.projections) // 4
     if count == c:
         return weights

@@ -1,7 +1,7 @@
 """Factors of a triangle multiplication, for any rows and columns of the pair.
 
-Who cuts the pair over several devices contracts the factors in a way of his own. With ``triangle_update`` around that
-it is the whole operator ``triangle_multiplication``.
+A caller that splits the pair over several devices contracts the factors itself. With ``triangle_update`` after the
+contraction, this is the whole operator ``triangle_multiplication``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastfold.kernels.ops.triangle_multiplication.params import FactorParams
 
 
 def triangle_factors_definition(z: Tensor, mask: Tensor, **parameters: Tensor) -> Tensor:
-    """Specification of :func:`triangle_factors`, with its :class:`~.params.FactorParams`."""
+    """Compute :func:`triangle_factors` by its specification, from its :class:`~.params.FactorParams`."""
     exact = accumulation_dtype(z)
     w = FactorParams(**{name: x.to(exact) for name, x in parameters.items()})
     x = layer_norm_definition(z.to(exact), w.norm_weight, w.norm_bias)
@@ -55,9 +55,9 @@ def _triangle_factors_backward(
     needs: Sequence[bool],
     backend: str,
 ) -> list[Tensor]:
-    """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty.
+    """Return gradients of ``z`` and the parameters; empty tensors for those not needed.
 
-    ``others`` are what is added: nothing, a gradient of ``z``, or that and one of the normalised ``z``.
+    ``others`` are gradients to add: none, one of ``z``, or one of ``z`` and one of the normalised ``z``.
     """
     add, grad_normed = [*others, None, None][:2]
     group = FactorParams(*parameters)
@@ -118,20 +118,20 @@ def triangle_factors(
     gate_bias: Tensor,
     backend: str | None = None,
 ) -> Tensor:
-    """Factors of a triangle multiplication: ``mask · (LN(z) Pᵀ + b) · sigmoid(LN(z) Gᵀ + g)``, channels first.
+    """Compute factors of a triangle multiplication: ``mask · (LN(z) Pᵀ + b) · sigmoid(LN(z) Gᵀ + g)``, channels first.
 
-    The first lines of AlphaFold's supplement, algorithms 11 and 12, for any rows and columns of the pair.
+    These are the first lines of AlphaFold's supplement, algorithms 11 and 12, for any rows and columns of the pair.
 
     Args:
         z: Part of the pair representation, ``[*, R, N, c_z]``.
-        mask: ``[*, R, N]``, 1 for pairs to use and 0 otherwise. A constant: it receives no gradient.
+        mask: ``[*, R, N]``, 1 for pairs to use and 0 otherwise. Gets no gradient.
         norm_weight: ``[c_z]``, scale of the normalisation.
         norm_bias: ``[c_z]``, its shift.
         proj_weight: P ``[2 c, c_z]``, the rows of the left factor before those of the right one.
         proj_bias: b ``[2 c]``.
         gate_weight: G ``[2 c, c_z]``, in the same order.
         gate_bias: g ``[2 c]``.
-        backend: ``auto``, ``triton`` (up to 256 channels, more take the PyTorch path) or ``torch``.
+        backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
         ``[*, 2 c, R, N]`` in the dtype of ``z``: the channels of the left factor before those of the right one.

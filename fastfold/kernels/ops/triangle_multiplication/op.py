@@ -1,4 +1,4 @@
-"""Triangle multiplication: every edge is updated from the other two edges of all triangles it is part of."""
+"""Triangle multiplication: every edge is updated from the other two edges of all triangles that it is part of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fastfold.kernels.ops.triangle_multiplication.params import TriangleParams
 def triangle_multiplication_definition(
     z: Tensor, mask: Tensor, *, outgoing: bool, **parameters: Tensor
 ) -> Tensor:
-    """Specification of :func:`triangle_multiplication`, with its :class:`~.params.TriangleParams`."""
+    """Compute :func:`triangle_multiplication` by its specification, from its :class:`~.params.TriangleParams`."""
     exact = accumulation_dtype(z)
     w = TriangleParams(**{name: x.to(exact) for name, x in parameters.items()})
     x = layer_norm_definition(z.to(exact), w.norm_in_weight, w.norm_in_bias)
@@ -81,7 +81,7 @@ def _triangle_multiplication_backward(
     needs: Sequence[bool],
     backend: str,
 ) -> list[Tensor]:
-    """Gradients of ``z`` and the parameters; those that nobody ``needs`` are empty."""
+    """Return gradients of ``z`` and the parameters; empty tensors for those not needed."""
     group = TriangleParams(*parameters)
     grads = passes.backward(
         *(grad, z, mask, group),
@@ -105,7 +105,7 @@ def _backward_fake(
 def _setup_context(
     ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Tensor
 ) -> None:
-    """Keep the inputs alone: the rest is recomputed."""
+    """Save the inputs only: the rest is recomputed."""
     z, mask, _, dropout, parameters = inputs
     ctx.options = keyword_only_inputs
     ctx.save_for_backward(z, mask, dropout, *parameters)
@@ -124,7 +124,7 @@ _triangle_multiplication.register_autograd(_backward, setup_context=_setup_conte
 
 
 def triangle_flops(positions: int, length: int, c_z: int, c: int) -> tuple[float, float]:
-    """Operations of :func:`triangle_multiplication`: up to the product, and of what follows it.
+    """Return operations of :func:`triangle_multiplication`: up to the product, and after it.
 
     Args:
         positions: Pairs, of all batch elements.
@@ -181,22 +181,23 @@ def triangle_multiplication(
     plan: ContractionPlan | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Update of the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11, 12).
+    """Update the pair representation by triangle multiplication (AlphaFold supplement, algorithms 11 and 12).
 
     With ``x = LN(z)`` and ``left, right = chunk(mask · (x Pᵀ + b) · sigmoid(x Gᵀ + g))``, the contraction is
     ``out[i, j] = Σ_k left[i, k] · right[j, k]`` (outgoing) or ``Σ_k left[k, j] · right[k, i]`` (incoming, in
     the order of AlphaFold's own program), and the update ``(LN(out) Oᵀ + o) · sigmoid(x Ogᵀ + og)``.
 
-    Memory in addition to inputs and result, in pair tensors ``[N, N, c]`` of one batch element: forward 2 on the
-    Triton backend (the product, and the factors of half its channels), and 1.5 from N² c = 2²⁷ on (of a quarter) and
-    on the PyTorch path, or what a plan says
-    (:func:`~fastfold.kernels.ops.triangle_multiplication.contraction.contraction_bytes`); backward 3 and an eighth on
-    the Triton backend, in the dtype of ``z``, and 3 on the PyTorch path, which like the gradient of ``z`` are float32
-    there.
+    Memory in addition to inputs and result, in pair tensors ``[N, N, c]`` of one batch element:
+
+    - Forward, Triton: 2 (the product, and the factors of half its channels), or 1.5 from N² c = 2²⁷ on (of a quarter).
+    - Forward, PyTorch: 1.5, or as given by a plan
+      (:func:`~fastfold.kernels.ops.triangle_multiplication.contraction.contraction_bytes`).
+    - Backward, Triton: 3 and an eighth, in the dtype of ``z``.
+    - Backward, PyTorch: 3, in float32, as is the gradient of ``z``.
 
     Args:
         z: Pair representation ``[*, N, N, c_z]``.
-        mask: ``[*, N, N]``, 1 for pairs to use and 0 otherwise. A constant: it receives no gradient.
+        mask: ``[*, N, N]``, 1 for pairs to use and 0 otherwise. Gets no gradient.
         norm_in_weight: ``[c_z]``, scale of the first normalisation.
         norm_in_bias: ``[c_z]``, its shift.
         proj_weight: P ``[2 c, c_z]``, the rows of ``left`` before those of ``right``.
@@ -209,20 +210,20 @@ def triangle_multiplication(
         out_bias: o ``[c_z]``.
         out_gate_weight: Og ``[c_z, c_z]``.
         out_gate_bias: og ``[c_z]``.
-        outgoing: Which of the two contractions.
-        residual: ``[*, N, N, c_z]`` to add to the update, most often ``z`` itself.
-        dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). A constant.
-        out: Where the result goes, without recording gradients; may be ``z`` or ``residual``.
-        scratch: With ``out``: buffers to use, and to leave behind for the next operator.
-        plan: With ``out``: how many factors exist at a time, and whether the product waits on the host.
-        backend: ``auto``, ``triton`` (up to 256 channels, more take the PyTorch path) or ``torch``.
+        outgoing: True for the outgoing contraction, False for the incoming one.
+        residual: ``[*, N, N, c_z]`` to add to the update, usually ``z`` itself.
+        dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). Gets no gradient.
+        out: Tensor for the result, without recording gradients; may be ``z`` or ``residual``.
+        scratch: With ``out``: buffers to use, which the next operator can reuse.
+        plan: With ``out``: number of factors at a time, and place of the product.
+        backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
         The update ``[*, N, N, c_z]``, plus the residual, in the dtype of ``z``.
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
-        RuntimeError: If gradients would have to be recorded through ``out``.
+        RuntimeError: Gradients would have to be recorded through ``out``.
     """
     parameters = TriangleParams(
         *(norm_in_weight, norm_in_bias, proj_weight, proj_bias, gate_weight, gate_bias),

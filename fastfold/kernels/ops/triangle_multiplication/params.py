@@ -1,4 +1,4 @@
-"""Parameters of triangle multiplication: of its first half, which makes the edge factors, of its second, of both."""
+"""Parameters of triangle multiplication: of its first half (edge factors), its second half (update), and both."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UpdateParams(NamedTuple):
 
     @property
     def output(self) -> tuple[Tensor, ...]:
-        """Output and gate, weight before bias each."""
+        """Parameters of output and gate, each weight before bias."""
         return self.out_weight, self.out_bias, self.out_gate_weight, self.out_gate_bias
 
 
@@ -72,10 +72,10 @@ class TriangleParams(NamedTuple):
 
     @property
     def factors(self) -> FactorParams:
-        """Those of the first half."""
+        """Parameters of the first half."""
         return FactorParams(*self[:6])
 
     @property
     def update(self) -> UpdateParams:
-        """Those of the second half."""
+        """Parameters of the second half."""
         return UpdateParams(*self[:2], *self[6:])

@@ -1,8 +1,8 @@
-"""Both passes of triangle multiplication, and of its first and its second part alone, element by element of a batch.
+"""Passes of triangle multiplication, and of each of its two parts, one batch element at a time.
 
-What exists when is decided here, and what is computed before and after the contraction by a backend: ``eager`` or
-``triton_launch``. Between the two parts the channels come first, ``[c, N, N]``, so that the contraction is a batch of
-plain matrix products; the projections write this layout and read it.
+This module decides which tensors exist at a time; a backend, ``eager`` or ``triton_launch``, computes the parts before
+and after the contraction. Between them the channels come first, ``[c, N, N]``, so that the contraction is a batch of
+plain matrix products; the projections write and read this layout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fastfold.kernels.ops.triangle_multiplication.params import FactorParams, Tr
 
 
 def _module(backend: str) -> Any:
-    """The module with the ``Forward`` and ``Backward`` of a backend."""
+    """Return the module with the ``Forward`` and ``Backward`` of a backend."""
     if backend == "triton":
         from fastfold.kernels.ops.triangle_multiplication import triton_launch
 
@@ -88,19 +88,19 @@ def backward(
     needed: Collection[str],
     backend: str,
 ) -> list[Tensor | None]:
-    """Gradients of ``z`` and of the parameters, in a dtype of the backend; everything is recomputed from the inputs.
+    """Return gradients of ``z`` and of the parameters, in a dtype of the backend; all else is recomputed.
 
     In addition to the result there are three tensors ``[c, N, N]`` of one batch element, and a part of one.
 
     Args:
-        grad: Of the result, ``[*, N, N, c_z]``.
-        z: As of ``triangle_multiplication``, like the others that are not explained here.
+        grad: Gradient of the result, ``[*, N, N, c_z]``.
+        z: Input of ``triangle_multiplication``.
         mask: ``[*, N, N]``.
-        parameters: Of both parts.
+        parameters: Parameters of both parts.
         dropout: Factors that broadcast against ``z``, or None.
-        outgoing: Which of the two contractions.
-        add_grad: Whether ``z`` is the residual as well.
-        needed: Names of the inputs that need a gradient; those of others may be anything.
+        outgoing: True for the outgoing contraction, False for the incoming one.
+        add_grad: True if ``z`` is also the residual.
+        needed: Names of the inputs that need a gradient; other gradients may be anything.
         backend: ``triton`` or ``torch``.
     """
     dropout = _like(dropout, z)
@@ -124,7 +124,10 @@ def _factors_and_gradients(
     dropout: Tensor | None,
     outgoing: bool,
 ) -> Tensor:
-    """Gradients of the factors ``[2 c, W, W]`` of one element; ``grad_z`` becomes that of the normalised ``z``."""
+    """Return gradients of the factors ``[2 c, W, W]`` of one element.
+
+    ``grad_z`` becomes the gradient of the normalised ``z``.
+    """
     n, c = z.shape[-2], steps.channels
     w = steps.width(n)
     factors, product = (z.new_empty(k, w, w, dtype=steps.dtype) for k in (2 * c, c))
@@ -133,7 +136,7 @@ def _factors_and_gradients(
     group, group_backward = steps.contraction_groups(n)
     for b_left, b_right, b_product in _channels(group, left, right, product):
         contract(b_left, b_right, slice(0, w), outgoing, b_product, steps.share)
-    # Back to the product, whose gradient takes its place, and to LN(z), whose gradient grad_z holds.
+    # This replaces the product by its gradient, and fills grad_z with the gradient of LN(z).
     steps.update_backward(grad_z, product, grad, z, dropout)
     buffer = torch.empty_like(left[:group_backward])
     for b_product, b_left, b_right in _channels(group_backward, product, left, right):
@@ -142,7 +145,7 @@ def _factors_and_gradients(
 
 
 def _channels(group: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Groups of channels of ``[c, N, N]`` tensors."""
+    """Split ``[c, N, N]`` tensors into groups of channels."""
     return zip(*(x.split(group) for x in tensors), strict=True)
 
 
@@ -165,9 +168,9 @@ def factors_backward(
     add: Tensor | None,
     backend: str,
 ) -> list[Tensor | None]:
-    """Gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``.
+    """Return gradients of ``z`` and of the parameters, from those of the factors ``[*, 2 c, R, N]``.
 
-    ``grad_normed`` is what the normalised ``z`` has of others, and ``add`` what ``z`` itself has.
+    ``grad_normed`` is the gradient of the normalised ``z`` from other operators, and ``add`` that of ``z`` itself.
     """
     steps: TriangleGradients = _module(backend).Backward(parameters, None, z, parameters._fields)
     grad, grad_z = grad.to(steps.dtype).contiguous(), torch.empty_like(z, dtype=steps.dtype)
@@ -207,7 +210,7 @@ def update_backward(
     normed: bool,
     backend: str,
 ) -> list[Tensor | None]:
-    """Gradients of product, ``z`` and the parameters; ``normed`` asks for that of the normalised ``z`` instead."""
+    """Return gradients of product, ``z`` and the parameters; with ``normed`` of the normalised ``z`` instead."""
     dropout = _like(dropout, z)
     steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)
     rows, n = z.shape[-3:-1]

@@ -1,6 +1,6 @@
 """First half of triangle multiplication in Triton, backward: from gated projections to the pair and the weights."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gated_projection_gradients(
     CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients ``[BM, BH]`` of projections and gate logits, which it recomputes."""
+    """Compute gradients ``[BM, BH]`` of projections and gate logits, which are recomputed."""
     b_projection, b_gate = projections_and_gates(
         b_z, p_z, z_c, b_statistics, weights, o_h, m_h, m_pair, CZ, BZ, BM, BH, BK, False, PRECISION
     )
@@ -46,7 +46,7 @@ def gated_projection_gradients(
     p_block = p_grad[:, None] + o_h.to(tl.int64)[None, :] * size
     b_grad = tl.load(p_block, mask=m_m[:, None] & m_h[None, :], other=0.0)
     if b_grad.dtype == tl.float16:
-        # Where nothing is used a gradient may be larger than float16 holds, and infinity times zero is no number.
+        # Gradients of masked positions may overflow float16, and infinity times zero is NaN.
         b_grad = tl.where((b_mask == 0.0)[:, None], 0.0, b_grad)
     b_grad = b_grad.to(tl.float32) * b_mask[:, None]
     b_grad_projection = b_grad * b_gate
@@ -60,9 +60,9 @@ def triangle_project_backward_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     ADD_GRAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Turns ``grad_z``, which holds the output gate's share for the normalised ``z``, into the gradient of ``z``.
+    """Turn ``grad_z`` from the output gate's share for the normalised ``z`` into the gradient of ``z``.
 
-    Leaves ``[programs, 2, CZ]`` partial sums for the parameters of the norm.
+    Write ``[programs, 2, CZ]`` partial sums for the parameters of the norm.
     """
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
@@ -93,7 +93,7 @@ def triangle_project_backward_kernel(
         p_out = pair_tile(grad_z, grad_z_strides, o_i, o_j, o_z)
         # [BM, BZ]
         b_total += tl.load(p_out, mask=m_zz, other=0.0).to(tl.float32)
-        # Read again rather than kept in registers through the loop.
+        # Read again, because registers are scarce in the loop.
         b_z = tl.load(p_z[:, None] + o_z[None, :] * z_strides[2], mask=m_zz, other=0.0).to(tl.float32)
         b_grad_bias += tl.sum(b_total, 0)
         b_total, b_scales = normalised_backward(b_total, b_z, b_statistics, norm, o_z, m_z, CZ)
@@ -118,18 +118,18 @@ def projection_backward(
     """Turn ``grad_z`` into the gradient of ``z``, and return those of the norm.
 
     Args:
-        grad_projections: ``[2 c, R', N']``, gradients of the factors of the contraction; read within the pair alone.
+        grad_projections: ``[2 c, R', N']``, gradients of the factors of the contraction; read only within the pair.
         z: ``[R, N, c_z]``, rows of one batch element.
         mask: ``[R, N]``.
-        add: Gradient of the operator's result, where ``z`` is the residual as well, or None.
-        grad_z: Holds the output gate's share of the gradient of the normalised ``z``.
+        add: Gradient of the operator's result if ``z`` is also the residual, or None.
+        grad_z: Output gate's share of the gradient of the normalised ``z``; overwritten.
         weights: Contiguous, in the dtypes that kernels read.
 
     Returns:
         Gradients, in float32, of scale and shift.
     """
     rows, n, c_z = z.shape
-    grad = z if add is None else add  # any tensor stands for what is not read
+    grad = z if add is None else add  # without add it is not read, so any tensor serves
     config = configuration("triangle_project_backward", z, c_z)
     size, width = grad_projections.shape[1] * grad_projections.shape[2], grad_projections.shape[2]
     programs = min(PROGRAMS, triton.cdiv(size, config.blocks["BM"]))
@@ -154,9 +154,9 @@ def triangle_project_weights_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BH rows of projection and gate, and a share of the positions.
+    """Compute the weights' gradients: a program owns BH rows of projection and gate, and a part of the positions.
 
-    It leaves its share of their gradients: ``[programs, 2 C, CZ]`` each and ``[programs, 2, 2 C]`` for the biases.
+    It writes partial sums: ``[programs, 2 C, CZ]`` for each weight, and ``[programs, 2, 2 C]`` for the biases.
     """
     o_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = o_h < 2 * C
@@ -193,7 +193,10 @@ def triangle_project_weights_kernel(
 def projection_weights_backward(
     grad_projections: Tensor, z: Tensor, mask: Tensor, weights: FactorParams
 ) -> list[Tensor]:
-    """Gradients, in float32, of projection and gate, weight before bias; arguments as of ``projection_backward``."""
+    """Return gradients, in float32, of projection and gate, each weight before bias.
+
+    Arguments are those of :func:`projection_backward`.
+    """
     rows, n, c_z = z.shape
     c = len(grad_projections) // 2
     config = configuration("triangle_project_weights", z, c_z)
@@ -216,7 +219,7 @@ def projection_weights_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """Both kernels in every dtype and configuration that ships."""
+    """Record both kernels in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c: int) -> None:
         grad, z, mask, weights = new(2 * c, 16, 16), new(16, 16, c), new(16, 16), example_parameters(new, c)

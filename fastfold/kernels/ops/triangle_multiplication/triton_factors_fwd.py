@@ -1,6 +1,6 @@
 """First kernel of triangle multiplication in Triton: normalise, project, gate and mask, channels first."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SIZES = ["rows", "n", "width"]
 
 @triton.jit
 def pair_positions(i_m, size, rows, n, width, BM: tl.constexpr):
-    """Positions ``[BM]`` of the factors or of the product that a block covers; they have ``size`` in rows of ``width``.
+    """Return positions ``[BM]`` of a block of factors or product, which have ``size`` in rows of ``width``.
 
-    Which of them exist, their rows and columns, and which of them exist in the pair ``[rows, n]`` too: there may be
-    more rows, and longer ones, than the pair has, with zeros in them.
+    Also return the mask of those that exist, their rows and columns, and the mask of those within the pair ``[rows,
+    n]``: factors and product may have more and longer rows than the pair, filled with zeros.
     """
     first = tl.cast(i_m, tl.int64) * BM
     o_m = first + tl.arange(0, BM)
@@ -40,7 +40,7 @@ def pair_positions(i_m, size, rows, n, width, BM: tl.constexpr):
 
 @triton.jit
 def load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS):
-    """Normalised positions ``[BM, BZ]`` of ``z [R, N, CZ]``, their statistics, and pointers to them ``[BM]``."""
+    """Load and normalise positions ``[BM, BZ]`` of ``z [R, N, CZ]``; also return statistics, and pointers ``[BM]``."""
     p_z = z + o_i * z_strides[0] + o_j * z_strides[1]
     norm = (weights.norm_weight, weights.norm_bias)
     b_z, b_statistics = load_normalised(p_z, o_z * z_strides[2], norm, o_z, m_m, m_z, CZ, EPS)
@@ -49,7 +49,7 @@ def load_pair(z, z_strides, weights, o_i, o_j, m_m, o_z, m_z, CZ, EPS):
 
 @triton.jit
 def load_mask(mask, strides, o_i, o_j, m_m):
-    """Mask ``[BM]`` of positions, in float32."""
+    """Load the mask ``[BM]`` of positions, in float32."""
     return tl.load(mask + o_i * strides[0] + o_j * strides[1], mask=m_m, other=0.0).to(tl.float32)
 
 
@@ -59,7 +59,7 @@ def projections_and_gates(
     CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Projections and gates ``[BM, BH]`` of normalised positions, by rows ``o_w`` of the weights."""
+    """Compute projections and gates ``[BM, BH]`` of normalised positions, by rows ``o_w`` of the weights."""
     norm = (weights.norm_weight, weights.norm_bias)
     b_projection = projected(
         b_z, p_z, z_c, b_statistics, norm, weights.proj_weight, weights.proj_bias, o_w, m_m, m_h,
@@ -78,7 +78,7 @@ def triangle_project_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program fills BM positions of ``projections [2 group, size]``: channels ``first ..`` of left, then of right."""
+    """Fill BM positions of ``projections [2 group, size]``: channels from ``first`` on of left, then of right."""
     o_m, m_m, o_i, o_j, m_pair = pair_positions(tl.program_id(0), size, rows, n, width, BM)
     o_z = tl.arange(0, BZ)
     m_z = o_z < CZ
@@ -109,7 +109,7 @@ def project(
 ) -> None:
     """Fill ``projections [2 group, R', N']`` for rows ``z [R, N, c_z]`` of one batch element, with zeros past them.
 
-    With ``split`` a normalised row doesn't lose what rounding to the dtype of the weights costs.
+    With ``split`` a second product adds the part of a normalised row that rounding to the dtype of the weights removes.
     """
     rows, n, c_z = z.shape
     size, width = projections.shape[1] * projections.shape[2], projections.shape[2]
@@ -126,13 +126,13 @@ def project(
 
 
 def example_parameters(new: NewTensor, c: int) -> FactorParams:
-    """Parameters with ``c`` channels of the pair and hidden ones, of which only the shapes count."""
+    """Return parameters with ``c`` channels of the pair and hidden ones; only their shapes count."""
     norm, weight, bias = new(c, dtype=torch.float32), new(2 * c, c), new(2 * c)
     return FactorParams(norm, norm, weight, bias, weight, bias)
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel in every dtype and configuration that ships, as the backward pass launches it."""
+    """Record the kernel in every dtype and shipped configuration, as the backward pass launches it."""
 
     def launch(new: NewTensor, c: int) -> None:
         projections, z, mask = new(2 * c, 16, 16), new(16, 16, c), new(16, 16)

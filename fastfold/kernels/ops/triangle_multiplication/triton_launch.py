@@ -2,9 +2,9 @@
 
 Between the kernels the channels come first, ``[c, W, W]``, so that the contraction is a batch of plain matrix products;
 W is N padded with zeros.
-Backward, one kernel of each half owns positions and gives the gradients of activations, and another owns rows of the
-weights and gives theirs; all recompute projections and gates. Sums over positions are made in an order that depends
-on sizes alone.
+Backward, one kernel of each half owns positions and computes gradients of activations, and another owns rows of the
+weights and computes theirs; all recompute projections and gates. The order of sums over positions depends only on
+sizes.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ UPDATE_WEIGHTS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
 
 
 def channel_group(c: int, positions: int) -> int:
-    """Channels whose two factors exist at a time: half of them, or a quarter where a pair tensor is large."""
+    """Return the channels whose two factors exist at a time: half of them, or a quarter for a large pair tensor."""
     return max(1, triton.cdiv(c, 2 if c * positions < 2**27 else 4))
 
 
 class Forward:
-    """The two kernels around the contraction, with contiguous weights in the dtypes that they read.
+    """Kernels before and after the contraction, with contiguous weights in the dtypes that they read.
 
     See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleBackend`.
 
     Args:
         factors: Parameters of the first part, if it is used.
-        update: Those of the second.
-        scratch: Of the dtype of the products.
-        summands: Of each element of the product, if it may be a share of their sum; see
+        update: Parameters of the second part, if it is used.
+        scratch: Buffers in the dtype of the products.
+        summands: Number of summands of each element of the product, if it may be a share of their sum; see
             :func:`~fastfold.kernels.common.scratch.share_of`.
     """
 
@@ -64,30 +64,30 @@ class Forward:
         self._update = None if update is None else in_dtype(update, scratch.dtype)
 
     def width(self, n: int) -> int:
-        """Padded, so that matrix products and kernels are as fast at any length."""
+        """Return N padded to a width at which matrix products and kernels are fast."""
         return padded_width(n)
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
-        """Factors of some channels."""
+        """Compute the factors of some channels."""
         assert self._factors is not None
         project(projections, z, mask, self._factors, first, count, split=self.split)
 
     def write(
         self, out: Tensor, product: Tensor, z: Tensor, residual: Tensor | None, dropout: Tensor | None
     ) -> None:
-        """The result."""
+        """Compute the result."""
         assert self._update is not None
         write_update(out, product, z, self._update, residual, dropout, self.share)
 
 
 class Backward(Forward):
-    """Kernels of the gradients; only those run whose result is needed.
+    """Kernels of the gradients; a kernel runs only if its result is needed.
 
-    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`. Of 8 or 16 channels the
-    second normalisation makes rows of so little variance that rounding factors and product to bfloat16 would change
-    gradients by up to 1%, so they are float32; from 32 channels on it is 0.45% at most, measured over random inputs.
-    In bfloat16 the factors, and the gradients of the product, are made from rows that keep what they lose by rounding;
-    without that it is 0.54%. Gradients of weights and of the first half don't need it, nor does float16 (0.07%).
+    See :class:`~fastfold.kernels.ops.triangle_multiplication.contraction.TriangleGradients`. With fewer than 32
+    channels, rows of the second normalisation have so little variance that factors and product are kept in float32. In
+    bfloat16, factors and gradients of the product are computed with a second product for the part that rounding removes
+    from the rows. Gradients of weights and of the first half don't need it, nor does float16. Errors with and without
+    are in ``benchmarks/results/choices.md``.
     """
 
     def __init__(
@@ -110,14 +110,17 @@ class Backward(Forward):
         self.share = share_of(summands, self.dtype)
 
     def contraction_groups(self, n: int) -> tuple[int, int]:
-        """All channels at once, and the gradients of a product that is not small in eighths."""
+        """Return numbers of channels: all for the contraction, and an eighth for gradients.
+
+        Gradients of a small product take all channels too.
+        """
         few = self.channels * n * n < SMALL_PRODUCT
         return max(1, self.channels), max(1, self.channels if few else triton.cdiv(self.channels, 8))
 
     def update_backward(
         self, grad_z: Tensor, product: Tensor, grad: Tensor, z: Tensor, dropout: Tensor | None
     ) -> None:
-        """Gradients of product and normalised pair."""
+        """Compute gradients of product and normalised pair."""
         assert self._update is not None
         totals, weights = self._update_totals, self._update
         if not self._needed.isdisjoint(UPDATE_WEIGHTS):  # before the gradient of the product takes its place
@@ -129,7 +132,7 @@ class Backward(Forward):
     def factors_backward(
         self, grad_z: Tensor, grad_factors: Tensor, z: Tensor, mask: Tensor, add: Tensor | None
     ) -> None:
-        """Gradient of the pair."""
+        """Compute the gradient of the pair."""
         assert self._factors is not None
         totals, weights = self._factor_totals, self._factors
         if not self._needed.isdisjoint(FACTOR_WEIGHTS):
@@ -139,7 +142,7 @@ class Backward(Forward):
         totals.add(norm_weight=weight, norm_bias=bias)
 
     def norm_backward(self, grad_z: Tensor, z: Tensor) -> Tensor:
-        """Gradient of the pair without factors."""
+        """Compute the gradient of the pair without factors."""
         assert self._update is not None
         found, weight, bias = layer_norm_backward(grad_z, z, self._update.norm_weight, EPS)
         assert found is not None
@@ -149,11 +152,11 @@ class Backward(Forward):
         return found
 
     def factor_grads(self) -> list[Tensor | None]:
-        """Of the first part."""
+        """Return gradients of the first part's parameters."""
         assert self._factors is not None
         return self._factor_totals.of(self._factors, self._needed | {"norm_weight", "norm_bias"})
 
     def update_grads(self) -> list[Tensor | None]:
-        """Of the second part."""
+        """Return gradients of the second part's parameters."""
         assert self._update is not None
         return self._update_totals.of(self._update, self._needed)

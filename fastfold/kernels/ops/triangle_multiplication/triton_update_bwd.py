@@ -1,6 +1,6 @@
 """Second half of triangle multiplication in Triton, backward: from the update to the product and the weights."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def gated_output_gradients(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients ``[BM, BO]`` of output projection and gate logits, which it recomputes."""
+    """Compute gradients ``[BM, BO]`` of output projection and gate logits, which are recomputed."""
     norm = (weights.norm_out_weight, weights.norm_out_bias)
     b_out = projected(
         b_p, p_p, size, b_statistics_p, norm, weights.out_weight, weights.out_bias, o_o, m_m, m_o,
@@ -69,9 +69,9 @@ def triangle_output_backward_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Puts the gradient of ``product`` in its place, and that of the normalised ``z`` into ``grad_x``.
+    """Replace ``product`` by its gradient, and write that of the normalised ``z`` to ``grad_x``.
 
-    Leaves ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
+    Write ``[programs, 2, C]`` partial sums for the parameters of the norm of the product.
     """
     o_c = tl.arange(0, BC)
     m_c = o_c < C
@@ -106,7 +106,7 @@ def triangle_output_backward_kernel(
             b_grad_x += split_dot(b_grad_gate, b_w, SPLIT, PRECISION)
         p_grad_x = pair_tile(grad_x, grad_x_strides, o_i, o_j, o_z)
         tl.store(p_grad_x, cast(b_grad_x, grad_x.dtype.element_ty), mask=m_pair[:, None] & m_z[None, :])
-        # Read again rather than kept in registers through the loop.
+        # Read again, because registers are scarce in the loop.
         p_block = p_p[:, None] + o_c.to(tl.int64)[None, :] * size
         b_p = tl.load(p_block, mask=m_p, other=0.0).to(tl.float32)
         b_grad_bias += tl.sum(b_grad_p, 0)
@@ -120,7 +120,7 @@ def triangle_output_backward_kernel(
 
 
 def switches(c: int, z: Tensor, dropout: Tensor | None) -> dict[str, Any]:
-    """``tl.constexpr`` arguments of the kernels of this half's gradients, without block sizes."""
+    """Return ``tl.constexpr`` arguments of this half's gradient kernels, without block sizes."""
     return {
         "C": c,
         "BC": padded(c),
@@ -139,16 +139,16 @@ def output_backward(
     weights: UpdateParams,
     share: float = 1.0,
 ) -> list[Tensor]:
-    """Put gradients into ``product [c, R', N']`` and ``grad_x [R, N, c_z]``, and return those of the norm between.
+    """Write gradients to ``product [c, R', N']`` and ``grad_x [R, N, c_z]``; return those of the product's norm.
 
     Args:
-        product: What the second normalisation gets; its gradient takes its place, zero past rows and columns of ``z``.
+        product: Input of the second normalisation; replaced by its gradient, zero past rows and columns of ``z``.
         z: ``[R, N, c_z]``, rows of one batch element.
         grad: Gradient of the update.
-        grad_x: Where that of the normalised ``z`` goes, in the dtype of ``z``.
+        grad_x: Tensor for the gradient of the normalised ``z``, in the dtype of ``z``.
         dropout: Factors in the shape of ``z``, or None.
         weights: Contiguous, in the dtypes that kernels read.
-        share: What the product was multiplied by.
+        share: Factor that the product was multiplied by.
 
     Returns:
         Gradients, in float32, of the two parameters of the normalisation of ``product``.
@@ -177,9 +177,9 @@ def triangle_output_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BO rows of output projection and gate, and a share of the positions.
+    """Compute the weights' gradients: a program owns BO rows of output projection and gate, and a part of positions.
 
-    It leaves its share of their gradients: ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and ``[programs, 2, CZ]``.
+    It writes partial sums ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
     """
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
@@ -224,9 +224,9 @@ def output_weights_backward(
     weights: UpdateParams,
     share: float = 1.0,
 ) -> list[Tensor]:
-    """Gradients, in float32, of output and gate, weight before bias.
+    """Return gradients, in float32, of output and gate, each weight before bias.
 
-    Arguments as of ``output_backward``, which comes after it.
+    Arguments are those of :func:`output_backward`, which must be called afterwards because it overwrites the product.
     """
     c, (rows, n, c_z) = len(product), z.shape
     size, width = product.shape[1] * product.shape[2], product.shape[2]
@@ -249,7 +249,7 @@ def output_weights_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """Both kernels in every dtype and configuration that ships."""
+    """Record both kernels in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c: int) -> None:
         product, z, weights = new(c, 16, 16), new(16, 16, c), example_parameters(new, c)

@@ -1,6 +1,6 @@
-"""Last kernel of triangle multiplication in Triton: everything that follows the product, in registers."""
+"""Last kernel of triangle multiplication in Triton: all operations after the product, in registers."""
 
-# Arguments of kernels have no Python types.
+# Arguments of kernels are untyped.
 # mypy: allow-untyped-defs
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from fastfold.kernels.ops.triangle_multiplication.triton_factors_fwd import SIZE
 
 @triton.jit
 def load_product(product, weights, o_m, m_m, o_c, m_c, size, C, EPS, share):
-    """Normalised positions ``[BM, BC]`` of ``product [C, size]``, their statistics, and pointers to them ``[BM]``.
+    """Load and normalise positions ``[BM, BC]`` of ``product [C, size]``; return statistics and pointers ``[BM]`` too.
 
-    A product times a share has the same normalised rows, if what is added to its variance has the square of that.
+    A product times a share has the same normalised rows if the epsilon of its variance is multiplied by the share
+    squared.
     """
     p_p = product + o_m
     norm = (weights.norm_out_weight, weights.norm_out_bias)
@@ -40,7 +41,10 @@ def triangle_output_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     HAS_DROPOUT: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A program owns BM positions with all channels: it has read all of ``z`` there before it writes ``out``."""
+    """Compute the update: a program owns BM positions with all channels.
+
+    It reads all of ``z`` at its positions before it writes ``out``.
+    """
     o_m, m_m, o_i, o_j, m_pair = pair_positions(tl.program_id(0), size, rows, n, width, BM)
     o_c = tl.arange(0, BC)
     o_z = tl.arange(0, BZ)
@@ -77,9 +81,10 @@ def write_update(
     dropout: Tensor | None,
     share: float = 1.0,
 ) -> None:
-    """Fill rows ``out [R, N, c_z]`` of an element, which may be ``z`` or ``residual``, from ``product [c, R', N']``.
+    """Fill ``out [R, N, c_z]``, rows of an element, from ``product [c, R', N']``.
 
-    What the product was multiplied by is its ``share``; rows and columns that ``z`` does not have are left out.
+    ``out`` may be ``z`` or ``residual``. ``share`` is the factor that the product was multiplied by. Rows and columns
+    past those of ``z`` are left out.
     """
     c, (rows, n, c_z) = len(product), z.shape
     size, width = product.shape[1] * product.shape[2], product.shape[2]
@@ -101,13 +106,13 @@ def write_update(
 
 
 def example_parameters(new: NewTensor, c: int) -> UpdateParams:
-    """Parameters with ``c`` channels of the pair and hidden ones, of which only the shapes count."""
+    """Return parameters with ``c`` channels of the pair and hidden ones; only their shapes count."""
     norm, weight, bias = new(c, dtype=torch.float32), new(c, c), new(c)
     return UpdateParams(norm, norm, norm, norm, weight, bias, weight, bias)
 
 
 def variants() -> list[KernelVariant]:
-    """The kernel in every dtype and configuration that ships."""
+    """Record the kernel in every dtype and shipped configuration."""
 
     def launch(new: NewTensor, c: int) -> None:
         z = new(16, 16, c)

@@ -1,4 +1,4 @@
-"""Update of the pair by contracted edges, for any rows and columns: what ends a triangle multiplication."""
+"""Update of the pair by contracted edges, for any rows and columns: the end of a triangle multiplication."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fastfold.kernels.ops.triangle_multiplication.params import UpdateParams
 
 
 def triangle_update_definition(product: Tensor, z: Tensor, **parameters: Tensor) -> Tensor:
-    """Specification of :func:`triangle_update`, with its :class:`~.params.UpdateParams`."""
+    """Compute :func:`triangle_update` by its specification, from its :class:`~.params.UpdateParams`."""
     exact = accumulation_dtype(z)
     w = UpdateParams(**{name: x.to(exact) for name, x in parameters.items()})
     x = layer_norm_definition(z.to(exact), w.norm_weight, w.norm_bias)
@@ -67,10 +67,10 @@ def _triangle_update_backward(
     backend: str,
     normed: bool = False,
 ) -> list[Tensor]:
-    """Gradients of ``product``, ``z`` and the parameters; those that nobody ``needs`` are empty.
+    """Return gradients of ``product``, ``z`` and the parameters; empty tensors for those not needed.
 
-    With ``normed`` that of the normalised ``z`` in place of that of ``z``, for who goes on with it: nothing of the norm
-    and of ``add_z`` is in it then.
+    With ``normed``, the gradient of the normalised ``z`` replaces that of ``z``, for callers that continue with it. It
+    then includes nothing of the norm or of ``add_z``.
     """
     group = UpdateParams(*parameters)
     how: dict[str, Any] = {"dropout": dropout, "normed": normed, "backend": backend}
@@ -137,9 +137,9 @@ def triangle_update(
     out: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Update of the pair by contracted edges: ``(LN(product) Oᵀ + o) · sigmoid(LN(z) Ogᵀ + og)``.
+    """Compute the pair's update by contracted edges: ``(LN(product) Oᵀ + o) · sigmoid(LN(z) Ogᵀ + og)``.
 
-    The last lines of AlphaFold's supplement, algorithms 11 and 12, for any rows and columns of the pair.
+    These are the last lines of AlphaFold's supplement, algorithms 11 and 12, for any rows and columns of the pair.
 
     Args:
         product: Contracted edges ``[*, c, R, N]``.
@@ -152,17 +152,17 @@ def triangle_update(
         out_bias: o ``[c_z]``.
         out_gate_weight: Og ``[c_z, c_z]``.
         out_gate_bias: og ``[c_z]``.
-        add_z: Whether ``z`` is added to the update.
-        dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). A constant.
-        out: Where the result goes, without recording gradients; may be ``z``.
-        backend: ``auto``, ``triton`` (up to 256 channels, more take the PyTorch path) or ``torch``.
+        add_z: True to add ``z`` to the update.
+        dropout: Factors of the update that broadcast against ``z`` (zero or 1 / keep rate). Gets no gradient.
+        out: Tensor for the result, without recording gradients; may be ``z``.
+        backend: ``auto``, ``triton`` (up to 256 channels; more use PyTorch) or ``torch``.
 
     Returns:
         The update ``[*, R, N, c_z]``, plus ``z`` if asked for, in the dtype of ``z``.
 
     Raises:
         ConfigError: The backend does not exist or cannot run here.
-        RuntimeError: If gradients would have to be recorded through ``out``.
+        RuntimeError: Gradients would have to be recorded through ``out``.
     """
     parameters = UpdateParams(
         *(norm_weight, norm_bias, norm_out_weight, norm_out_bias),
