@@ -1,16 +1,16 @@
-"""Accuracy of a network on chains of known structure, and what it is worth: every figure has its baseline.
+"""Accuracy of a network on chains of known structure; every figure has a baseline.
 
 Usage: python benchmarks/accuracy.py WEIGHTS DATA [--split valid] [--chains 50 | --names 1igd,1ctf] [--single-sequence]
                                      [--prior-chains 400] [--plot PNG] [--json OUT]
 
-DATA is a folder as ``fastfold train`` takes it. Chains are taken evenly over the split; each is folded with the
-network's own number of recycles. Printed are tables in Markdown, by the depth of the alignments:
+DATA is a folder as for ``fastfold train``. Chains are taken evenly over the split; each is folded with the network's
+own number of recycles. Prints tables in Markdown, by the depth of the alignments:
 
-* lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, the same for every protein;
+* lDDT-CA and TM-score, and those of a bundle of helices and of one straight helix, equal for every protein;
 * figures that a collapsed structure cannot pass: radius of gyration over the true one, CA neighbours within 3.8 Å,
   clashing atoms, and *own minus other*: lDDT-CA less that of predictions for longer chains, cut to the same length;
-* whether pLDDT is honest: its bias, and its correlation with the true lDDT-CA over residues;
-* cross-entropy of the distogram by separation in the sequence, and that of a prior that knows the separation alone,
+* calibration of pLDDT: its bias, and its correlation with the true lDDT-CA over residues;
+* cross-entropy of the distogram by separation in the sequence, and that of a prior that knows only the separation,
   counted in chains of the training split;
 * precision of the contacts with the highest probability, of the nearest pairs in the coordinates, of those with the
   highest coevolution in the alignment alone
@@ -64,13 +64,13 @@ from fastfold.training.validation import ChainScore, resolved_beta, score_chain 
 
 
 def spread(entries: Sequence[Entry], chains: int) -> list[Entry]:
-    """So many entries, spread evenly over all; all of them for 0."""
+    """Choose ``chains`` entries, spread evenly over all; return all of them for 0."""
     count = min(chains or len(entries), len(entries))
     return [entries[i * len(entries) // count] for i in range(count)]
 
 
 def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
-    """The prior of these chains' structures, with the bins of a network's distogram."""
+    """Count the prior in these chains' structures, with the bins of a network's distogram."""
     c = heads.distogram
     structures = (resolved_beta(select_chain(read_structure(entry.structure), entry)) for entry in entries)
     return SeparationPrior.from_structures(
@@ -79,7 +79,7 @@ def separation_prior(entries: Sequence[Entry], heads: Any) -> SeparationPrior:
 
 
 def coevolution(chain: ChainStructure, alignments: Sequence[Msa]) -> np.ndarray | None:
-    """Scores ``[N, N]`` of the pairs of residues by their coevolution; None without an alignment."""
+    """Return scores ``[N, N]`` of the pairs of residues by their coevolution; None without an alignment."""
     msa = msa_features(alignments, chain.sequence)["msa"]
     return analyse(to_restype_order(msa)).scores
 
@@ -87,13 +87,13 @@ def coevolution(chain: ChainStructure, alignments: Sequence[Msa]) -> np.ndarray 
 def measure(
     score: ChainScore, chain: ChainStructure, prior: SeparationPrior, couplings: np.ndarray | None = None
 ) -> Measured:
-    """All figures of a chain that was folded, and those of the baselines.
+    """Compute all figures of a folded chain, and those of the baselines.
 
     Args:
-        score: How the network folded it.
-        chain: Its structure.
+        score: Score of the network's fold.
+        chain: Known structure of the chain.
         prior: Distances by separation.
-        couplings: Scores ``[N, N]`` of pairs that the network's input has by itself; a higher one promises a contact.
+        couplings: Scores ``[N, N]`` of pairs in the network's input; a higher one promises a contact.
     """
     ca = rc.atom_order["CA"]
     reference, mask = torch.as_tensor(chain.positions[:, ca]), torch.as_tensor(chain.mask[:, ca])
@@ -144,7 +144,7 @@ def add_own_minus_other(measured: Sequence[Measured], chains: Sequence[ChainStru
     """Add lDDT-CA less its mean over predictions for longer chains, cut to the chain's length.
 
     Args:
-        measured: Figures of each chain; those of the longest chain, which has no other, stay as they are.
+        measured: Figures of each chain; nothing is added for the longest chain, which has no longer one.
         chains: Their structures.
     """
     ca = rc.atom_order["CA"]
@@ -158,7 +158,7 @@ def add_own_minus_other(measured: Sequence[Measured], chains: Sequence[ChainStru
 
 
 def _nearness(score: ChainScore, chain: ChainStructure) -> np.ndarray | None:
-    """Negative distances ``[N, N]`` between predicted CB atoms, CA for glycine."""
+    """Return negative distances ``[N, N]`` between predicted CB atoms, CA for glycine."""
     if score.positions is None or score.atom_mask is None:
         return None
     aatype = rc.sequence_to_aatype(chain.sequence)
@@ -171,7 +171,7 @@ def _precision(precision: ContactPrecision, suffix: str) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fold, compare, print."""
+    """Fold the chains, compare them with the baselines, and print tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -179,10 +179,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("--split", default="valid")
     parser.add_argument("--chains", type=int, default=50, help="0: all (default: 50)")
-    parser.add_argument("--names", type=lambda text: text.split(","), help="or beginnings of names")
+    parser.add_argument("--names", type=lambda text: text.split(","), help="only chains whose names begin so")
     parser.add_argument("--single-sequence", action="store_true", help="leave the alignments out")
     parser.add_argument("--recycles", type=int, help="default: the network's own number")
-    parser.add_argument("--precision", default="fp32", choices=PRECISIONS, help="of the trunk (default fp32)")
+    parser.add_argument(
+        "--precision", default="fp32", choices=PRECISIONS, help="precision of the trunk (default fp32)"
+    )
     parser.add_argument(
         "--prior-chains", type=int, default=400, help="training chains of the prior; 0: all (default: 400)"
     )
@@ -197,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         entries = spread(entries, options.chains)
     if not entries:
-        parser.error("there is no chain of these names")
+        parser.error("--names: no chain of the split begins with one of these names")
     trained = open_dataset(options.data, split=WHOLE_SPLIT).entries
     prior = separation_prior(spread(trained, options.prior_chains), model.config.model.heads)
     measured: list[Measured] = []
@@ -236,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _finite(x: Any) -> Any:
-    """The same with None for numbers that JSON has not."""
+    """Replace numbers that JSON does not support by None."""
     if isinstance(x, dict):
         return {key: _finite(value) for key, value in x.items()}
     if isinstance(x, list):

@@ -21,7 +21,7 @@ DEPTHS: dict[str, tuple[int, float]] = {
     f"50 to {DEEP_ROWS - 1}": (50, DEEP_ROWS),
     f"{DEEP_ROWS} and more": (DEEP_ROWS, math.inf),
 }
-"""Groups of chains by rows of the alignment besides the query, half-open."""
+"""Groups of chains by rows of the alignment without the query, half-open."""
 
 LENGTHS: dict[str, tuple[int, float]] = {
     "up to 100 residues": (0, 101),
@@ -35,11 +35,11 @@ _INPUT, _STRUCTURE = "_input", "_structure"
 
 @dataclass(frozen=True)
 class Measured:
-    """One chain.
+    """Measured chain.
 
     Attributes:
-        score: How the network folded it.
-        figures: What the means are taken of; a figure that the chain has not is left out.
+        score: Score of the network's fold.
+        figures: Figures to average; missing figures are left out.
     """
 
     score: ChainScore
@@ -59,16 +59,16 @@ def summarise(measured: Sequence[Measured]) -> dict[str, dict[str, float]]:
 
 
 def summary(measured: Sequence[Measured]) -> dict[str, float]:
-    """Means of all figures over the chains that have them, and the calibration of pLDDT over all residues.
+    """Average all figures over the chains that have them, and calibrate pLDDT over all residues.
 
-    Figures of the input alone (``…_input``) are left out if some chain has that of the network and not that of its
-    input: they would be means over other chains.
+    Figures of the input alone (``…_input``) are left out if a chain has the network's figure but not its input's: their
+    means would be over other chains.
     """
     found: dict[str, float] = {"chains": len(measured)}
     for name in dict.fromkeys(name for m in measured for name in m.figures):
         values = [m.figures[name] for m in measured if name in m.figures]
-        beside = sum(name.removesuffix(_INPUT) in m.figures for m in measured)
-        if not name.endswith(_INPUT) or len(values) == beside:
+        counterparts = sum(name.removesuffix(_INPUT) in m.figures for m in measured)
+        if not name.endswith(_INPUT) or len(values) == counterparts:
             found[name] = statistics.fmean(values)
     for name in ("lddt_ca", "tm_score"):
         found[f"{name}_median"] = statistics.median(m.figures[name] for m in measured)
@@ -92,12 +92,12 @@ def summary(measured: Sequence[Measured]) -> dict[str, float]:
     }
 
 
-# A table's heading, and its columns: what to print, and the figure.
+# A table's heading, and its columns: title and format by figure.
 _Table = tuple[str, dict[str, tuple[str, str]]]
 
 
 def tables(groups: Mapping[str, Mapping[str, float]]) -> str:
-    """Markdown tables of what :func:`summarise` found, one line for each group; columns without figures left out."""
+    """Return Markdown tables of the groups of :func:`summarise`, one line each, without empty columns."""
     return "\n".join(_table(heading, columns, groups) for heading, columns in _TABLES)
 
 
@@ -134,7 +134,7 @@ def _contacts(separation: int, suffix: str) -> _Table:
 
 _TABLES: tuple[_Table, ...] = (
     (
-        "Structures, with those of no skill; pLDDT over residues:",
+        "Structures, with baselines that know nothing of the protein; pLDDT over residues:",
         {
             "chains": ("chains", "d"),
             "lddt_ca": ("lDDT-CA", ".3f"),

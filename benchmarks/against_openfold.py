@@ -2,13 +2,13 @@
 
 Usage: python benchmarks/against_openfold.py --openfold DIR [--case one|four] [--rounds N] [--json FILE]
 
-DIR is a checkout of OpenFold (https://github.com/aqlaboratory/openfold), of which nothing is installed or built: its
-compiled extension is for GPUs only, but its modules need scipy. Both programs run in processes of their own, with the
-same weights (FastFold reads OpenFold's) and the same inputs, in turns; ratios are medians over the rounds. First the
-outputs and gradients are compared. Memory is the peak of the resident set (Linux, VmHWM) above what the process held
-with weights and inputs in place.
+DIR is a checkout of OpenFold (https://github.com/aqlaboratory/openfold). Nothing of it is installed or built: its
+compiled extension is for GPUs only, but its modules need scipy. Both programs run in separate processes, with equal
+weights (FastFold reads OpenFold's) and inputs, in turns; ratios are medians over the rounds. First the outputs and
+gradients are compared. Memory is the peak of the resident set (Linux, VmHWM) above that with weights and inputs in
+place.
 
-Forward passes are those of inference: nothing is kept, results may be written into the inputs, and FastFold's float32
+Forward passes are those of inference: nothing is kept, results may overwrite the inputs, and FastFold's float32
 products are oneDNN's on AMD's processors, as in a fold. "In pieces" is
 OpenFold's ``chunk_size=4`` against FastFold's blocks of 2^20 elements. Several blocks are trained with activation
 checkpointing, which both programs apply block by block.
@@ -35,7 +35,7 @@ from typing import Any, Protocol
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
@@ -54,13 +54,13 @@ from fastfold.utils.units import parse_bytes  # noqa: E402
 
 C_M, C_Z = 256, 128
 TOLERANCE = 1e-3
-"""Root mean square of the difference of outputs or gradients, as a share of theirs."""
+"""Maximum root mean square of the difference of outputs or gradients, relative to OpenFold's."""
 _PREFIX = "evoformer.blocks."
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is computed: blocks, sequences of the MSA, residues."""
+    """Size of a comparison: blocks, sequences of the MSA, residues."""
 
     blocks: int
     sequences: int
@@ -78,28 +78,28 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Program(Protocol):
-    """Blocks of one of the programs."""
+    """Evoformer blocks of one program."""
 
     @property
     def modules(self) -> nn.Module:
-        """The blocks."""
+        """Module with the blocks."""
 
     def infer(self, inputs: Inputs, pieces: bool) -> tuple[Tensor, Tensor]:
-        """MSA and pair after the blocks; the inputs may be overwritten."""
+        """Return MSA and pair after the blocks; the inputs may be overwritten."""
 
     def train(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """MSA and pair after the blocks, with a graph for the backward pass."""
+        """Return MSA and pair after the blocks, with a graph for the backward pass."""
 
 
 # ---- the two programs -----------------------------------------------------------------------------------
 
 
 class OpenFoldBlocks:
-    """OpenFold's blocks, of a checkout."""
+    """OpenFold's blocks from a checkout."""
 
     def __init__(self, checkout: Path, case: Case) -> None:
         for name in ("openfold", "openfold.model", "openfold.utils", "openfold.utils.kernel"):
-            # Their own __init__ would import all of OpenFold's dependencies.
+            # The packages' own __init__ would import all of OpenFold's dependencies.
             package = types.ModuleType(name)
             package.__path__ = [str(checkout.joinpath(*name.split(".")))]
             sys.modules[name] = package
@@ -187,7 +187,10 @@ def _kept_or_not(run: Callable[..., Any], blocks: int, *inputs: Tensor) -> Any:
 
 
 def randomise(modules: nn.Module) -> None:
-    """Weights of the size that keeps a signal's: OpenFold initialises the last layer of each branch with zeros."""
+    """Fill the modules with weights that preserve a signal's size.
+
+    OpenFold initialises the last layer of each branch with zeros.
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in modules.parameters():
@@ -202,7 +205,7 @@ def randomise(modules: nn.Module) -> None:
 
 
 def make_inputs(case: Case) -> Inputs:
-    """Random MSA and pair, the same in every process, and masks that hide nothing."""
+    """Return random MSA and pair, equal in every process, and masks that hide nothing."""
     generator = torch.Generator().manual_seed(1)
     return (
         torch.randn(case.sequences, case.residues, C_M, generator=generator),
@@ -213,7 +216,7 @@ def make_inputs(case: Case) -> Inputs:
 
 
 def one_pass(program: Program, name: str, inputs: Inputs) -> tuple[float, tuple[Tensor, Tensor]]:
-    """Seconds of a pass, and what it gave."""
+    """Run a pass; return its seconds and its results."""
     msa, pair, *masks = inputs
     if name == "forward + backward":
         leaves = msa.clone().requires_grad_(), pair.clone().requires_grad_()
@@ -263,21 +266,21 @@ def work(options: argparse.Namespace) -> None:
 
 
 def _status(field: str) -> int:
-    """A size in bytes from /proc/self/status."""
+    """Read a size in bytes from /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"this system's /proc/self/status has no {field}")
+    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
 
 
 # ---- the parent ------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """A process with one of the programs.
+    """Process with one of the programs.
 
     Raises:
-        RuntimeError: It ended.
+        RuntimeError: The process ended.
     """
 
     def __init__(self, name: str, folder: Path, options: argparse.Namespace) -> None:
@@ -293,14 +296,14 @@ class Worker:
         self._answer()
 
     def ask(self, name: str, *, keep: bool = False) -> dict[str, Any]:
-        """Let it do a pass."""
+        """Let the process run a pass, and return its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"pass": name, "keep": keep}) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.terminate()
         self._process.wait()
 
@@ -314,16 +317,16 @@ class Worker:
 
 
 def difference(folder: Path) -> float:
-    """Of what the two programs gave last, as a share of the root mean square.
+    """Return the difference of the programs' last results, relative to the root mean square.
 
-    Not the largest difference: where the input of a ReLU is nearly zero, rounding decides whether a gradient passes.
+    The largest difference would not do: at ReLU inputs near zero, rounding decides if a gradient passes.
     """
     ours, theirs = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("fastfold", "openfold"))
     return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Times and peaks of both programs, and how far their outputs are apart."""
+    """Measure times and peaks of both programs, and the difference of their outputs."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -374,25 +377,27 @@ def show(case: Case, results: Mapping[str, Any], unit: int) -> None:
 
 
 def main() -> None:
-    """Compare, print, and write JSON if asked."""
+    """Compare the programs, print a table, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--openfold", type=Path, required=True, metavar="DIR", help="checkout of OpenFold")
-    parser.add_argument("--case", choices=CASES, default="one", help="what is computed (default one)")
+    parser.add_argument("--case", choices=CASES, default="one", help="one block or four (default one)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each pass (default 3)")
     parser.add_argument(
         "--precision",
         choices=PRODUCTS,
         default="fp32",
-        help="of FastFold's products in forward passes; OpenFold's are float32 (default fp32)",
+        help="precision of FastFold's products in forward passes; OpenFold's is float32 (default fp32)",
     )
     parser.add_argument("--memory", default="16GiB", help="limit of each process (default 16GiB)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to this file")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not (options.openfold / "openfold" / "model" / "evoformer.py").is_file():
-        parser.error(f"{options.openfold} has no openfold/model/evoformer.py; give OpenFold's checkout")
+        parser.error(
+            f"--openfold: expected OpenFold's checkout, found no openfold/model/evoformer.py in {options.openfold}"
+        )
     if importlib.util.find_spec("scipy") is None:
         parser.error("OpenFold's modules need scipy: pip install scipy")
     if options.worker:

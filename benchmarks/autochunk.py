@@ -1,7 +1,7 @@
-"""What ``fastfold.memory.autochunk`` makes of some modules: peaks, time lost to chunks, time of the search.
+"""Peaks, times and search times of modules under ``fastfold.memory.autochunk``.
 
-Peaks are those that the simulated device measures, inputs and results included, parameters not. The Evoformer block is
-held to the plan that was made for it by hand: in place, in the block sizes and channels that give the lowest peak.
+Peaks are those that the simulated device measures, with inputs and results, without parameters. The Evoformer block is
+compared with its hand-made plan: in place, in the block sizes and channels with the lowest peak.
 
     python benchmarks/autochunk.py [--json FILE] [--markdown FILE]
 """
@@ -34,13 +34,13 @@ from fastfold.memory import BudgetError, SimulatedDevice, autochunk
 from fastfold.utils.atomic_files import write_atomic
 
 HAND = (1.2, 1.1)
-"""Of the peak by hand, for the Evoformer block."""
+"""Budgets of the Evoformer block, relative to its peak by hand."""
 ROUNDS = 3
 MIB = 2**20
 
 
 class Causal(nn.Module):
-    """One of GPT's blocks, of PyTorch's own layers."""
+    """GPT block of PyTorch's own layers."""
 
     def __init__(self, c: int, heads: int, length: int) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Causal(nn.Module):
         self.register_buffer("later", torch.full((length, length), float("-inf")).triu(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[B, N, c]`` to the same."""
+        """Map ``[B, N, c]`` to the same shape."""
         return self.layer(x, src_mask=self.later)
 
 
 class Vision(nn.Module):
-    """A vision transformer: patches of 16 x 16, a class token, layers, a head."""
+    """Vision transformer: patches of 16 x 16, a class token, layers, a head."""
 
     def __init__(self, c: int, heads: int, layers: int, size: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Vision(nn.Module):
         self.head = nn.Linear(c, 1000)
 
     def forward(self, image: Tensor) -> Tensor:
-        """``[B, 3, size, size]`` to ``[B, 1000]``."""
+        """Map ``[B, 3, size, size]`` to ``[B, 1000]``."""
         x = self.patches(image).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.place
         return self.head(self.layers(x)[:, 0])
@@ -83,7 +83,7 @@ class TriangleAttention(nn.Module):
         self.bias, self.gate, self.out = nn.Linear(c, heads, bias=False), nn.Linear(c, c), nn.Linear(c, c)
 
     def forward(self, pair: Tensor, mask: Tensor) -> Tensor:
-        """``pair [N, N, c]`` with ``mask [N, N]`` to ``[N, N, c]``."""
+        """Map ``pair [N, N, c]`` with ``mask [N, N]`` to ``[N, N, c]``."""
         x = self.norm(pair)
         query, key, value = (
             layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
@@ -97,15 +97,15 @@ class TriangleAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; bytes are without parameters.
+    """Line of the table; bytes are without parameters.
 
     Attributes:
-        module: Its name and size.
-        budget: In bytes.
+        module: Name and size of the module.
+        budget: Budget in bytes.
         whole: Peak without chunks, or for the Evoformer block by hand, in place.
         peak: Peak in chunks.
-        regions: How many parts run in chunks.
-        search: Seconds that ``autochunk`` took, export included.
+        regions: Number of parts that run in chunks.
+        search: Seconds that ``autochunk`` took, with the export.
         slower: Time in chunks over time without, medians of alternate runs.
         apart: Largest difference of the results, over the largest result.
     """
@@ -123,7 +123,7 @@ class Row:
 def row(
     name: str, module: nn.Module, args: tuple[Tensor, ...], budget: int, whole: int, **options: Any
 ) -> Row:
-    """Chunk a module, run it, and compare."""
+    """Chunk a module, run it, and compare it with the module without chunks."""
     start = time.perf_counter()
     chunked = autochunk(module, args, budget, **options)
     search = time.perf_counter() - start
@@ -148,7 +148,7 @@ def _flat(result: Any) -> list[Tensor]:
 
 
 def general() -> list[Row]:
-    """Modules that know nothing of chunks."""
+    """Measure modules without support for chunks."""
     cases: list[tuple[str, Callable[[], nn.Module], tuple[Tensor, ...]]] = [
         ("GPT block, 1 x 1,024 x 256", lambda: Causal(256, 8, 1024), (torch.randn(1, 1024, 256),)),
         (
@@ -171,7 +171,7 @@ def general() -> list[Row]:
 
 
 def smallest(module: nn.Module, args: tuple[Tensor, ...]) -> int:
-    """The smallest budget in bytes that works."""
+    """Return the smallest feasible budget in bytes."""
     try:
         autochunk(module, args, 1)
     except BudgetError as refused:
@@ -180,7 +180,7 @@ def smallest(module: nn.Module, args: tuple[Tensor, ...]) -> int:
 
 
 def evoformer(residues: int, depth: int) -> list[Row]:
-    """A block of the Evoformer beside the plan made by hand."""
+    """Measure an Evoformer block against its hand-made plan."""
     block = EvoformerBlock(block_config(), 256, 128, zero_init=False).eval()
     args = (
         torch.randn(depth, residues, 256),
@@ -195,7 +195,14 @@ def evoformer(residues: int, depth: int) -> list[Row]:
 
 
 def by_hand(block: EvoformerBlock, args: tuple[Tensor, ...], elements: int, channels: int) -> int:
-    """Peak in bytes of a block in place, in blocks of so many elements and triangle factors of so many channels."""
+    """Return the peak in bytes of a block in place.
+
+    Args:
+        block: Evoformer block.
+        args: Inputs of the block.
+        elements: Elements per block of positions.
+        channels: Channels of triangle factors at a time.
+    """
     block = copy.deepcopy(block).to("meta")
     contraction = ContractionPlan(channels=channels)
     set_policy(block, ExecutionPolicy(block_elements=elements, inplace=True, contraction=contraction))
@@ -211,7 +218,7 @@ def by_hand(block: EvoformerBlock, args: tuple[Tensor, ...], elements: int, chan
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Format the rows as Markdown."""
     lines = [
         "# AutoChunk",
         "",
@@ -234,12 +241,12 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="write the numbers there")
-    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows = general() + evoformer(160, 16)

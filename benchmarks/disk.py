@@ -1,8 +1,8 @@
-"""What a step waits for a disk under ``policy="nvme"`` of ``fastfold.memory.Gemini``, buffer by buffer.
+"""Waiting times of a training step for a disk, under ``policy="nvme"`` of ``fastfold.memory.Gemini``.
 
-A buffer of 64 MiB that is not in memory is read: without announcement, announced by one call to the kernel (which reads
-a few megabytes of it ahead), and announced to the tier's threads, with a pause for other work in between. And it is
-written: through the memory map, which reads its pages first, and by the tier.
+A buffer of 64 MiB that is not in memory is read in three ways: without announcement, announced by one call to the
+kernel (which reads a few megabytes ahead), and announced to the tier's threads, with a pause for other work in between.
+It is written in two ways: through the memory map, which reads its pages first, and by the tier.
 
     python benchmarks/disk.py FOLDER
 """
@@ -30,11 +30,11 @@ REPEATS = 7
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", help="on the disk")
+    parser.add_argument("folder", help="folder on the disk to measure")
     tier = NvmeTier(parser.parse_args().folder)
     tier.preallocate(4 * ELEMENTS)
     waiting = tier.allocate_kept(ELEMENTS, torch.float32).fill_(1.0)

@@ -3,11 +3,11 @@
 Usage: python benchmarks/evoformer_block.py [--rounds N] [--json OUT]
 
 Speed is the block's counted floating-point operations per second over the machine's own float32 matrix-product rate,
-both measured in turns in the same run: medians of ratios, since absolute times on a shared machine say little. The rate
-is that of PyTorch's default. In a fold, a block writes into its inputs and takes oneDNN's products on AMD's processors;
-the passes in bfloat16 and in 8 bits are measured so too, with a copy of the inputs in their time. Memory is the peak of
-the process's resident set (Linux, VmHWM, reset before the pass) above what it held with the inputs in place, in U: the
-size of the pair tensor, N² · c_z · 4 bytes.
+both measured in turns in one run: medians of ratios, because absolute times vary on a shared machine. The rate is that
+of PyTorch's default. In a fold, a block overwrites its inputs and uses oneDNN's products on AMD's processors; so do the
+passes in bfloat16 and in 8 bits, whose time includes a copy of the inputs. Memory is the peak of the process's resident
+set (Linux, VmHWM, reset before the pass) above that with the inputs in place, in U: the size of the pair tensor,
+N² · c_z · 4 bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import torch  # noqa: E402
 
@@ -48,7 +48,7 @@ MEMORY_TARGET = 6.0
 
 
 def forward_flops(rows: int = ROWS, residues: int = RESIDUES, c_m: int = C_M, c_z: int = C_Z) -> int:
-    """Floating-point operations of one forward pass: two per multiply-add of every matrix product."""
+    """Return operations of one forward pass: two per multiply-add of every matrix product."""
     s, r, c = rows, residues, 32
     row = 5 * 2 * s * r * c_m * c_m + 2 * 2 * s * r * r * c_m + 2 * r * r * c_z * 8
     column = 5 * 2 * s * r * c_m * c_m + 2 * 2 * r * s * s * c_m
@@ -61,7 +61,7 @@ def forward_flops(rows: int = ROWS, residues: int = RESIDUES, c_m: int = C_M, c_
 
 
 def setup() -> tuple[EvoformerBlock, tuple[torch.Tensor, ...]]:
-    """The official block with random parameters, and inputs."""
+    """Return the official block with random parameters, and inputs."""
     torch.manual_seed(0)
     config = model_config("model_1").model.embeddings_and_evoformer.evoformer
     block = EvoformerBlock(config, C_M, C_Z, zero_init=False).eval()
@@ -75,7 +75,7 @@ def setup() -> tuple[EvoformerBlock, tuple[torch.Tensor, ...]]:
 
 
 def passes(block: EvoformerBlock, inputs: tuple[torch.Tensor, ...]) -> dict[str, Callable[[], None]]:
-    """What is measured, by name."""
+    """Return the measured passes by name."""
     msa, pair, *masks = inputs
     own = msa.clone(), pair.clone()
 
@@ -114,14 +114,14 @@ def passes(block: EvoformerBlock, inputs: tuple[torch.Tensor, ...]) -> dict[str,
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def matrix_product_rate() -> float:
-    """FLOP/s of a float32 matrix product that is large enough for the machine's best."""
+    """Measure the FLOP/s of a float32 matrix product large enough for the machine's best."""
     size = 2048
     a = torch.randn(size, size)
     a @ a
@@ -129,7 +129,7 @@ def matrix_product_rate() -> float:
 
 
 def speed(rounds: int) -> dict[str, Any]:
-    """Ratios to the matrix-product rate, measured in turns."""
+    """Measure ratios to the matrix-product rate, in turns."""
     steps = passes(*setup())
     work = {name: (3 if "backward" in name else 1) * forward_flops() for name in steps}
     for step in steps.values():
@@ -150,17 +150,17 @@ def speed(rounds: int) -> dict[str, Any]:
 
 
 def status(field: str) -> int:
-    """A size in bytes from /proc/self/status."""
+    """Read a size in bytes from /proc/self/status."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"this system's /proc/self/status has no {field}")
+    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
 
 
 def peak_memory(name: str) -> float:
-    """Peak resident memory of a pass above the inputs, in U; to be called in a fresh process."""
+    """Measure the peak resident memory of a pass above the inputs, in U; call it in a fresh process."""
     block, inputs = setup()
-    # A small pass first loads the libraries' code and thread pools, which are no part of the block's memory.
+    # A small pass first loads the libraries' code and thread pools, which are not part of the block's memory.
     small = (torch.randn(4, 8, C_M), torch.randn(8, 8, C_Z), torch.ones(4, 8), torch.ones(8, 8))
     passes(block, small)[name]()
     before = status("VmRSS")
@@ -170,7 +170,7 @@ def peak_memory(name: str) -> float:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure the block, print ratios, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

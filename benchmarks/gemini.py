@@ -1,7 +1,8 @@
-"""What a training step under ``fastfold.memory.Gemini`` moves, and what of it is waited for, on the simulated device.
+"""Transfers of a training step under ``fastfold.memory.Gemini``, and waits for them, on the simulated device.
 
-Budgets are shares of what a plain step needs, parameters and activations together. ``lookahead`` is how many operators
-ahead of their use parameters and saved tensors may begin to come; without it all that comes is waited for.
+Budgets are shares of the memory of a plain step, parameters and activations together. ``lookahead`` is the number of
+operators ahead of their use at which parameters and saved tensors may begin to load; without it every load is waited
+for.
 
     python benchmarks/gemini.py [--json FILE] [--markdown FILE]
     python benchmarks/gemini.py --times
@@ -32,11 +33,11 @@ from fastfold.utils.atomic_files import write_atomic
 
 SHARES = (0.3, 0.4, 0.6, 0.8)
 SETTLED = 4
-"""Steps after which a plan is followed."""
+"""Number of steps after which a plan is followed."""
 
 
 class Stack(nn.Module):
-    """Evoformer blocks, and a loss of what they make."""
+    """Evoformer blocks with a loss of their outputs."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Stack(nn.Module):
         )
 
     def forward(self, msa: Tensor, pair: Tensor) -> Tensor:
-        """``[S, N, 32]`` and ``[N, N, 16]`` to a number."""
+        """Map ``[S, N, 32]`` and ``[N, N, 16]`` to a scalar."""
         masks = torch.ones(msa.shape[:-1]), torch.ones(pair.shape[:-1])
         for block in self.blocks:
             msa, pair = block(msa, pair, *masks)
@@ -54,19 +55,19 @@ class Stack(nn.Module):
 
 @dataclass(frozen=True)
 class Step:
-    """A settled step.
+    """Settled step.
 
     Attributes:
-        model: What is trained.
-        recompute: Whether its blocks may be recomputed.
-        share: Budget as a share of what a plain step takes.
+        model: Name of the trained model.
+        recompute: True if its blocks may be recomputed.
+        share: Budget, relative to a plain step's memory.
         lookahead: See the module's text.
-        peak: Most bytes on the device, as a share of the budget.
-        loads: Times that a chunk of parameters came to the device.
-        loads_waited: Those that began at their use.
-        sent: Bytes of saved tensors that went to the host, and came back.
+        peak: Peak memory on the device, relative to the budget.
+        loads: Number of loads of a chunk of parameters to the device.
+        loads_waited: Number of loads that began at their use.
+        sent: Bytes of saved tensors that went to the host and came back.
         sent_waited: Bytes that began to come back at their use.
-        recomputed: Blocks that were computed again.
+        recomputed: Number of blocks that were computed again.
     """
 
     model: str
@@ -82,11 +83,11 @@ class Step:
 
 
 Built = tuple[nn.Module, Callable[[nn.Module], Tensor]]
-"""A model, and its loss."""
+"""Model, and its loss."""
 
 
 def _whole(build: Callable[[], Built]) -> int:
-    """Bytes that a plain step takes, parameters and activations together."""
+    """Return the bytes of a plain step, parameters and activations together."""
     model, loss = build()
     plain = SimulatedDevice(1 << 40)
     with plain.running():
@@ -95,7 +96,7 @@ def _whole(build: Callable[[], Built]) -> int:
 
 
 def measure(name: str, build: Callable[[], Built], *, recompute: bool) -> list[Step]:
-    """A model under some budgets, with and without lookahead; budgets under which it cannot run are left out."""
+    """Measure a model under several budgets, with and without lookahead; infeasible budgets are left out."""
     whole = _whole(build)
     found = []
     for share in SHARES:
@@ -137,16 +138,16 @@ def _settled(
 
 @dataclass(frozen=True)
 class OptimizerShare:
-    """Which part of the optimizer's step begins beside the backward pass, with ``overlap_optimizer``.
+    """Part of the optimizer's step that overlaps with the backward pass, with ``overlap_optimizer``.
 
     Attributes:
-        model: What is trained.
-        share: Budget as a share of what a plain step takes.
-        chunks: Chunks of parameters.
+        model: Name of the trained model.
+        share: Budget, relative to a plain step's memory.
+        chunks: Number of chunks of parameters.
         stepped: Bytes of parameters that a step changes.
-        beside: Those whose step began while the backward pass had more operators to come.
-        after: Those whose gradients were complete only at its end.
-        equal: Whether losses and parameters after all steps are those of steps after the backward pass, bit by bit.
+        beside: Bytes of those whose step began while the backward pass had more operators to run.
+        after: Bytes of those whose gradients were complete only at its end.
+        equal: True if losses and parameters equal those of steps after the backward pass, bit by bit.
     """
 
     model: str
@@ -159,7 +160,7 @@ class OptimizerShare:
 
 
 def overlap(name: str, build: Callable[[], Built]) -> list[OptimizerShare]:
-    """A model whose optimizer's step runs beside the backward pass, under the budgets that it can run under."""
+    """Measure a model whose optimizer step overlaps with the backward pass, under all feasible budgets."""
     whole = _whole(build)
     found = []
     for share in SHARES:
@@ -186,9 +187,9 @@ def overlap(name: str, build: Callable[[], Built]) -> list[OptimizerShare]:
 
 
 def times() -> str:
-    """Medians of the backward pass and of ``step()``, with the optimizer's step after it and beside it.
+    """Measure medians of the backward pass and of ``step()``, with and without overlap of the optimizer's step.
 
-    Where the host computes the backward pass itself, and where in addition it waits 30 ms for each block, as for a GPU.
+    The first case computes the backward pass on the host; the second also waits 30 ms per block, as for a GPU.
     """
     lines = []
     for wait, overlap_optimizer in itertools.product((0.0, 0.03), (False, True)):
@@ -235,7 +236,7 @@ def _trained(build: Callable[[], Built], budget: int, overlap_optimizer: bool) -
 
 
 def gpt() -> Built:
-    """Eight blocks of GPT on 128 tokens."""
+    """Build eight blocks of GPT on 128 tokens."""
     torch.manual_seed(0)
     sizes = {"layers": 8, "width": 64, "heads": 4, "vocabulary": 64, "context": 128}
     tokens = torch.randint(0, 64, (1, 128))
@@ -243,19 +244,19 @@ def gpt() -> Built:
 
 
 def evoformer() -> Built:
-    """Four Evoformer blocks on an MSA of 16 x 64."""
+    """Build four Evoformer blocks on an MSA of 16 x 64."""
     torch.manual_seed(0)
     msa, pair = torch.randn(16, 64, 32), torch.randn(64, 64, 16)
     return Stack(4).train(), lambda model: model(msa, pair)
 
 
 def table(rows: Sequence[Step], shares: Sequence[OptimizerShare]) -> str:
-    """Markdown."""
+    """Format both tables as Markdown."""
     lines = [
-        "# Gemini: what a step moves, and what it waits for",
+        "# Gemini: transfers of a step, and waits for them",
         "",
-        "Counted on the simulated device, in a step whose plan has settled. Budgets are shares of what a plain step",
-        "takes. Chunks are parameters that come to the device; saved tensors go to the host and come back.",
+        "Counted on the simulated device, in a step whose plan has settled. Budgets are shares of the memory of a",
+        "plain step. Chunks are parameters that come to the device; saved tensors go to the host and come back.",
         "",
         "| model | blocks may be recomputed | budget | lookahead | peak in the budget | chunks | waited for | "
         "KiB of saved tensors | waited for | blocks recomputed |",
@@ -268,12 +269,12 @@ def table(rows: Sequence[Step], shares: Sequence[OptimizerShare]) -> str:
         )
     lines += [
         "",
-        "## The optimizer's step beside the backward pass",
+        "## Overlap of the optimizer's step with the backward pass",
         "",
         "With `overlap_optimizer=True` and AdamW: KiB of parameters that a step changes, those whose step begins in a",
-        "thread while the backward pass has more operators to come, and those that are complete only at its end.",
+        "thread while the backward pass has more operators to run, and those that are complete only at its end.",
         "",
-        "| model | budget | chunks | KiB stepped | beside | share | at the end | equal to steps afterwards |",
+        "| model | budget | chunks | KiB stepped | overlapped | share | at the end | equal to steps afterwards |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for y in shares:
@@ -285,12 +286,12 @@ def table(rows: Sequence[Step], shares: Sequence[OptimizerShare]) -> str:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, help="write the numbers there")
-    parser.add_argument("--markdown", type=Path, help="write the table there")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument(
         "--times", action="store_true", help="measure one model's step on this machine instead"
     )

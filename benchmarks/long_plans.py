@@ -1,12 +1,12 @@
-"""Plans of the longest folds, on simulated GPUs under a model of PyTorch's allocator, and the hours they would take.
+"""Plans of the longest folds, on simulated GPUs under a model of PyTorch's allocator, with estimated hours.
 
 Usage: python benchmarks/long_plans.py [--residues N ...] [--segments KIND ...] [--blocks B]
        [--cliff] [--json OUT]
 
-Of each case the whole network, all of its blocks, four templates, 64 alignment rows and one recycle, is run on tensors
-without contents, on a device that refuses what it has no room for (fastfold.inference.simulate): no measurement. Hours
-are those of four passes, from data sheets' rates of which shares are assumed: uncalibrated. ``--cliff`` prints instead
-how the smallest budget of 20,000 residues falls with the host's memory.
+Each case runs the whole network, with all blocks, four templates, 64 alignment rows and one recycle, on tensors without
+contents, on a device that refuses allocations beyond its budget (fastfold.inference.simulate): no measurement. Hours
+are those of four passes, uncalibrated: data sheets' rates times assumed shares. ``--cliff`` prints instead the smallest
+budget of 20,000 residues for several sizes of host memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ GB = 10**9
 
 @dataclass(frozen=True)
 class Case:
-    """One fold.
+    """Fold of one length on one kind of GPU.
 
     Attributes:
         residues: N.
-        gpu: Whose rates count for the hours.
-        budget: Bytes of each GPU.
-        host: Bytes of the host's memory for what leaves it, of each GPU.
-        gpus: How many share the target.
+        gpu: Name of the GPU whose rates give the hours.
+        budget: Memory of each GPU, in bytes.
+        host: Host memory for offloaded tensors of each GPU, in bytes.
+        gpus: Number of GPUs that share the target.
     """
 
     residues: int
@@ -62,16 +62,16 @@ CASES = [
     )
     for n in lengths
 ]
-"""The headline lengths, and odd ones."""
+"""Headline lengths, and odd ones."""
 
 
 def run(case: Case, kind: AllocatorKind, blocks: int) -> dict[str, Any]:
-    """What a case takes under one kind of segments.
+    """Simulate a case with one kind of segments.
 
     Args:
-        case: The fold.
-        kind: Of segments.
-        blocks: In each stack; the extra MSA stack has four at most, the templates' two.
+        case: Fold to simulate.
+        kind: Kind of segments.
+        blocks: Blocks in each stack; the extra MSA stack has at most four, the templates' two.
     """
     config = model_config("model_1_ptm") if blocks == 48 else config_of(blocks)
     speeds, given, start = rates(case.gpu, FOLDING), features(case.residues, 32, 32), time.monotonic()
@@ -111,7 +111,7 @@ def run(case: Case, kind: AllocatorKind, blocks: int) -> dict[str, Any]:
 
 
 def cliff() -> list[dict[str, int]]:
-    """The smallest budgets of 20,000 residues by GiB of the host's memory."""
+    """Return the smallest budgets of 20,000 residues by GiB of host memory."""
     config = model_config("model_1_ptm")
     found = []
     for gib in (0, *range(16, 209, 16)):
@@ -122,11 +122,11 @@ def cliff() -> list[dict[str, int]]:
 
 
 def line(found: dict[str, Any]) -> str:
-    """A case in words."""
+    """Describe a case in words."""
     where = f"N {found['residues']:>6} on {found['gpus']} x {found['budget'] / GB:.1f} GB, "
     where += f"{found['host_limit'] / GIB:.0f} GiB of the host, {found['segments']:<10}: "
     if not found["holds"]:
-        return where + f"memory ends: {found['why']}"
+        return where + f"out of memory: {found['why']}"
     return where + (
         f"allocated {found['allocated'] / GB:.1f}, reserved {found['reserved'] / GB:.1f} GB, host "
         f"{found['host'] / GB:.1f} GB, {found['uncalibrated_hours_four_passes']:.2f} h (uncalibrated), "
@@ -135,15 +135,15 @@ def line(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Simulate, print, and write JSON if asked."""
+    """Simulate the cases, print them, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--blocks", type=int, default=48, help="blocks of the Evoformer stack (default 48)")
     parser.add_argument("--residues", type=int, nargs="+", help="only these lengths")
     parser.add_argument("--segments", nargs="+", choices=("segments", "expandable"), default=["expandable"])
-    parser.add_argument("--cliff", action="store_true", help="the smallest budgets by the host's memory")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file; what it has stays")
+    parser.add_argument("--cliff", action="store_true", help="print the smallest budgets by host memory")
+    parser.add_argument("--json", type=Path, help="add the numbers to this file")
     options = parser.parse_args()
     if options.cliff:
         results: dict[str, Any] = {"smallest_budgets_of_20000_residues": cliff()}

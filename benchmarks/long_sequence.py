@@ -5,11 +5,11 @@ Usage: python benchmarks/long_sequence.py --residues N [N ...] [--blocks B] [--m
        [--device auto] [--simulate] [--json OUT]
 
 ``stack`` is the Evoformer stack on random inputs; its peak is counted above them. ``network`` is the whole network,
-four templates, structure module and heads included, with B blocks in each stack; its peak is everything. Memory is
+with four templates, structure module and heads, and B blocks in each stack; its peak is the total. Memory is
 the peak of the resident set above the baseline on a CPU (Linux), and of PyTorch's allocator on a GPU. U is the pair
-tensor, N² · c_z · bytes per element. With several N the growth exponents of time and memory are fitted. Sizes of
-blocks and the host's part follow from the budget, as in ``fastfold infer``; ``--plain`` runs without any of it.
-``--simulate`` counts what a GPU with the budget would hold of the network with one recycle, on tensors without
+tensor, N² · c_z · bytes per element. For several N the growth exponents of time and memory are fitted. Sizes of
+blocks and the host's part follow from the budget, as in ``fastfold infer``; ``--plain`` runs without them.
+``--simulate`` counts the memory of a GPU with the budget, for the network with one recycle, on tensors without
 contents: no measurement.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import torch  # noqa: E402
 
@@ -47,7 +47,7 @@ C_Z = 128
 
 
 def features(residues: int, rows: int, extra: int) -> dict[str, torch.Tensor]:
-    """Random features of a monomer with so many rows in its two alignments and four templates."""
+    """Return random features of a monomer with four templates, and ``rows`` and ``extra`` rows in its alignments."""
     n, s, e, t = residues, rows, extra, 4
     ones, aatype = torch.ones, torch.randint(0, 20, (n,))
     positions = 10 * torch.randn(t, n, 37, 3)
@@ -72,7 +72,7 @@ def features(residues: int, rows: int, extra: int) -> dict[str, torch.Tensor]:
 
 
 def config_of(blocks: int) -> Any:
-    """``model_1_ptm`` with so many blocks in each stack."""
+    """Return ``model_1_ptm`` with ``blocks`` blocks in each stack."""
     config = model_config("model_1_ptm")
     trunk = config.model.embeddings_and_evoformer
     trunk.evoformer_num_block = trunk.extra_msa_stack_num_block = blocks
@@ -82,7 +82,7 @@ def config_of(blocks: int) -> Any:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """One length, in a fresh process."""
+    """Measure one length, in a fresh process."""
     torch.manual_seed(0)
     n, device = options.residues[0], choose_device(options.device)
     dtype = torch.bfloat16 if options.dtype == "bf16" else torch.float32
@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 def _prepare(
     options: argparse.Namespace, config: Any, device: torch.device, dtype: torch.dtype, host: HostBuffers
 ) -> tuple[FoldPlan | None, torch.nn.Module]:
-    """The module with its policy, and the plan."""
+    """Return the plan, and the module with its policy."""
     trunk = config.model.embeddings_and_evoformer
     module: torch.nn.Module
     if options.part == "stack":
@@ -144,7 +144,7 @@ def _prepare(
 
 
 def host_memory(options: argparse.Namespace, default: int) -> int:
-    """Bytes of the host for what leaves the device."""
+    """Return the bytes of host memory for offloaded tensors."""
     if options.no_host:
         return 0
     return default if options.host_memory is None else parse_bytes(options.host_memory)
@@ -179,7 +179,7 @@ def _network_run(
 
 
 def _watched(function: Any, device: torch.device) -> dict[str, Any]:
-    """Seconds, and peak in bytes above what is there now."""
+    """Run a function; return its seconds, and its peak in bytes above the memory at the start."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
@@ -203,11 +203,11 @@ def _status(field: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"this system's /proc/self/status has no {field}")
+    raise RuntimeError(f"expected the field {field} in /proc/self/status of Linux, found none")
 
 
 def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
-    """Slope of the line through the logarithms: how the values grow with the length."""
+    """Fit the growth exponent of values over lengths: the slope of the line through the logarithms."""
     x, y = [math.log(n) for n in lengths], [math.log(v) for v in values]
     mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
     above = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
@@ -215,11 +215,11 @@ def exponent(lengths: Sequence[int], values: Sequence[float]) -> float:
 
 
 def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What a device with the budget would hold, and the host, at each length."""
+    """Simulate the memory of a device with the budget, and of the host, at each length."""
     from fastfold.inference.simulate import simulate
 
     if options.memory_budget is None:
-        raise SystemExit("--simulate needs a --memory-budget: there is no device to ask")
+        raise SystemExit("--simulate needs --memory-budget, because it asks no device")
     found = []
     for n in options.residues:
         unit = n * n * C_Z * (2 if options.dtype == "bf16" else 4)
@@ -253,7 +253,7 @@ def simulated(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers come from."""
+    """Describe the machine."""
     name = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
         if line.startswith("model name"):
@@ -270,7 +270,7 @@ def machine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure the lengths, print them, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -280,15 +280,17 @@ def main() -> None:
     parser.add_argument("--extra-msa", type=int, default=32, help="rows of the extra MSA (default 32)")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--part", choices=("stack", "network"), default="stack")
-    parser.add_argument("--memory-budget", metavar="SIZE", help="default: what the device has free")
+    parser.add_argument("--memory-budget", metavar="SIZE", help="default: free memory of the device")
     host = parser.add_mutually_exclusive_group()
     host.add_argument(
-        "--host-memory", metavar="SIZE", help="for what leaves a GPU (default: most of what is free)"
+        "--host-memory", metavar="SIZE", help="for offloaded tensors (default: most of the free memory)"
     )
-    host.add_argument("--no-host", action="store_true", help="nothing may leave a GPU")
-    parser.add_argument("--plain", action="store_true", help="not in place, no blocks: for comparison")
+    host.add_argument("--no-host", action="store_true", help="offload nothing")
+    parser.add_argument(
+        "--plain", action="store_true", help="compute without blocks and not in place, for comparison"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--simulate", action="store_true", help="count what a GPU would hold, without one")
+    parser.add_argument("--simulate", action="store_true", help="count a GPU's memory without a GPU")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

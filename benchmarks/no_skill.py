@@ -1,7 +1,7 @@
-"""Structures of no skill: the same fold for every protein. What a network adds to them is what it has learnt.
+"""Baseline structures, equal for every protein of a length.
 
-Many of the distances that lDDT-CA looks at are those along the chain, and helices pack like proteins do: a structure
-that knows nothing of its protein scores 0.4 in short chains and 0.25 in long ones.
+lDDT-CA counts many distances along the chain, and helices pack like proteins do. So a structure that knows nothing of
+its protein scores 0.4 in short chains and 0.25 in long ones.
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import numpy as np
 
 RISE, TURN, RADIUS = 1.5, np.deg2rad(100.0), 2.3
-"""An alpha helix: Å along the axis and angle per residue, and the distance of CA from the axis in Å."""
+"""Geometry of an alpha helix: Å along the axis and angle per residue, and the distance of CA from the axis in Å."""
 
 _HELIX, _SPACING, _PER_ROW = 18, 10.0, 3
 
 
 def straight_helix(length: int) -> np.ndarray:
-    """One straight alpha helix, CA positions ``[N, 3]`` in Å."""
+    """Return one straight alpha helix, CA positions ``[N, 3]`` in Å."""
     at = np.arange(length)
     return _on_axis(RISE * at, TURN * at)
 
 
 def helix_bundle(length: int) -> np.ndarray:
-    """Straight antiparallel alpha helices on a square grid, CA positions ``[N, 3]`` in Å.
+    """Return straight antiparallel alpha helices on a square grid, CA positions ``[N, 3]`` in Å.
 
-    Each has 18 residues, its neighbours are 10 Å away, three stand in a row. There are no loops between them.
+    Each has 18 residues, neighbours are 10 Å apart, and a row has three. No loops connect them.
     """
     helix, place = np.divmod(np.arange(length), _HELIX)
     up = np.where(helix % 2 == 0, 1.0, -1.0)
-    # A helix that goes down turns the other way round, or it would be left-handed.
+    # A downward helix turns the other way round, or it would be left-handed.
     points = _on_axis(RISE * np.where(up > 0, place, _HELIX - 1 - place), up * TURN * np.arange(length))
     points[:, 0] += _SPACING * (helix % _PER_ROW)
     points[:, 1] += _SPACING * (helix // _PER_ROW)
@@ -35,5 +35,5 @@ def helix_bundle(length: int) -> np.ndarray:
 
 
 def _on_axis(height: np.ndarray, angle: np.ndarray) -> np.ndarray:
-    """Points around the z axis, ``[N, 3]`` float32."""
+    """Return points around the z axis, ``[N, 3]`` float32."""
     return np.stack([RADIUS * np.cos(angle), RADIUS * np.sin(angle), height], -1).astype(np.float32)

@@ -1,8 +1,8 @@
-"""How much communication an asynchronous schedule hides: real collectives on gloo, with an artificial network's delays.
+"""Share of communication that an asynchronous schedule hides: real collectives on gloo, with an artificial network.
 
 :class:`ArtificialNetwork` wraps the functions that start collectives. Each message takes the link for its bytes over
-the bandwidth and arrives a latency later; whoever waits for it before that is blocked. Nothing of the program changes.
-:func:`count_schedule` counts what a block sends, waits for and dispatches, on any number of ranks that do not exist.
+the bandwidth and arrives a latency later; a caller that waits for it earlier is blocked. The program is unchanged.
+:func:`count_schedule` counts the collectives, waits and dispatches of a block, for any number of simulated ranks.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fastfold.parallel.planner.trace import operator_cost
 
 @dataclass
 class Message:
-    """One collective on the artificial network; seconds of its clock.
+    """Collective on the artificial network; times are seconds of its clock.
 
     Attributes:
-        op: The function that started it, without ``start_``.
-        sent: Bytes.
-        started: When it was started.
-        takes: Its time on the network.
-        arrives: When it is there.
-        blocked: How long it was waited for.
+        op: Function that started it, without ``start_``.
+        sent: Bytes sent.
+        started: Time at which it was started.
+        takes: Duration on the network.
+        arrives: Time at which it arrives.
+        blocked: Duration for which a caller waited for it.
     """
 
     op: str
@@ -57,10 +57,10 @@ class ArtificialNetwork:
     Attributes:
         latency: Seconds from the last byte sent to its arrival.
         bandwidth: Bytes/s of the link, which messages take one after another.
-        wall: Whether time is that of the clock on the wall, and who is blocked sleeps. Otherwise it is the computing
-            time of the thread, to which blocked time is added without sleeping: the same on a busy machine.
-        immediate: Wait for every message where it is started, as a program without asynchronous collectives does.
-        messages: What was sent.
+        wall: True for wall time, with sleeping while blocked. Otherwise time is the computing time of the thread, to
+            which blocked time is added without sleeping: the same on a busy machine.
+        immediate: True to wait for every message at its start, as a program without asynchronous collectives does.
+        messages: Messages that were sent.
     """
 
     latency: float = 0.0
@@ -72,7 +72,7 @@ class ArtificialNetwork:
     _free: float = 0.0
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return time.perf_counter() if self.wall else time.thread_time() + self._added
 
     @property
@@ -82,12 +82,12 @@ class ArtificialNetwork:
 
     @property
     def hidden_share(self) -> float:
-        """Share of that time in which nobody waits."""
+        """Share of that time in which no caller waits."""
         return 1 - sum(message.blocked for message in self.messages) / self.busy
 
     @contextmanager
     def connected(self) -> Iterator[ArtificialNetwork]:
-        """Every collective of this process goes over this network."""
+        """Send every collective of this process over this network."""
         names = [name for name in vars(async_ops) if name.startswith("start_")]
         originals = {name: getattr(async_ops, name) for name in names}
         try:
@@ -104,7 +104,9 @@ class ArtificialNetwork:
             before = len(self.messages)
             with group.reporter.record() as log:
                 pending = start(*arguments, **named)
-            if not log.entries or len(self.messages) > before:  # it started none, or another that was delayed
+            if (
+                not log.entries or len(self.messages) > before
+            ):  # it sent nothing, or an inner call was delayed
                 return pending
             started = self.now()
             self._free = max(self._free, started) + log.sent / self.bandwidth
@@ -131,7 +133,7 @@ class ArtificialNetwork:
 
 
 class _Delayed(AsyncResult):
-    """A collective whose result is not there before its message."""
+    """Collective whose result arrives with its message."""
 
     def __init__(self, pending: AsyncResult, wait: Callable[[], None]) -> None:
         super().__init__(pending.finish, pending.work)
@@ -144,14 +146,14 @@ class _Delayed(AsyncResult):
 
 @dataclass
 class Schedule:
-    """What one pass of a block starts.
+    """Counts of one pass of a block.
 
     Attributes:
-        collectives: How many it sends.
-        waited_at_once: Of those how many are waited for before a matrix product or a kernel of this package is started.
-        dispatches: Operators of PyTorch, collectives among them.
-        kernels: Kernels that a GPU would be given, but for the next.
-        packing: Those that make messages of tensors, and tensors of messages.
+        collectives: Number of collectives.
+        waited_at_once: Number of those waited for before a matrix product or a kernel of this package is started.
+        dispatches: Number of PyTorch's operators, with collectives.
+        kernels: Number of kernels of a GPU, without packing.
+        packing: Number of kernels that pack tensors into messages or unpack them.
     """
 
     collectives: int = 0
@@ -166,14 +168,14 @@ _PRODUCTS = {"mm", "bmm", "addmm", "baddbmm"}
 
 
 class _Counting(TorchDispatchMode):
-    """Counts operators, and which collectives have nothing computed beside them."""
+    """Counter of operators, and of collectives without concurrent computation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.schedule = Schedule()
         self._computed = 0
-        self._inside = 0  # functions that start or end a message
-        self._waiting: dict[int, int] = {}  # by the work: what had been computed at its start
+        self._inside = 0  # depth of functions that start or end a message
+        self._waiting: dict[int, int] = {}  # by work: number of computations at its start
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.schedule.dispatches += 1
@@ -190,7 +192,7 @@ class _Counting(TorchDispatchMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Of what is started and waited for within."""
+        """Count collectives started and waited for within."""
         all_to_all, wait = async_ops._all_to_all, AsyncResult.wait
         gather, reduce_scatter = async_ops._all_gather, async_ops._reduce_scatter
 
@@ -234,15 +236,15 @@ class _Counting(TorchDispatchMode):
 
 
 def count_schedule(ranks: int, residues: int, sequences: int) -> tuple[Schedule, Schedule]:
-    """What an Evoformer block of the official widths does on rank 0 under axial parallelism, on shapes alone.
+    """Count the schedule of an official Evoformer block on rank 0 under axial parallelism, on shapes alone.
 
     Args:
-        ranks: That share the protein; 1 for the plain block.
+        ranks: Number of ranks that share the protein; 1 for the plain block.
         residues: N.
         sequences: Rows of the MSA.
 
     Returns:
-        Of the forward pass and of the backward pass, in float32.
+        Counts of the forward pass and of the backward pass, in float32.
     """
     trunk = model_config("model_1").model.embeddings_and_evoformer
     with fake_mesh(ParallelPlan(dap=ranks)) as mesh, torch.device("meta"):
@@ -261,7 +263,7 @@ def count_schedule(ranks: int, residues: int, sequences: int) -> tuple[Schedule,
 
 
 def block_step(ranks: int, residues: int, sequences: int) -> Callable[[], None]:
-    """Forward and backward pass of one Evoformer block, sharded over the processes of the default group."""
+    """Return a function that runs both passes of one Evoformer block, sharded over the default group."""
     torch.manual_seed(0)
     mesh = ParallelMesh(ParallelPlan(dap=ranks))
     trunk = model_config("model_1").model.embeddings_and_evoformer
@@ -283,17 +285,17 @@ def block_step(ranks: int, residues: int, sequences: int) -> Callable[[], None]:
 def measure_overlap(
     ranks: int, residues: int, sequences: int, ratios: tuple[float, ...], latency: float
 ) -> dict[str, Any]:
-    """Hidden share on one rank, for networks on which communication takes so many times as long as computation.
+    """Measure the hidden share on one rank, for several ratios of communication to computation.
 
     Args:
         ranks: Processes of the default group.
         residues: N.
         sequences: Rows of the MSA.
-        ratios: Communication over computation.
-        latency: Seconds.
+        ratios: Time of communication over time of computation.
+        latency: Latency in seconds.
     """
     step = block_step(ranks, residues, sequences)
-    step()  # buffers and threads
+    step()  # allocates buffers and starts threads
     with ArtificialNetwork().connected() as free:
         began = free.now()
         step()

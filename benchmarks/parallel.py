@@ -2,13 +2,13 @@
 
 Usage: python benchmarks/parallel.py [--quick] [--gpu h200] [--measured FILE] [--markdown OUT] [--json OUT]
 
-1. Bytes per rank of one Evoformer block at 1 to 512 ranks, counted by running its collectives' shapes on PyTorch's
-   fake process group, for dynamic axial parallelism and for the 2D grid, beside FastFold's formula.
-2. How many collectives and operators a block starts, and which of the former have nothing computed beside them.
-3. The share of communication that the asynchronous schedule hides, on two gloo processes with an artificial network.
-4. What a rank holds of the network, counted on the fake process group too.
+1. Bytes per rank of one Evoformer block at 1 to 512 ranks, counted from its collectives' shapes on PyTorch's
+   fake process group, for dynamic axial parallelism and for the 2D grid, against FastFold's formula.
+2. Number of collectives and operators of a block, and of collectives without concurrent computation.
+3. Share of communication that the asynchronous schedule hides, on two gloo processes with an artificial network.
+4. Memory of a rank, counted on the fake process group.
 5. Strong scaling of AlphaFold's initial training to 512 GPUs by the cost model, with its assumptions.
-6. The cost model beside steps that others have published.
+6. Cost model against published steps.
 
 Only 3 measures time, in computing time of the thread, so that a busy machine gives the same numbers.
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
@@ -62,17 +62,17 @@ MEMORY_SIZE = {"residues": 256, "msa": 128, "extra_msa": 256}
 
 
 def grid_plan(ranks: int) -> ParallelPlan | None:
-    """The grid of so many ranks that is nearest to a square; None for 1 and 2, of which there is none."""
+    """Return the plan with the most square grid of ``ranks`` ranks; None for 1 and 2."""
     found = [plan for plan in standard_layouts(dap=ranks, grid=True)(ranks) if plan.dap_mode == "grid"]
     return found[0] if found else None
 
 
 def communication(quick: bool) -> list[dict[str, Any]]:
-    """Bytes that a rank sends in the forward pass of a block, and on up to 64 ranks in the backward pass.
+    """Count the bytes that a rank sends in the passes of a block; backward on up to 64 ranks.
 
-    Those of the rank that sends most; of axial parallelism also the mean over all ranks. With axial parallelism it is
-    rank 0, whose shards are the longest. On a grid rank 0 keeps a part of what is turned around the diagonal, which
-    the last rank of its row does not.
+    Counts are those of the rank that sends most; axial parallelism also has the mean over all ranks. With axial
+    parallelism rank 0 sends most, because its shards are the longest. On a grid, rank 0 keeps a part of the tensors
+    that are transposed, which the last rank of its row does not.
     """
     rows = []
     for residues in RESIDUES[: 1 if quick else None]:
@@ -99,15 +99,15 @@ def communication(quick: bool) -> list[dict[str, Any]]:
 
 
 def mean_over_ranks(ranks: int, residues: int, sequences: int, first: float) -> float:
-    """Mean over the ranks of axial parallelism, of which those with shards of the same lengths send the same.
+    """Return the mean of sent bytes over the ranks of axial parallelism; ranks with equal shards send equally.
 
     Args:
-        ranks: How many.
+        ranks: Number of ranks.
         residues: N.
         sequences: Rows of the MSA.
-        first: What rank 0 sends.
+        first: Bytes that rank 0 sends.
     """
-    # Shards are one shorter from these ranks on.
+    # From these ranks on, shards are one element shorter.
     starts = sorted({0, residues % ranks, sequences % ranks})
     total = 0.0
     for start, end in zip(starts, [*starts[1:], ranks], strict=True):
@@ -120,7 +120,7 @@ def mean_over_ranks(ranks: int, residues: int, sequences: int, first: float) -> 
 
 
 def communication_table(rows: list[dict[str, Any]]) -> str:
-    """In MB, float32."""
+    """Format the bytes as Markdown, in MB of float32."""
     lines = [
         "| residues | MSA | ranks | FastFold | DAP, mean | DAP, most | grid, most | better / FastFold | backward |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -152,7 +152,7 @@ def _overlap_rank(rank: int, store: str, folder: str, quick: bool) -> None:
 
 
 def overlap(quick: bool) -> dict[str, Any]:
-    """What two gloo processes see; rank 0's numbers."""
+    """Measure the overlap on two gloo processes, and return rank 0's numbers."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = (str(Path(folder) / "store"), folder, quick)
         torch.multiprocessing.spawn(_overlap_rank, arguments, nprocs=2)
@@ -161,7 +161,7 @@ def overlap(quick: bool) -> dict[str, Any]:
 
 
 def overlap_table(found: dict[str, Any]) -> str:
-    """A line for each network."""
+    """Format the networks as Markdown, one per line."""
     lines = ["| communication / computation | hidden | step, asynchronous / immediate |", "|---|---|---|"]
     for network in found["networks"]:
         speed = network["asynchronous_seconds"] / network["immediate_seconds"]
@@ -170,7 +170,7 @@ def overlap_table(found: dict[str, Any]) -> str:
 
 
 def schedules(quick: bool) -> list[dict[str, Any]]:
-    """Collectives and operators of a block's passes, for some numbers of ranks and sizes."""
+    """Count collectives and operators of a block's passes, for several numbers of ranks and sizes."""
     rows = []
     for ranks, residues, sequences in SCHEDULES[: 3 if quick else None]:
         forward, backward = count_schedule(ranks, residues, sequences)
@@ -180,7 +180,7 @@ def schedules(quick: bool) -> list[dict[str, Any]]:
 
 
 def schedule_table(rows: list[dict[str, Any]]) -> str:
-    """A line for each number of ranks and size."""
+    """Format the schedules as Markdown, one per line."""
     lines = [
         "| ranks | residues | MSA | collectives | waited for at once | operators | kernels | packing |",
         "|---|---|---|---|---|---|---|---|",
@@ -196,7 +196,7 @@ def schedule_table(rows: list[dict[str, Any]]) -> str:
 
 
 def memory(quick: bool) -> list[dict[str, Any]]:
-    """U that rank 0 holds under axial parallelism, of folding and of training."""
+    """Count rank 0's memory under axial parallelism, in U, for folding and training."""
     size = {"residues": 64, "msa": 32, "extra_msa": 64} if quick else MEMORY_SIZE
     return [
         {"ranks": ranks} | size | asdict(rank_memory(ParallelPlan(dap=ranks), **size))
@@ -205,7 +205,7 @@ def memory(quick: bool) -> list[dict[str, Any]]:
 
 
 def memory_table(rows: list[dict[str, Any]]) -> str:
-    """A line for each number of ranks: U, and what all ranks hold together."""
+    """Format the memory in U as Markdown, with the total of all ranks."""
     lines = [
         "| ranks | folding, peak | block, all kept | block, recomputed | times ranks |",
         "|---|---|---|---|---|",
@@ -218,7 +218,7 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
 
 
 def scaling(gpu: str, measured: Path | None, quick: bool) -> tuple[list[dict[str, Any]], str]:
-    """The best plan for each number of GPUs, and the assumptions."""
+    """Return the best plan for each number of GPUs, and the assumptions."""
     speeds = rates(gpu, measured=measured)
     workload = alphafold_workload("model_1")
     rows: list[dict[str, Any]] = []
@@ -251,7 +251,7 @@ def _scaling_row(gpus: int, cost: Cost) -> dict[str, Any]:
 
 
 def scaling_table(rows: list[dict[str, Any]]) -> str:
-    """A line for each number of GPUs."""
+    """Format the plans as Markdown, one number of GPUs per line."""
     step = "step" if all(row["calibrated"] for row in rows) else "step (uncalibrated)"
     lines = [
         f"| GPUs | plan | {step} | communication | memory per GPU | PFLOP/s | speed-up | efficiency |",
@@ -267,7 +267,7 @@ def scaling_table(rows: list[dict[str, Any]]) -> str:
 
 
 def machine() -> str:
-    """Where the numbers are from."""
+    """Describe the machine."""
     name = platform.processor() or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -280,7 +280,7 @@ def machine() -> str:
 
 
 def measure(quick: bool, gpu: str, measured: Path | None) -> dict[str, Any]:
-    """All numbers."""
+    """Measure and count all numbers."""
     scaled, assumptions = scaling(gpu, measured, quick)
     return {
         "machine": machine(),
@@ -295,7 +295,7 @@ def measure(quick: bool, gpu: str, measured: Path | None) -> dict[str, Any]:
 
 
 def report(numbers: dict[str, Any]) -> str:
-    """The numbers of :func:`measure` as Markdown."""
+    """Format the numbers of :func:`measure` as Markdown."""
     hidden, held = numbers["overlap"], numbers["memory"][0]
     return f"""# Parallelism
 
@@ -305,26 +305,26 @@ Machine: {numbers["machine"]}. No number here was measured on a GPU.
 
 MB that a rank sends in the forward pass, float32, widths 256 and 128, counted on the fake process group. FastFold's
 formula is (N - 1) / N · [272 r² + 32 s r + 512 (s r + r²) / N] elements. Where the ranks do not divide an axis (512
-ranks for 256 residues, say) those with the longest shards send more than the mean, which is what the formula gives. The
-grid is as square as the number of ranks lets it be; on one and two ranks there is none. The last two columns are the
+ranks for 256 residues, say) those with the longest shards send more than the mean, which the formula gives. The
+grid is as square as the number of ranks permits; one and two ranks have none. The last two columns are the
 lesser of DAP and grid over FastFold, forward (of DAP the mean, of the grid the rank that sends most) and backward
-(likewise the rank that sends most; counted up to {COUNTED_BACKWARD} ranks). The backward pass sends what the forward
-pass does, and DAP in it, on up to 128 ranks, the biases and the left projection of an outer product that is not deeper
-than long once more.
+(also the rank that sends most; counted up to {COUNTED_BACKWARD} ranks). The backward pass sends as much as the forward
+pass. On up to 128 ranks, DAP sends in it again the biases, and the left projection of an outer product that is not
+deeper than long.
 
-On 2 and 3 ranks, and on more than there are channels, DAP reduce-scatters all terms of triangle products, 256 r²; on up
-to 8 it does so with gradients where that is no more than 24 MiB for each product above the other way, which takes a
-message more: between them it reshards factors to whole channels and the products back, 768 r² / N. What does not fall
-with N is then 16 r² of biases and 32 s r of projections, the latter not on the grid.
+On 2 and 3 ranks, and on more ranks than channels, DAP reduce-scatters all terms of triangle products, 256 r². On other
+numbers it reshards factors to whole channels and the products back, 768 r² / N, which takes one message more. On up to
+8 ranks it reduce-scatters gradients if that costs at most 24 MiB per product more than resharding. 16 r² of biases and
+32 s r of projections, the latter not on the grid, do not fall with N.
 
 {communication_table(numbers["communication"])}
 
 ## Collectives and operators of one block
 
-Of an Evoformer block under axial parallelism, forward / backward pass with all activations kept, float32, counted on
-shapes. A collective is waited for at once if neither a matrix product nor a kernel of this package is started before.
-What is sent at one time goes in one message, unless it is 4 MiB or more and not needed at once. Kernels are what a GPU
-would be given, by what operators declare; packing are those that make messages of tensors and tensors of messages.
+Evoformer block under axial parallelism, forward / backward pass with all activations kept, float32, counted on shapes.
+A collective is waited for at once if neither a matrix product nor a kernel of this package is started before. Tensors
+sent at one time share a message, unless it is 4 MiB or more and not needed at once. Kernels are those that operators
+declare for a GPU; packing kernels pack tensors into messages and unpack them.
 
 {schedule_table(numbers["schedules"])}
 
@@ -334,9 +334,9 @@ would be given, by what operators declare; packing are those that make messages 
 {hidden["sequences"]} sequences under axial parallelism, forward and backward: {hidden["computing_seconds"]:.2f} s of
 computation, {hidden["messages"]} collectives with {hidden["megabytes"]:.1f} MB. The network between them is artificial:
 messages take its link one after another and arrive {hidden["latency_seconds"] * 1e6:.0f} µs later. Its bandwidth is
-chosen so that communication takes as long as the first column says; hidden is the share of that in which nobody
-waits for a message. Time is computing time of the thread. Where every collective is waited for at once, nothing is
-hidden.
+chosen so that communication takes as long as the first column says; hidden is the share of that time in which no
+process waits for a message. Time is computing time of the thread. If every collective is waited for at once, nothing
+is hidden.
 
 {overlap_table(hidden)}
 
@@ -344,12 +344,12 @@ hidden.
 
 Rank 0 of the network of `model_1_ptm` under axial parallelism, {held["residues"]} residues, MSA {held["msa"]}, extra
 MSA {held["extra_msa"]}, float32, in U = N² · 128 · 4 bytes; parameters and features not counted. Folding: the most that
-exists at a time, with blocks as small beside the pair as those of 2,000 residues are. Block: what an Evoformer block
-of training keeps for its backward pass, with all activations and with activations computed again. From two ranks on
-a block keeps 1/P of everything but masks. The step from one rank to two gains less: the operator of one process keeps
-nothing of a triangle multiplication but its input, where ranks also keep the product, which took a message, and with
-outgoing edges the pair in both cuts, or factors and product where both were resharded. A fold needs more beside what
-it holds on more ranks: what is on its way in blocks of channels.
+exists at a time, with blocks as small relative to the pair as those of 2,000 residues. Block: memory that an Evoformer
+block of training keeps for its backward pass, with all activations and with activations computed again. From two ranks
+on a block keeps 1/P of everything except masks. The step from one rank to two gains less: the operator of one process
+keeps only the input of a triangle multiplication. Ranks also keep the product, which took a message, and with outgoing
+edges the pair in both layouts, or factors and product if both were resharded. On more ranks a fold also needs memory
+for blocks of channels in transfer.
 
 {memory_table(numbers["memory"])}
 
@@ -359,24 +359,24 @@ it holds on more ranks: what is on its way in blocks of channels.
 
 {numbers["assumptions"]}
 
-PFLOP/s are of the model's operations: those of the forward passes, and twice those of the one with gradients.
+PFLOP/s count the model's operations: those of the forward passes, and twice those of the pass with gradients.
 
-## The cost model beside what others have published
+## Cost model against published steps
 
-Of other programs: a block here moves less memory and starts fewer kernels than theirs, which the fitted constants make
-up for. Where the kernels here reach more of a GPU than theirs, steps are shorter than the model says.
+The steps are of other programs. A block here moves less memory and starts fewer kernels than theirs; fitted constants
+compensate for that. If the kernels here reach more of a GPU than theirs, steps are shorter than predicted.
 
 {published_table(numbers["published"])}
 """
 
 
 def main() -> None:
-    """Print the report, and write it where asked."""
+    """Print the report, and write it if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer and smaller sizes")
-    parser.add_argument("--gpu", default="h200", help="of the scaling table")
+    parser.add_argument("--gpu", default="h200", help="GPU of the scaling table")
     parser.add_argument("--measured", type=Path, help="JSON of measured rates (fastfold plan --measured)")
     parser.add_argument("--markdown", type=Path, help="write the report to this file")
     parser.add_argument("--json", type=Path, help="write the numbers to this file")

@@ -1,13 +1,13 @@
-"""From sequences alone to relaxed structures: how long each stage takes, and its share.
+"""Time of each stage from sequences alone to relaxed structures, and its share.
 
-For every target: its alignment is searched for by jackhmmer in a FASTA database, the structure is predicted (features
-and network), and relaxed. The stages run one after the other, as in ``fastfold infer --db --relax``,
-on one thread each unless told otherwise. The seconds of the relaxation follow from how good the structures are: one
-with violations takes up to three rounds.
+For every target, jackhmmer searches its alignment in a FASTA database, the network predicts its structure (with
+features), and the structure is relaxed. The stages run one after the other, as in ``fastfold infer --db --relax``,
+on one thread each by default. The time of the relaxation depends on the quality of the structures: one with violations
+takes up to three rounds.
 
     python benchmarks/pipeline.py --data DATA --json pipeline.json
 
-DATA is a folder of structures/msas/*.a3m.gz, see benchmarks/search.py. The machine should do nothing else meanwhile.
+DATA is a folder of structures/msas/*.a3m.gz, see benchmarks/search.py. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ STAGES = ("search", "prediction", "relaxation")
 
 
 class Stages:
-    """Seconds of each stage, added up."""
+    """Sums of the seconds of each stage."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Count what happens within."""
+        """Add the time of the block to a stage."""
         start = time.perf_counter()
         try:
             yield
@@ -57,12 +57,12 @@ def measure(
 
     Args:
         queries: Sequences by name.
-        database: A FASTA file.
-        weights: The network.
+        database: FASTA file.
+        weights: Name or file of the network.
         num_recycles: Passes of the network after the first; None for its own number.
 
     Returns:
-        Seconds of each stage, and what became of each target.
+        Seconds of each stage, and the result of each target.
     """
     stages = Stages()
     model = fastfold.load_model(weights)
@@ -90,14 +90,14 @@ def measure(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the stages and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DIR")
     parser.add_argument("--targets", type=int, default=10, metavar="N")
     parser.add_argument(
-        "--longest", type=int, default=120, metavar="N", help="residues of the targets at most"
+        "--longest", type=int, default=120, metavar="N", help="maximum residues of a target (default 120)"
     )
     parser.add_argument("--weights", default="mini", metavar="FILE")
     parser.add_argument("--num-recycles", type=int, metavar="N")

@@ -1,4 +1,4 @@
-"""The cost model beside what others have published of steps on A100 and H100.
+"""Cost model against published steps on A100 and H100.
 
 The published values, with their sources, are in ``fastfold/parallel/planner/calibration.json``. They are of other
 programs: the model counts the operators of this one.
@@ -28,17 +28,17 @@ _BLOCK = "evoformer.blocks.0"
 
 
 class PublishedSteps:
-    """Predictions of published values; what is traced once serves all of them."""
+    """Predictions of published values, which share traces."""
 
     def __init__(self) -> None:
         self._workloads: dict[tuple[tuple[str, int], ...], Workload] = {}
 
     def predict(self, published: Published, constants: Assumptions = TRAINING) -> float:
-        """What the cost model says of a published value, in its unit.
+        """Return the cost model's prediction of a published value, in its unit.
 
         Args:
-            published: The value.
-            constants: Of the model.
+            published: Published value.
+            constants: Constants of the model.
         """
         speeds = _rates(published, constants)
         workload = self._workload(published)
@@ -70,7 +70,7 @@ def _rates(published: Published, constants: Assumptions) -> Rates:
 
 
 def published_rows() -> list[dict[str, Any]]:
-    """Every published value with what the model says."""
+    """Return every published value with the model's prediction."""
     steps = PublishedSteps()
     return [
         {
@@ -87,7 +87,7 @@ def published_rows() -> list[dict[str, Any]]:
 
 
 def published_table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown, their sources below, and what was left out."""
+    """Format the rows as Markdown, with their sources and the values left out."""
     lines = ["| | GPU | plan | published | model | model / published |", "|---|---|---|---|---|---|"]
     for row in rows:
         value, model = (_value(row["what"], row[name]) for name in ("published", "model"))

@@ -1,4 +1,4 @@
-"""What one rank of many holds of a network, counted on ranks that do not exist."""
+"""Memory of one rank's part of a network, counted on simulated ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from fastfold.parallel.planner.fake_run import fake_mesh
 from fastfold.parallel.planner.trace import Recorder
 
 _C_Z, _BYTES = 128, 4
-# Into so many the pair of 2,000 residues is cut by the policy of a fold; short ones would not be cut at all.
+# Number of blocks that a fold's policy cuts the pair of 2,000 residues into; it would not cut short ones at all.
 _BLOCKS = 128
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Of one rank, in U: the bytes of the whole pair tensor, N² · 128 · 4.
+    """Memory of one rank, in U: the bytes of the whole pair tensor, N² · 128 · 4.
 
     Attributes:
-        folding: Most that exists at a time while a structure is predicted; parameters and features not counted.
-        block: What an Evoformer block of training keeps for its backward pass.
-        checkpoint: What it keeps where its activations are computed again.
+        folding: Peak while a structure is predicted, without parameters and features.
+        block: Memory that an Evoformer block of training keeps for its backward pass.
+        checkpoint: Memory that it keeps if its activations are computed again.
     """
 
     folding: float
@@ -36,7 +36,7 @@ class RankMemory:
 
 
 def rank_memory(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int) -> RankMemory:
-    """Memory of rank 0, which has the longest shards, of the network of ``model_1_ptm``, float32.
+    """Count the memory of rank 0, which has the longest shards, of the network of ``model_1_ptm`` in float32.
 
     Args:
         plan: Only ``dap`` is used: axial or a grid.
@@ -53,9 +53,9 @@ def rank_memory(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int) 
 
 
 def _folding_peak(plan: ParallelPlan, *, residues: int, msa: int, extra_msa: int) -> float:
-    """Bytes; one block in each stack, because those after it need no more.
+    """Return the peak in bytes with one block in each stack; later blocks need no more.
 
-    On real tensors: what is computed decides where an operator's blocks begin. What other ranks would send is noise.
+    Tensors are real, because their values decide where an operator's blocks begin. Messages of other ranks are noise.
     """
     config = one_block_config(model_config("model_1_ptm"))
     features = dummy_features(config, residues, msa, extra_msa)

@@ -1,13 +1,13 @@
 """Search throughput against HMMER's own jackhmmer, in cells (residues of query times residues of database) per second.
 
-Both search the same database for the same queries with AlphaFold's settings, one after the other in one run and on as
-many threads: jackhmmer once per query, as AlphaFold calls it, FastFold with all queries, its workers' start and the
-reading of the database included. Rows, names and reference columns of all alignments are compared byte by byte.
+Both search one database for equal queries with AlphaFold's settings, one after the other in one run and on equally many
+threads: jackhmmer once per query, as AlphaFold calls it, and FastFold with all queries, including the start of its
+workers and the reading of the database. Rows, names and reference columns of all alignments are compared byte by byte.
 
     python benchmarks/search.py --data DATA --json search.json
 
 DATA is a folder of structures/msas/*.a3m.gz; their distinct sequences without gaps are the database, and first rows of
-some are the queries. The machine should do nothing else meanwhile.
+some are the queries. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ FLAGS = (
     "0.0001",
 )
 TARGET = 1.5
-"""FastFold's throughput over jackhmmer's that is aimed at with two processes."""
+"""Target of FastFold's throughput over jackhmmer's, with two processes."""
 
 
 def make_database(data: Path, path: Path) -> tuple[int, int]:
-    """Write the distinct sequences of all alignments; returns how many there are, and their residues."""
+    """Write the distinct sequences of all alignments; return the number of sequences and of their residues."""
     no_gaps = str.maketrans("", "", "-.")
     names: dict[str, str] = {}
     for file in sorted((data / "structures/msas").glob("*.a3m.gz")):
@@ -74,7 +74,7 @@ def make_database(data: Path, path: Path) -> tuple[int, int]:
 
 
 def choose_queries(data: Path, number: int, *, longest: int | None = None) -> dict[str, str]:
-    """First rows of alignments that stand evenly apart in the list of those of some length at most."""
+    """Choose first rows of ``number`` alignments, spread evenly over those of at most ``longest`` residues."""
     queries = {}
     for file in sorted((data / "structures/msas").glob("*.a3m.gz")):
         record = gzip.decompress(file.read_bytes()).decode().split(">")[1]
@@ -85,7 +85,7 @@ def choose_queries(data: Path, number: int, *, longest: int | None = None) -> di
 
 
 def digest(text: bytes) -> bytes:
-    """SHA-256 of a Stockholm file without the lines that name the program and its version; the text is not kept."""
+    """Hash a Stockholm file by SHA-256, without the lines that name the program and its version."""
     whole = hashlib.sha256()
     for line in io.BytesIO(text):
         if not line.startswith(b"#=GF"):
@@ -94,7 +94,7 @@ def digest(text: bytes) -> bytes:
 
 
 class Usage:
-    """Seconds, processor seconds and peak memory of what is done within a block."""
+    """Seconds, processor seconds and peak memory of a block."""
 
     def __enter__(self) -> Usage:
         self.peak_bytes = 0
@@ -117,7 +117,7 @@ class Usage:
         return sum(one.ru_utime + one.ru_stime for one in used)
 
     def _watch(self) -> None:
-        """Proportional memory of this process and its children, ten times a second: shared pages count once."""
+        """Sample the proportional memory of this process and its children; shared pages count once."""
         own = psutil.Process()
         while not self._ended.wait(0.1):
             total = 0
@@ -132,7 +132,7 @@ class Usage:
 def run_jackhmmer(
     program: str, database: Path, queries: dict[str, str], cpus: int, folder: Path
 ) -> dict[str, bytes]:
-    """Digests of the alignments that jackhmmer writes."""
+    """Run jackhmmer, and return digests of its alignments."""
     found = {}
     for name, sequence in queries.items():
         query, out = folder / "query.fasta", folder / "out.sto"
@@ -157,7 +157,7 @@ def run_jackhmmer(
 
 
 def run_fastfold(database: Path, queries: dict[str, str], cpus: int, memory: int) -> dict[str, bytes]:
-    """Digests of the alignments that FastFold's engine makes."""
+    """Run FastFold's engine, and return digests of its alignments."""
     engine = HmmerEngine(
         HmmerSettings(), SequenceDatabase("db", database), num_workers=cpus, memory_bytes=memory
     )
@@ -169,7 +169,7 @@ def run_fastfold(database: Path, queries: dict[str, str], cpus: int, memory: int
 def measure(
     what: dict[str, Callable[[], dict[str, bytes]]], repeats: int
 ) -> tuple[dict[str, list[Usage]], dict[str, dict[str, bytes]]]:
-    """Run everything in turn, several times."""
+    """Run all programs in turn, several times."""
     usages: dict[str, list[Usage]] = {name: [] for name in what}
     found: dict[str, dict[str, bytes]] = {}
     for _ in range(repeats):
@@ -185,7 +185,7 @@ def measure(
 
 
 def main() -> int:
-    """Measure, compare and print; returns 1 if an alignment differs."""
+    """Measure, compare and print; return 1 if an alignment differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -193,7 +193,7 @@ def main() -> int:
     parser.add_argument("--queries", type=int, default=32, help="number of queries (default 32)")
     parser.add_argument("--cpu", type=int, default=2, help="processes and threads (default 2)")
     parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of each, of which the median counts (default 3)"
+        "--repeats", type=int, default=3, help="runs of each program; medians count (default 3)"
     )
     parser.add_argument(
         "--memory", default="4GiB", help="budget when the database stays in memory (default 4GiB)"
@@ -213,7 +213,7 @@ def main() -> int:
         num_sequences, num_residues = make_database(options.data, database)
         LocalSearch(
             (database,)
-        ).engines()  # reads its beginning; the rest is in the page cache, as it was just written
+        ).engines()  # reads its beginning; the rest was written just before and is in the page cache
         budgets = {
             "fastfold": parse_bytes(options.memory),
             f"fastfold within {options.tight}": parse_bytes(options.tight),

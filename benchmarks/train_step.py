@@ -1,11 +1,11 @@
-"""Speed of training the small network on this machine, and what its loader and checkpoints cost.
+"""Speed of training the small network on this machine, and cost of its loader and checkpoints.
 
 Usage: python benchmarks/train_step.py [--steps N] [--json OUT] [HYDRA OVERRIDES]
 
-Trains ``+preset=mini`` on made-up chains of 112 to 200 residues with alignments of 64 rows. Printed are the median
-time of a step and residues per second (also as a share of the machine's matrix-product rate, which other machines and
-busy hours can be compared by), the share of the time in which the network waited for the loader, and how long a
-checkpoint holds up the loop, in steps and spread over the default interval.
+Trains ``+preset=mini`` on artificial chains of 112 to 200 residues with alignments of 64 rows. Prints the median time
+of a step and residues per second, with the machine's matrix-product rate for comparison with other machines. Also
+prints the share of time in which the network waits for the loader, and the time of a checkpoint, in steps and spread
+over the default interval.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -39,7 +39,7 @@ LOADER_AIM, STALL_AIM = 0.01, 0.02
 
 
 def write_chains(folder: Path, rng: np.random.Generator) -> None:
-    """Chains with a backbone along a random walk, and alignments of random relatives."""
+    """Write chains with a backbone along a random walk, and alignments of random relatives."""
     (folder / "msas").mkdir(parents=True)
     backbone = np.array([[-0.5, 1.4, 0.0], [0.0, 0.0, 0.0], [1.5, 0.0, 0.0], [2.1, -1.1, 0.0]])  # N CA C O
     slots = [rc.atom_order[name] for name in ("N", "CA", "C", "O")]
@@ -62,7 +62,7 @@ def write_chains(folder: Path, rng: np.random.Generator) -> None:
 
 
 def matrix_product_rate() -> float:
-    """FLOP/s of a float32 matrix product."""
+    """Measure the FLOP/s of a float32 matrix product."""
     a = torch.randn(2048, 2048)
     times = []
     for _ in range(6):
@@ -73,7 +73,7 @@ def matrix_product_rate() -> float:
 
 
 def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
-    """Train in a temporary folder and read what the run recorded."""
+    """Train in a temporary folder and read the run's records."""
     stalls: list[float] = []
     save = Checkpoints.save
 
@@ -116,7 +116,7 @@ def measure(steps: int, overrides: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write JSON if asked."""
+    """Measure the steps, print them, and write JSON if asked."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

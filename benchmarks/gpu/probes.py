@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import torch  # noqa: E402
 
@@ -25,7 +25,7 @@ from fastfold.protein.metrics.superposition import rmsd  # noqa: E402
 SEQUENCE = "MTYKLILNGKTLKGETTTEAVDAATAEKVFKQYANDNGVDGEWTYDDATKTFTVTE"
 """Protein G, 56 residues."""
 _DEVIATION = {"bf16": 1.5, "fp32": 0.01}
-"""RMSD in Å from the fold on the CPU in float32 that a precision may have."""
+"""Maximum RMSD in Å of each precision from the fold on the CPU in float32."""
 
 
 def assemblers() -> dict[str, str]:
@@ -43,7 +43,7 @@ def assemblers() -> dict[str, str]:
 
 
 def show_environment() -> None:
-    """Print what a report of a defect needs, with the versions of both assemblers."""
+    """Print the environment of a defect report, with the versions of both assemblers."""
     print(f"fastfold {fastfold.__version__}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     for number in range(torch.cuda.device_count()):
         print(
@@ -84,7 +84,7 @@ def compare_assemblers() -> None:
 
 
 def verify(device: str) -> None:
-    """Repeat the recorded runs of the official program, where they are next to the checkout."""
+    """Repeat the recorded runs of the official program, if they are next to the checkout."""
     records = Path(__file__).resolve().parents[3] / "shared" / "oracles"
     command = [sys.executable, "-m", "fastfold", "verify", "--device", device.partition(":")[0]]
     subprocess.run([*command, *([str(records)] if records.is_dir() else [])], check=True)
@@ -108,7 +108,7 @@ def compare_precisions(device: str) -> None:
 
 
 def compare_graphs() -> None:
-    """Compare a fold replayed from a CUDA graph with one that is not."""
+    """Compare a fold replayed from a CUDA graph with an ordinary one."""
     model = fastfold.load_model("mini", device="cuda")
     plain, graphed = (fastfold.predict(SEQUENCE, model, cuda_graphs=on) for on in (False, True))
     distance = ca_rmsd(plain, graphed)
@@ -118,7 +118,7 @@ def compare_graphs() -> None:
 
 
 def run_out_of_memory() -> None:
-    """Fold after another program took the memory that the plan counted on: the fold goes on in smaller pieces."""
+    """Fold after another program took memory that the plan counted on; the fold continues in smaller pieces."""
     torch.cuda.set_per_process_memory_fraction(0.02)
     found = fastfold.predict(SEQUENCE * 14, fastfold.load_model("mini", device="cuda"), num_recycles=0)
     print(f"{len(found.aatype)} residues, peak {torch.cuda.max_memory_reserved() / 2**20:.0f} MiB reserved")

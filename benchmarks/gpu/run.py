@@ -2,8 +2,9 @@
 
 Usage: python benchmarks/gpu/run.py [--device cuda|cpu] [--steps NAME ...] [--out FOLDER]
 
-Each step is a process of its own with a time limit; a step that fails does not stop the others. Writes one JSON and one
-Markdown file named after the GPU. Without a GPU the same program runs what a CPU can, and marks the rest as not run.
+Each step is a separate process with a time limit; a step that fails does not stop the others. Writes one JSON and one
+Markdown file named after the GPU. Without a GPU the program runs the steps that a CPU can, and marks the rest as not
+run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from benchmarks.gpu.steps import REPOSITORY, Step, all_steps
 
 _TAIL = 4000
-"""Characters of a step's output that are kept."""
+"""Number of characters of a step's output that are kept."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Outcome:
     """Result of one step.
 
     Attributes:
-        name: The step.
+        name: Name of the step.
         state: ``passed``, ``failed``, ``timed out`` or ``not run``.
-        seconds: Time that it took.
-        output: Why it did not run, or the end of what it printed.
+        seconds: Duration.
+        output: Reason why it did not run, or the end of its output.
     """
 
     name: str
@@ -49,7 +50,7 @@ class Outcome:
 
 
 def run_step(step: Step) -> Outcome:
-    """Run a step in a process group of its own, which ends with its time limit."""
+    """Run a step in its own process group, which ends with its time limit."""
     if missing := step.missing():
         return Outcome(step.name, "not run", 0.0, missing)
     start = time.monotonic()
@@ -86,13 +87,13 @@ def markdown(machine: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the steps and write the report; 1 if a step failed."""
+    """Run the steps and write the report; return 1 if a step failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=default)
-    parser.add_argument("--steps", nargs="+", metavar="NAME", help="only these")
+    parser.add_argument("--steps", nargs="+", metavar="NAME", help="run only these steps")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "gpu_results", help="folder of the report")
     options = parser.parse_args(arguments)
     machine = torch.cuda.get_device_name() if options.device == "cuda" else "CPU, a trial"
@@ -109,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes.append(run_step(step))
             last = outcomes[-1]
             print(f"{last.name}: {last.state} ({last.seconds:.0f} s)", flush=True)
-            # Written after every step: a machine that is taken away leaves what is known so far.
+            # Written after every step, so that results survive the loss of the machine.
             record = {"machine": machine, "torch": torch.__version__, "steps": [asdict(o) for o in outcomes]}
             path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
             path.with_suffix(".md").write_text(markdown(machine, outcomes))

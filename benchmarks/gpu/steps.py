@@ -1,4 +1,4 @@
-"""Steps of the first hour on a GPU: commands, what each needs, and its time limit."""
+"""Steps of the first hour on a GPU: their commands, requirements and time limits."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PROBES = str(Path(__file__).with_name("probes.py"))
 
 @dataclass(frozen=True)
 class Step:
-    """One command in a process of its own.
+    """Command in a separate process.
 
     Attributes:
         name: Name in the report.
         command: Arguments; the interpreter's own path is added in front of a script or ``-m``.
         minutes: Time limit.
-        gpus: Number of CUDA devices that it needs; 0 runs on a CPU too.
-        program: Program on PATH that it needs.
-        environment: Variables of the environment to add.
+        gpus: Number of CUDA devices required; 0 runs on a CPU too.
+        program: Required program on PATH.
+        environment: Environment variables to add.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Step:
         return [*self.command] if self.program else [sys.executable, *self.command]
 
     def missing(self) -> str | None:
-        """Return what this machine lacks for the step, or None."""
+        """Return the requirement that this machine does not meet, or None."""
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if found < self.gpus:
             return f"needs {self.gpus} CUDA device{'s' * (self.gpus > 1)}, found {found}"
@@ -54,7 +54,7 @@ def all_steps(device: str, scratch: Path) -> list[Step]:
 
     Args:
         device: ``cuda``, or ``cpu`` for a trial with small sizes.
-        scratch: Empty folder for what the steps write.
+        scratch: Empty folder for the steps' files.
     """
     gpu = device != "cpu"
     kernels = ["benchmarks/kernels/run.py", "--device", device, "--out", str(scratch)]

@@ -1,18 +1,18 @@
-"""What every Triton kernel and shipped configuration needs of a GPU: registers, shared memory, spills.
+r"""Resources of every Triton kernel and shipped configuration: registers, shared memory, spills.
 
 Usage: python benchmarks/kernels/ahead_of_time.py [--match TEXT ...] [--out FOLDER] [--known FILE]
 
 Compiles for A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), and configurations of RTX cards for sm_89, with the
-assembler in Triton's wheel; no GPU is needed. Writes ahead_of_time.csv, and ahead_of_time.md, to benchmarks/results;
-with --match the rows of other kernels stay as they are. Exits with 1 if a kernel that was built spills registers or
+assembler in Triton's wheel; no GPU is needed. Writes ahead_of_time.csv and ahead_of_time.md to benchmarks/results;
+with --match the rows of other kernels are kept. Exits with 1 if a compiled kernel spills registers or
 needs more shared memory than the chip has.
 
-Another Triton, which gives registers to other values, comes first on PYTHONPATH; --known is the table of what is known
-to spill with it, and anything else is a defect:
+Another Triton, which allocates registers differently, comes first on PYTHONPATH; --known is the table of its known
+spills, and any other spill is a defect:
 
     pip install --no-deps --target FOLDER triton==3.6.0
-    PYTHONPATH=FOLDER:. python benchmarks/kernels/ahead_of_time.py --out OUT --known \
-        benchmarks/results/spills_triton_3.6.csv
+    PYTHONPATH=FOLDER:. python benchmarks/kernels/ahead_of_time.py --out OUT \
+        --known benchmarks/results/spills_triton_3.6.csv
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Table = Mapping[tuple[str, str], list[str]]
 
 
 def measure(match: list[str], before: Table, known: Table) -> tuple[list[list[str]], list[str]]:
-    """A row of the table for each variant and architecture, and what must not ship.
+    """Return a row for each variant and architecture, and the defects.
 
     Args:
-        match: What is built: variants whose name contains one of these texts.
-        before: Rows of a former table, for all others.
-        known: Rows that may spill as much as they say.
+        match: Texts; variants whose name contains one of them are built.
+        before: Rows of an earlier table, for all other variants.
+        known: Rows that may spill as many bytes as they state.
     """
     rows: list[list[str]] = []
     defects: list[str] = []
@@ -72,13 +72,13 @@ def _row(variant: KernelVariant, architecture: str, needs: Needs) -> list[str]:
 def unknown_defect(
     variant: KernelVariant, needs: Needs, row: list[str], known: list[str] | None
 ) -> str | None:
-    """Why a variant must not ship; None if it may, or spills no more than a row says of the same configuration.
+    """Return the reason why a variant must not ship; None if it may, or if its spills are known.
 
     Args:
-        variant: What was built.
-        needs: What its machine code needs.
+        variant: Variant that was built.
+        needs: Resources of its machine code.
         row: Its row.
-        known: The row of the same name and architecture of what is known to spill, if there is one.
+        known: Row of the same name and architecture in the table of known spills, if any.
     """
     if known is not None and known[2:5] == row[2:5] and needs.spills <= int(known[-1]):
         needs = replace(needs, spills=0)
@@ -86,7 +86,7 @@ def unknown_defect(
 
 
 def former_rows(path: Path) -> dict[tuple[str, str], list[str]]:
-    """Rows of a table by name and architecture; none if there is no table."""
+    """Read the rows of a table by name and architecture; none if the file does not exist."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -94,13 +94,13 @@ def former_rows(path: Path) -> dict[tuple[str, str], list[str]]:
 
 
 def main() -> int:
-    """Compile, print and write; returns the exit code."""
+    """Compile, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--match", nargs="+", default=[""], help="only kernels whose name contains one of these texts"
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
-    parser.add_argument("--known", type=Path, help="table of what is known to spill")
+    parser.add_argument("--known", type=Path, help="table of known spills")
     options = parser.parse_args()
     known = former_rows(options.known) if options.known else {}
     rows, defects = measure(options.match, former_rows(options.out / "ahead_of_time.csv"), known)

@@ -2,9 +2,9 @@
 
 Usage: python -m benchmarks.kernels.async_products [--match TEXT]
 
-A ``wgmma`` reads its first factor, and adds to its sums, in registers while the warp goes on. Until the warp has waited
-for it (``WARPGROUP.DEPBAR``), the factor's registers must not be written, and the sums neither read nor written. Older
-assemblers are reported to break this rule; the reports name CUDA 13.3 as the first release that keeps it.
+A ``wgmma`` reads its first factor, and adds to its sums, in registers while the warp continues. Until the warp has
+waited for it (``WARPGROUP.DEPBAR``), the factor's registers must not be written, and the sums neither read nor written.
+Older assemblers are reported to break this rule; the reports name CUDA 13.3 as the first release that keeps it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from benchmarks.kernels.machine_code import Instruction, listing
 from fastfold.kernels.aot import all_variants, no_gpu
 
 HOPPER = 90
-"""Compute capability whose products are asynchronous."""
+"""Compute capability with asynchronous products."""
 
 _REGISTER = re.compile(r"\bR(\d+)\b")
 _PRODUCT = re.compile(r"HGMMA\.64x(\d+)x\d+\.(F32|F16)")
 _WAIT = re.compile(r"gsb\d+, (0x[0-9a-f]+|\d+)")
 _FACTOR_REGISTERS = 4
-# Instructions whose first operand is no register that they write.
+# Instructions that do not write their first operand.
 _WRITES_NONE = (
     "ST",
     "RED",
@@ -44,7 +44,7 @@ _WIDTHS = {".64": 2, ".128": 4, ".WIDE": 2}
 
 @dataclass(frozen=True)
 class Pending:
-    """Products that a warp has begun together, and not waited for.
+    """Products that a warp started together and has not waited for.
 
     Attributes:
         factors: Registers that they read.
@@ -56,13 +56,13 @@ class Pending:
 
 
 def early_changes(code: list[Instruction]) -> list[str]:
-    """Find instructions that change what an asynchronous product still reads, or touch its sums.
+    """Find instructions that change registers of a pending asynchronous product, or touch its sums.
 
     Args:
         code: Machine code of a kernel for compute capability 9.0, in order of addresses.
 
     Returns:
-        A line for each of them: address, name and registers; empty where the rule is kept.
+        A line for each of them: address, name and registers; empty if the rule is kept.
     """
     at = {x.address: i for i, x in enumerate(code)}
     found, seen = {}, set()
@@ -84,7 +84,7 @@ def early_changes(code: list[Instruction]) -> list[str]:
 
 
 def _after(step: Instruction, groups: tuple[Pending, ...], found: dict[int, str]) -> tuple[Pending, ...]:
-    """Return the products that a warp waits for behind an instruction; note what the instruction breaks."""
+    """Return the pending products after an instruction; note a broken rule in ``found``."""
     product = _PRODUCT.match(step.name)
     if product is None:
         if step.name.startswith("WARPGROUP.DEPBAR"):
@@ -125,10 +125,10 @@ def _registers(step: Instruction) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def main() -> int:
-    """Scan what ships for Hopper; print findings, and how many kernels have such products.
+    """Scan the kernels shipped for Hopper; print findings, and the number of kernels with such products.
 
     Returns:
-        The exit code: 1 where a kernel breaks the rule.
+        The exit code: 1 if a kernel breaks the rule.
     """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--match", default="", help="only kernels whose name contains this text")

@@ -1,4 +1,4 @@
-"""The whole Evoformer block, forward and backward: with the kernels, and with eager PyTorch in their place."""
+"""Whole Evoformer block, forward and backward: with the kernels, and with eager PyTorch in their place."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BLOCK = "evoformer_block"
 
 
 class _Node(dict[str, Any]):
-    """A dict whose entries are attributes too."""
+    """Dict whose entries are also attributes."""
 
     __getattr__ = dict.__getitem__
 
 
 def block_config() -> Any:
-    """What a block reads of the official ``model_1``, without the package that holds configurations.
+    """Return a block's part of the official ``model_1``, without the package of configurations.
 
-    GPUs are lent on machines where little is installed.
+    GPUs may be on machines with few packages.
     """
     heads = {"gating": True, "num_head": 8}
     pair = {"gating": True, "num_head": 4, "dropout_rate": 0.25}
@@ -47,11 +47,11 @@ def block_config() -> Any:
 
 @dataclass(frozen=True)
 class BlockRun:
-    """A block in training mode on one shape.
+    """Block in training mode on one shape.
 
     Attributes:
         rows: Rows of the alignment.
-        residues: Its columns.
+        residues: Columns of the alignment.
         implementation: ``fastfold``, ``eager`` or ``compile`` (of the eager one).
     """
 
@@ -60,7 +60,7 @@ class BlockRun:
     implementation: str
 
     def times(self, meter: Meter, dtype: torch.dtype) -> Iterator[tuple[str, Timing]]:
-        """Cost of the forward pass (no gradient recorded) and of forward and backward pass together."""
+        """Yield the cost of the forward pass (without recording gradients), and of both passes together."""
         torch.manual_seed(0)
         block = EvoformerBlock(block_config(), C_M, C_Z, zero_init=False).to(meter.device, dtype)
         run = block

@@ -1,4 +1,4 @@
-"""What the kernels' benchmark runs: operators with their inputs, and the least work that each has to do."""
+"""Operators that the kernels' benchmark runs, with their inputs and minimum work."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ C_M, C_Z, HEADS, D, OUTER = 256, 128, 4, 32, 32
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on inputs of one size.
+    """Operator on inputs of one size.
 
     Attributes:
-        operator: Its name.
-        shape: The size in words.
+        operator: Name of the operator.
+        shape: Size in words.
         residues: N; the unit of memory U is N² · 128 elements.
-        make: Makes its inputs on a device, in a dtype.
+        make: Makes the inputs on a device, in a dtype.
         constants: Names of inputs that receive no gradients.
-        flops: Floating-point operations of the matrix products forward, two per multiply-add.
-        elements: Elements that have to be read and written forward.
-        backward_flops: The same of the backward pass, nothing recomputed.
-        backward_elements: Likewise.
+        flops: Floating-point operations of the forward pass' matrix products, two per multiply-add.
+        elements: Elements that must be read and written forward.
+        backward_flops: Operations of the backward pass, without recomputation.
+        backward_elements: Elements that must be read and written backward.
     """
 
     operator: str
@@ -51,7 +51,7 @@ class Case:
 
 
 class _Maker:
-    """Random inputs of one device and dtype, the same in every run."""
+    """Random inputs of one device and dtype, equal in every run."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
@@ -62,7 +62,7 @@ class _Maker:
         return x.mul_(scale)
 
     def mask(self, *shape: int) -> torch.Tensor:
-        """Nine of ten are 1."""
+        """Return a mask with nine of ten elements 1."""
         kept = torch.rand(*shape, generator=self._generator, device=self.device) < 0.9
         return kept.to(self.dtype)
 
@@ -131,7 +131,7 @@ def _triangle_multiplication(n: int) -> Case:
 
     u = n * n * C_Z
     flops = 2 * u * n + 6 * 2 * u * C_Z
-    # Factors and product have to pass through memory once each: written, and read.
+    # Factors and product are written to memory and read once each.
     return Case(
         "triangle_multiplication", f"N={n}", n, make, frozenset({"mask"}), flops, 9 * u, 2 * flops, 18 * u
     )
@@ -174,7 +174,7 @@ def _pair_bias(n: int) -> Case:
 
 
 def cases(sizes: Iterable[int] = SIZES, alignments: Iterable[tuple[int, int]] = ALIGNMENTS) -> list[Case]:
-    """Every operator on every size.
+    """Return every operator on every size.
 
     Args:
         sizes: N of the operators on pairs.

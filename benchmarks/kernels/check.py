@@ -1,7 +1,7 @@
-"""Correctness at sizes whose definition fits no memory: outputs and gradients on a sample of positions.
+"""Correctness at sizes whose definition does not fit into memory, on a sample of positions.
 
-The gradient that enters the backward pass is zero outside of the sample, so the gradients of the whole operator are
-those of its definition on the part of the inputs that the sample depends on, in float64, and zero elsewhere.
+The gradient that enters the backward pass is zero outside of the sample. So the operator's gradients equal those of its
+definition, in float64, on the part of the inputs that the sample depends on, and are zero outside of it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from benchmarks.kernels.rivals import OURS, implementations
 from fastfold.kernels import reference
 
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 5e-3, torch.float16: 2e-3}
-"""Relative error of an output or a gradient that is allowed."""
+"""Maximum relative error of an output or a gradient."""
 
 SAMPLE = 5
-"""Rows (or rows and columns) of the output that are looked at."""
+"""Number of rows (or rows and columns) of the output that are checked."""
 
 Index = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The part of an operator that a sample of its output depends on.
+    """Part of an operator that a sample of its output depends on.
 
     Attributes:
         definition: Called with the parts of the inputs by name, in float64.
-        inputs: Which part of an input, by name; all of it where there is no entry.
-        output: Which part of the output.
+        inputs: Index of the part of each input by name; inputs without an entry are used whole.
+        output: Index of the part of the output.
     """
 
     definition: Callable[..., Tensor]
@@ -44,7 +44,7 @@ class _Part:
 
 
 def _triangle_rows(z: Tensor, mask: Tensor, *, sample: Tensor, **p: Tensor) -> Tensor:
-    """Outgoing triangle multiplication ``[s, s, c_z]`` of ``z [s, N, c_z]``, rows ``sample`` of a pair tensor."""
+    """Compute outgoing triangle multiplication ``[s, s, c_z]`` of ``z [s, N, c_z]``, rows ``sample`` of a pair."""
     x = reference.layer_norm(z, p["norm_in_weight"], p["norm_in_bias"])
     sides = mask[..., None] * linear(x, p["proj_weight"], p["proj_bias"])
     left, right = (sides * linear(x, p["gate_weight"], p["gate_bias"]).sigmoid()).chunk(2, -1)
@@ -58,7 +58,7 @@ def _triangle_rows(z: Tensor, mask: Tensor, *, sample: Tensor, **p: Tensor) -> T
 
 
 def _part(case: Case, sample: Tensor) -> _Part:
-    """What ``sample`` needs; positions along every axis of the output that is cut."""
+    """Return the part that ``sample`` depends on: positions along every cut axis of the output."""
     rows, grid, everything = (sample,), (sample[:, None], sample), slice(None)
     if case.operator == "triangle_multiplication":
 
@@ -84,7 +84,7 @@ def _part(case: Case, sample: Tensor) -> _Part:
 
 
 def check(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Relative errors of the output and of every gradient by name, and what there is where gradients must be zero."""
+    """Return relative errors of output and gradients by name, and of gradients that must be zero."""
     inputs = case.make(device, dtype)
     first = next(iter(inputs.values()))
     extent = first.shape[1] if case.operator == "outer_product_mean" else len(first)
@@ -108,7 +108,7 @@ def check(case: Case, device: torch.device, dtype: torch.dtype) -> dict[str, flo
         index = part.inputs.get(name, ())
         errors[name] = _error(grads[name][index], value)
         grads[name][index] = 0
-        errors[f"{name} elsewhere"] = float(grads[name].abs().max() / value.norm())
+        errors[f"{name} outside the sample"] = float(grads[name].abs().max() / value.norm())
     return errors
 
 

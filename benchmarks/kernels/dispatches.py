@@ -1,9 +1,9 @@
-"""How many operators PyTorch dispatches for one Evoformer block on Triton's path: what the host has to do.
+"""Number of operators that PyTorch dispatches for one Evoformer block on Triton's path: the host's work.
 
 Usage: python -m benchmarks.kernels.dispatches [--write]
 
-Counted on tensors of the device ``meta``, on any machine: every operator that reaches the dispatcher, views included,
-and every launch of a kernel. FastFold's operators count once each and what they call inside counts too.
+Counted on tensors of the device ``meta``, on any machine: every operator that reaches the dispatcher, with views, and
+every launch of a kernel. FastFold's operators count once each, and the operators that they call count too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PASSES = ("forward", "forward + backward")
 
 
 class Count(NamedTuple):
-    """A line of the table."""
+    """Line of the table."""
 
     name: str
     rows: int
@@ -57,7 +57,7 @@ class _Counting(TorchDispatchMode):
 
     @contextmanager
     def bodies_of_operators(self) -> Iterator[None]:
-        """Inside, operators run what they would on a GPU, where PyTorch only asks for their shapes."""
+        """Run the bodies of operators as on a GPU; for meta tensors PyTorch would only compute shapes."""
         call = CustomOpDef.__call__
 
         def run(operator: CustomOpDef, *arguments: Any, **options: Any) -> Any:
@@ -68,7 +68,7 @@ class _Counting(TorchDispatchMode):
                 return result
             before, self.paused = self.paused, True
             try:
-                return call(operator, *arguments, **options)  # which autograd records
+                return call(operator, *arguments, **options)  # lets autograd record the operator
             finally:
                 self.paused = before
 
@@ -77,7 +77,7 @@ class _Counting(TorchDispatchMode):
 
 
 def count(run: Callable[[], object]) -> tuple[Counter[str], int]:
-    """Dispatches by operator, and launches, of operators on tensors of the device ``meta``."""
+    """Count dispatches by operator, and launches, of a function on tensors of the device ``meta``."""
     launches = 0
 
     def launcher(kernel: Any, grid: Any) -> Callable[..., None]:
@@ -99,7 +99,7 @@ def count(run: Callable[[], object]) -> tuple[Counter[str], int]:
 
 
 def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
-    """What :func:`count` finds in one block of bfloat16, in inference or with gradients of everything."""
+    """Count one block of bfloat16, in inference or with gradients of all inputs and parameters."""
 
     def new(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
@@ -122,7 +122,7 @@ def of_block(name: str, rows: int, residues: int) -> tuple[Counter[str], int]:
 
 
 def counts() -> list[Count]:
-    """The table."""
+    """Count all passes and shapes."""
     found = []
     for name in PASSES:
         for rows, residues in SHAPES:
@@ -132,7 +132,7 @@ def counts() -> list[Count]:
 
 
 def read() -> list[Count]:
-    """The table as it was written."""
+    """Read the written table."""
     with TABLE.open(newline="", encoding="utf-8") as file:
         return [Count(row[0], *map(int, row[1:])) for row in list(csv.reader(file))[1:]]
 

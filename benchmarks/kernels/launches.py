@@ -1,8 +1,8 @@
 """Launches of every operator at lengths of each specialisation class, recorded on a CPU and compiled for a GPU.
 
-Triton compiles a kernel anew for arguments that are multiples of 16, and proteins are of any length. What a GPU would
-be given is recorded from one Evoformer block of ``model_1``, the MSA's part of a block of the extra MSA stack, and the
-operators that they don't use, forward and backward, on the CPU. Numbers are nobody's.
+Triton compiles a kernel again for arguments that are multiples of 16, and proteins have any length. The launches of a
+GPU are recorded on the CPU, forward and backward, from one Evoformer block of ``model_1``, the MSA's part of a block of
+the extra MSA stack, and the operators that they don't use. Results are not computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastfold.kernels.common.backend import launches_replaced
 from fastfold.kernels.common.tuning import as_chip
 
 LENGTHS = {"16": 48, "8": 40, "odd": 37}
-"""Residues of each class: a multiple of 16, of 8 alone, and an odd number."""
+"""Residues of each class: a multiple of 16, of 8 only, and an odd number."""
 
 DEPTHS = {"16": 32, "8": 24, "odd": 21}
 """Sequences of each class."""
@@ -32,14 +32,14 @@ DEPTHS = {"16": 32, "8": 24, "odd": 21}
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as it is launched.
+    """Launch of a kernel.
 
     Attributes:
         step: Layer of the block, or operator, that launches it.
         kernel: The ``triton.jit`` function.
-        arguments: Positional ones.
+        arguments: Positional arguments.
         options: Keyword arguments.
-        number: Which of the launches of this kernel in this step it is.
+        number: Position among the launches of this kernel in this step.
     """
 
     step: str
@@ -54,21 +54,21 @@ class Launch:
         return str(self.kernel.__name__).removesuffix("_kernel")
 
     def compile(self) -> Any:
-        """Machine code for the GPU that :func:`~fastfold.kernels.aot.no_gpu` stands for."""
+        """Compile for the GPU that :func:`~fastfold.kernels.aot.no_gpu` simulates."""
         return self.kernel.run(*self.arguments, grid=(1,), warmup=True, **self.options)
 
 
 def recorded(
     dtype: torch.dtype, chip: str, residues: int, depth: int, steps: Iterable[str] = ()
 ) -> list[Launch]:
-    """What a class of chips would be given.
+    """Record the launches on a class of chips.
 
     Args:
-        dtype: Of everything.
-        chip: Of :data:`~fastfold.kernels.common.tuning.CHIPS`.
+        dtype: Dtype of all tensors.
+        chip: Key of :data:`~fastfold.kernels.common.tuning.CHIPS`.
         residues: N.
         depth: Sequences of the alignment.
-        steps: Only these, by name; all if there are none.
+        steps: Names of the steps to record; all if empty.
     """
     found: list[Launch] = []
     chosen = set(steps)
@@ -92,7 +92,7 @@ def recorded(
 
 @contextlib.contextmanager
 def cpu_passes_for_gpu() -> Iterator[None]:
-    """Inside, operators take Triton's path on any device, if that is what they are told to."""
+    """Let operators take Triton's path on any device, if they are told to."""
     backend = fastfold.kernels.common.backend
     before = backend._no_triton
     backend._no_triton = lambda x: None
@@ -103,7 +103,7 @@ def cpu_passes_for_gpu() -> Iterator[None]:
 
 
 def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Layers and operators by name, with what runs them forward and backward; arguments as of :func:`recorded`."""
+    """Yield layers and operators by name, with a function that runs both passes; arguments as of :func:`recorded`."""
 
     def leaf(*shape: int) -> Tensor:
         return torch.ones(shape, dtype=dtype).requires_grad_()
@@ -138,7 +138,7 @@ def steps_of(dtype: torch.dtype, residues: int, depth: int) -> Iterator[tuple[st
 def _layers(
     dtype: torch.dtype, residues: int, depth: int, *, global_column: bool
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Layers of a block, each with inputs of its own."""
+    """Yield the layers of a block, each with its own inputs."""
     c_m, c_z = (64 if global_column else 256), 128
     config = model_config("model_1").model.embeddings_and_evoformer
     block = EvoformerBlock(config.evoformer, c_m, c_z, zero_init=False, global_column=global_column).to(dtype)

@@ -1,13 +1,13 @@
-"""What every kernel costs at each class of lengths, read from its machine code: compiled, not run.
+"""Cost of every kernel at each class of lengths, read from its machine code: compiled, not run.
 
 Usage: python -m benchmarks.kernels.length_classes [--match TEXT ...] [--trifast FOLDER] [--out FOLDER]
 
-For A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), in three dtypes, at lengths of the residues and sequences
-that are multiples of 16, of 8 alone, and odd: registers, spills, shared memory, programs that a processor holds at
-once, tensor cores, bytes of a load, and the instructions of the innermost loop for each score of attention, or for
-each multiply-add. Writes length_classes.csv, and a summary as length_classes.md, to benchmarks/results; with --match
-the rows of other kernels stay as they are. --trifast is where `pip install --no-deps --target FOLDER trifast==0.1.13`
-put the rival's kernels, which are compiled likewise. The rows are the floors of tests/kernels/test_length_classes.py.
+For A100 (sm_80), H100 and H200 (sm_90) and B200 (sm_100), in three dtypes, at lengths of residues and sequences that
+are multiples of 16, of 8 only, and odd: registers, spills, shared memory, programs per processor, tensor cores, bytes
+of a load, and instructions of the innermost loop per score of attention or per multiply-add. Writes length_classes.csv,
+and a summary as length_classes.md, to benchmarks/results; with --match the rows of other kernels are kept. --trifast is
+the folder of `pip install --no-deps --target FOLDER trifast==0.1.13`, whose kernels are compiled in the same way. The
+rows are the floors of tests/kernels/test_length_classes.py.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ ARCHITECTURES = (80, 90, 100)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TABLE = Path(__file__).parents[1] / "results" / "length_classes.csv"
 COVERED = tuple(itertools.product(DTYPES, ARCHITECTURES))
-"""Dtypes and compute capabilities that the committed table has all kernels in."""
+"""Dtypes and compute capabilities of all kernels in the committed table."""
 
 RIVAL = COVERED
-"""Dtypes and compute capabilities that it has the rival in."""
+"""Dtypes and compute capabilities of the rival in the committed table."""
 
 SHARED = {80: 164 * 1024, 90: 228 * 1024, 100: 228 * 1024}
 """Bytes of shared memory of a processor (CUDA programming guide, table of compute capabilities)."""
@@ -54,7 +54,7 @@ PRODUCTS_PER_SCORE = {
     "attention_grad_bias": 2,
 }
 PRODUCTS_PER_SCORE |= {"_fwd": 2, "_bwd_q": 3, "_bwd_kv": 4, "_bwd_b": 2}
-"""Multiply-adds of each channel for a score, of attention's kernels, ours and the rival's."""
+"""Multiply-adds of each channel for a score in attention's kernels, ours and the rival's."""
 
 
 WITHOUT_PRODUCTS = ("attention_ungate", "layer_norm", "residual_update", "softmax")
@@ -63,27 +63,27 @@ WITHOUT_PRODUCTS = ("attention_ungate", "layer_norm", "residual_update", "softma
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel of a step in one class; numbers as text, as in the file.
+    """Kernel of a step in one class; numbers are text, as in the file.
 
     Attributes:
         step: Layer or operator, or the rival.
-        kernel: Name of the kernel, numbered where a step launches it more than once.
+        kernel: Name of the kernel, numbered if a step launches it more than once.
         lengths: Classes of residues and sequences that share the machine code: ``16``, ``8``, ``odd``.
         dtype: ``bf16``, ``fp16`` or ``fp32``.
         chip: ``sm_80``, ``sm_90`` or ``sm_100``.
         blocks: Block sizes.
         how: Warps and stages.
-        unit: What makes the products: ``mma``, ``wgmma``, ``tcgen05``, or ``fma``.
-        registers: Per thread.
-        spill_bytes: Per thread.
-        shared_bytes: Per program.
-        programs: That a processor holds at once.
+        unit: Unit that makes the products: ``mma``, ``wgmma``, ``tcgen05``, or ``fma``.
+        registers: Registers per thread.
+        spill_bytes: Spilled bytes per thread.
+        shared_bytes: Shared memory per program.
+        programs: Programs that a processor holds at once.
         load_bytes: Mean bytes of a thread's loads from global memory in the innermost loop.
-        repeats: How often warps make each product on average, in the innermost loop with the most products.
-        per_score: Instructions of a thread for each score in the loop over whole blocks; attention alone.
-        per_product: Instructions of a thread for 1,000 multiply-adds that are needed, each counted once however often
-            it is made, where the machine code tells their number.
-        outside: All other instructions, among them those for a rest of keys or queries that fills no block.
+        repeats: Mean number of times that warps make each product, in the innermost loop with the most products.
+        per_score: Instructions of a thread per score in the loop over whole blocks; attention only.
+        per_product: Instructions of a thread for 1,000 necessary multiply-adds, each counted once however often it is
+            made; empty if the machine code does not show their number.
+        outside: All other instructions, such as those for remaining keys or queries that fill no block.
     """
 
     step: str
@@ -106,7 +106,7 @@ class Row:
 
     @property
     def keys(self) -> list[tuple[str, ...]]:
-        """Step, kernel, class of lengths, dtype and chip of everything that the row stands for."""
+        """Step, kernel, class of lengths, dtype and chip of everything that the row covers."""
         return [(self.step, self.kernel, x, self.dtype, self.chip) for x in self.lengths.split()]
 
 
@@ -114,7 +114,7 @@ HEADER = [field.name for field in fields(Row)]
 
 
 def programs_of(architecture: int, registers: int, shared: int, warps: int) -> int:
-    """Programs that a processor holds at once: of 64 warps, 65,536 registers and 32 programs, and its shared memory."""
+    """Return the programs that a processor holds, by 64 warps, 65,536 registers, 32 programs and its shared memory."""
     by_registers = 65536 // (-(-registers // 8) * 8 * 32) // warps
     return min(32, 64 // warps, by_registers, SHARED[architecture] // (shared + 1024))
 
@@ -124,7 +124,7 @@ def _kernel(launch: Launch) -> str:
 
 
 def measure(launch: Launch, dtype: str, architecture: int, lengths: str, compiled: Any) -> Row:
-    """The row of a launch's machine code."""
+    """Measure a launch's machine code."""
     needs = needs_of(compiled)
     warps, stages = launch.options["num_warps"], launch.options["num_stages"]
     code = listing(compiled)
@@ -132,19 +132,19 @@ def measure(launch: Launch, dtype: str, architecture: int, lengths: str, compile
     sizes = [x for name, x in launch.options.items() if name in ("BQ", "BK", "BLOCK_J", "BLOCK_K")]
     size = math.prod(sizes) if launch.name in PRODUCTS_PER_SCORE else 0
     repeats = repeats_of(compiled.asm["ttgir"])
-    made = 3 if launch.options.get("PRECISION") == TF32X3 else 1  # products in the place of one
+    made = 3 if launch.options.get("PRECISION") == TF32X3 else 1  # products that replace one
 
     def per_score(region: Region) -> str:
         channels = launch.options.get("BD", launch.options.get("DIM"))
         products = size * channels * PRODUCTS_PER_SCORE[launch.name] * made
         blocks = max(
             1, round(region.products * warps / products / repeats)
-        )  # the assembler may have put two into one round
+        )  # the assembler may have unrolled the loop
         return f"{region.instructions * warps * 32 / size / blocks:.1f}"
 
     main = loops[0] if size else max(loops, key=lambda x: x.products)
     blocks = {n: x for n, x in launch.options.items() if n in BLOCKS or n.startswith("BLOCK_")}
-    # One instruction of tcgen05 multiplies blocks whose size it does not tell.
+    # An instruction of tcgen05 does not show the size of its blocks.
     multiplies = not launch.name.startswith(WITHOUT_PRODUCTS)
     countable = multiplies and main.products > 0 and "tcgen05" not in main.unit and not size
     return Row(
@@ -175,14 +175,14 @@ def rows(
     lengths: Iterable[str] = tuple(LENGTHS),
     steps: Iterable[str] = (),
 ) -> Iterator[Row]:
-    """Compile what is chosen; classes that share machine code share a row.
+    """Compile the chosen kernels; classes that share machine code share a row.
 
     Args:
-        dtypes: Names of :data:`DTYPES`.
+        dtypes: Keys of :data:`DTYPES`.
         architectures: Compute capabilities.
-        match: Only kernels whose name contains one of these texts.
-        lengths: Classes, of :data:`~benchmarks.kernels.launches.LENGTHS`, that residues and sequences are both in.
-        steps: Only these steps; all if there are none.
+        match: Texts; only kernels whose name contains one of them are compiled.
+        lengths: Keys of :data:`~benchmarks.kernels.launches.LENGTHS`, the class of both residues and sequences.
+        steps: Names of steps; all if empty.
     """
     for dtype, architecture in itertools.product(dtypes, architectures):
         found: dict[tuple[str, str, int], tuple[Launch, Any, list[str]]] = {}
@@ -204,9 +204,9 @@ def rows(
 
 
 def rival_rows(folder: Path, dtypes: Iterable[str], architectures: Iterable[int]) -> Iterator[Row]:
-    """The rival's kernels in each class, with the configuration of its own that has the fewest instructions per score.
+    """Compile the rival's kernels in each class, each with its configuration of fewest instructions per score.
 
-    Its tuner chooses among them by time, on a GPU. Those that spill are passed over while there are others.
+    The rival's tuner chooses among its configurations by time, on a GPU. Those that spill are used only if all do.
     """
     for dtype, architecture in itertools.product(dtypes, architectures):
         found: dict[tuple[str, int], tuple[Launch, Any, list[str]]] = {}
@@ -230,25 +230,25 @@ def _worth(row: Row) -> tuple[int, float]:
 
 
 def worse(row: Row, floor: Row) -> list[str]:
-    """In what a kernel has got worse than its row in the table by more than 5%; a spill is worse in any case."""
+    """List the values in which a kernel is more than 5% worse than its row in the table, or spills."""
     found = (
         [f"{row.spill_bytes} bytes per thread do not fit into registers"] if row.spill_bytes != "0" else []
     )
     for name in ("per_score", "per_product", "outside"):
         now, then = getattr(row, name), getattr(floor, name)
         if now and (not then or float(now) > 1.05 * float(then)):
-            found.append(f"{name} is {now} where it was {then or 'nothing'}")
+            found.append(f"{name}: expected at most {then or 'nothing'}, found {now}")
     if row.unit != floor.unit:
-        found.append(f"products are made by {row.unit} where it was {floor.unit}")
+        found.append(f"unit of products: expected {floor.unit}, found {row.unit}")
     for name in ("programs", "load_bytes"):
         now, then = getattr(row, name), getattr(floor, name)
         if float(now) < 0.95 * float(then):
-            found.append(f"{name} is {now} where it was {then}")
+            found.append(f"{name}: expected at least {then}, found {now}")
     return found
 
 
 def read(path: Path) -> list[Row]:
-    """Rows of a table; none if there is no table."""
+    """Read the rows of a table; none if the file does not exist."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
@@ -256,7 +256,7 @@ def read(path: Path) -> list[Row]:
 
 
 def beside_rival(table: list[Row]) -> dict[tuple[str, ...], tuple[Row, Row]]:
-    """Rows of triangle attention and of the rival, by kernel, class of lengths, dtype and chip that have both."""
+    """Pair rows of triangle attention with the rival's, by kernel, class of lengths, dtype and chip."""
     kernels = {"attention_forward": "_fwd", "attention_grad_q": "_bwd_q"}
     kernels |= {"attention_grad_kv": "_bwd_kv", "attention_grad_bias": "_bwd_b"}
     by_key = {key: row for row in table for key in row.keys}
@@ -271,14 +271,13 @@ def beside_rival(table: list[Row]) -> dict[tuple[str, ...], tuple[Row, Row]]:
 
 
 def _summary(table: list[Row]) -> str:
-    """Attention beside the rival, and what spills, in Markdown."""
+    """Summarise attention against the rival, and spills, in Markdown."""
     lines = [
         f"Compiled with Triton {version('triton')}, not run: instructions of a thread for each score in the innermost",
-        "loop of triangle attention around the starting node, 4 heads of 32 channels, with bias and mask. Units are",
-        "what makes the products of either. In fp32 they differ in kind, and no aim is met by that: FastFold makes",
-        "three products of TF32 (`tf32x3`), with up to 2.2 times the error of the fused multiply-adds of float32",
-        "(`ieee`) that trifast makes. Those of trifast were counted, and its configurations chosen, with products that",
-        "warps repeat as work, which is never too much: they are lower bounds.",
+        "loop of triangle attention around the starting node, 4 heads of 32 channels, with bias and mask. Units make",
+        "the products. In fp32 they differ, so the aim does not count there: FastFold makes three products of TF32",
+        "(`tf32x3`), with up to 2.2 times the error of the fused multiply-adds of float32 (`ieee`) that trifast makes.",
+        "trifast's figures are lower bounds: repeated products of warps count as work in them.",
         "",
         "| kernel | dtype | chip | residues | fastfold | unit | trifast 0.1.13 | unit | ratio |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -307,7 +306,7 @@ def _summary(table: list[Row]) -> str:
 
 
 def main() -> int:
-    """Compile, print and write; returns the exit code."""
+    """Compile, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--match", nargs="+", default=[""], help="only kernels whose name contains one of these texts"
@@ -316,7 +315,7 @@ def main() -> int:
     parser.add_argument(
         "--architectures", nargs="+", type=int, default=list(ARCHITECTURES), choices=ARCHITECTURES
     )
-    parser.add_argument("--trifast", type=Path, help="folder that the rival is installed in; without ours")
+    parser.add_argument("--trifast", type=Path, help="compile only trifast, installed in this folder")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
     made: list[Row] = []

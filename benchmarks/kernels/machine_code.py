@@ -1,4 +1,4 @@
-"""What the machine code of a kernel says of its speed: loops, instructions, products and loads, without a GPU."""
+"""Loops, instructions, products and loads in the machine code of a kernel, read without a GPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WIDTH = re.compile(r"\.[US](8|16)\b|\.(64|128)\b")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One of a warp: where it stands, what it does, and where it jumps to.
+    """Instruction of a warp.
 
     Attributes:
         address: Byte in the kernel's code.
         name: Operation with its modifiers, such as ``LDG.E.128``.
-        conditional: Whether a predicate guards it.
+        conditional: True if a predicate guards it.
         target: Address of a jump, else None.
-        operands: What stands behind the name, as the listing has it.
+        operands: Text after the name in the listing.
     """
 
     address: int
@@ -35,7 +35,7 @@ class Instruction:
 
     @property
     def products(self) -> int:
-        """Multiply-adds that a warp makes with it, in matrices or one for each thread."""
+        """Multiply-adds of a warp, in matrices or one for each thread."""
         if self.name.startswith(("FFMA", "FMUL2", "HFMA2")):
             return 32
         found = _PRODUCT.match(self.name)
@@ -48,7 +48,7 @@ class Instruction:
 
     @property
     def unit(self) -> str | None:
-        """Generation of the tensor cores that it multiplies matrices with; None for everything else."""
+        """Generation of the tensor cores of a matrix product; None for all other instructions."""
         for prefix, name in (("HMMA", "mma"), ("HGMMA", "wgmma"), ("UTC", "tcgen05")):
             if self.name.startswith(prefix) and "MMA" in self.name:
                 return name
@@ -56,7 +56,7 @@ class Instruction:
 
     @property
     def loaded(self) -> int:
-        """Bytes that a thread loads from global memory with it."""
+        """Bytes that a thread loads from global memory."""
         if not self.name.startswith(("LDG.", "LDGSTS")):
             return 0
         found = _WIDTH.search(self.name)
@@ -65,13 +65,13 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Region:
-    """Instructions that a program runs again and again, or all of a kernel that has no loop with products.
+    """Instructions of a loop, or of a whole kernel without a loop with products.
 
     Attributes:
-        instructions: Of a warp.
-        products: Its multiply-adds in them.
+        instructions: Instructions of a warp.
+        products: Multiply-adds of a warp.
         load_bytes: Mean bytes of a thread's loads from global memory; 0 without any.
-        unit: What makes the products: ``mma``, ``wgmma``, ``tcgen05``, or ``fma`` where no tensor core does.
+        unit: Unit that makes the products: ``mma``, ``wgmma``, ``tcgen05``, or ``fma`` without tensor cores.
     """
 
     instructions: int
@@ -81,7 +81,7 @@ class Region:
 
 
 def listing(compiled: Any) -> list[Instruction]:
-    """Instructions of a kernel that Triton compiled for an NVIDIA GPU."""
+    """Return the instructions of a kernel that Triton compiled for an NVIDIA GPU."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:
@@ -92,10 +92,10 @@ def listing(compiled: Any) -> list[Instruction]:
 
 
 def parse(text: str) -> list[Instruction]:
-    """Instructions of a listing as ``cuobjdump -sass`` prints it."""
+    """Parse the instructions of a listing by ``cuobjdump -sass``."""
     found = []
     for address, predicate, name, operands in _LINE.findall(text):
-        # The assembler also leaves loops by CALL.REL.NOINC, which nothing returns from.
+        # The assembler also leaves loops by CALL.REL.NOINC, which does not return.
         jump = _TARGET.search(operands.strip()) if name.startswith(("BRA", "CALL")) else None
         conditional = bool(predicate) or name.startswith("CALL") or bool(re.match(r"\s*!?U?P\d", operands))
         target = int(jump[1], 16) if jump else None
@@ -104,9 +104,9 @@ def parse(text: str) -> list[Instruction]:
 
 
 def product_loops(code: list[Instruction]) -> list[Region]:
-    """Innermost loops that make products, in the order of the code; everything as one if there is no such loop.
+    """Return the innermost loops with products in the order of the code; the whole kernel if there is none.
 
-    Where tensor cores are used, those of a thread alone are no products.
+    If tensor cores are used, fused multiply-adds of a thread do not count as products.
     """
     multiplies = [x.unit is not None for x in code]
     if not any(multiplies):
@@ -127,7 +127,7 @@ def _region(code: list[Instruction]) -> Region:
 
 
 def _natural_loops(code: list[Instruction]) -> list[frozenset[int]]:
-    """Positions of the instructions of every loop: what reaches a jump back to a block that dominates it."""
+    """Return the positions of every loop's instructions: all that reach a jump back to a dominating block."""
     at = {x.address: i for i, x in enumerate(code)}
     starts = {0} | {at[x.target] for x in code if x.target in at}
     starts |= {i + 1 for i, x in enumerate(code[:-1]) if x.target is not None or x.name.startswith("EXIT")}
@@ -159,7 +159,7 @@ def _natural_loops(code: list[Instruction]) -> list[frozenset[int]]:
 
 
 def _dominators(before: list[set[int]]) -> list[set[int]]:
-    """By block, those that every way from the first block to it passes; of blocks that nothing reaches, none."""
+    """Return for each block those that every path from the first block passes; none for unreachable blocks."""
     reached = {0}
     everything = set(range(len(before)))
     found = [{0}] + [set(everything) for _ in before[1:]]

@@ -1,4 +1,4 @@
-"""How the kernels' benchmark measures: times of events, memory of the allocator, ceilings of the same run."""
+"""Measurements of the kernels' benchmark: times by events, memory of the allocator, ceilings of the same run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Inputs = dict[str, Any]
 """Arguments of an operator by name."""
 
 MAX_SETS = 8
-"""Copies of the inputs at most that a measurement goes round."""
+"""Maximum number of copies of the inputs that a measurement rotates through."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What calls of a function cost.
+    """Cost of a function's calls.
 
     Attributes:
         milliseconds: Median of one call.
-        spread: Half of the distance between the quartiles, over the median.
-        peak_bytes: Most memory that a call holds above what was there before; NaN where the allocator cannot tell.
+        spread: Half of the interquartile range, over the median.
+        peak_bytes: Peak memory of a call above the memory before it; NaN if the allocator does not report it.
     """
 
     milliseconds: float
@@ -36,11 +36,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What the device reaches at best, measured in this run.
+    """Best rates of the device, measured in this run.
 
     Attributes:
-        tflops: Of a large matrix product in the dtype of the benchmark, in 10¹² operations per second.
-        gbs: Of a copy from device memory to device memory, in 10⁹ bytes per second, read and written.
+        tflops: Rate of a large matrix product in the dtype of the benchmark, in 10¹² operations per second.
+        gbs: Rate of a copy within device memory, in 10⁹ bytes per second, read and written.
     """
 
     tflops: float
@@ -48,11 +48,11 @@ class Ceilings:
 
 
 class Meter:
-    """Measures calls on a device.
+    """Measurement of calls on a device.
 
     Args:
         device: CUDA (times of events, memory of the allocator) or CPU (wall time, no memory).
-        seconds: Time that the repetitions of one measurement may take.
+        seconds: Time limit of one measurement's repetitions.
     """
 
     def __init__(self, device: torch.device, seconds: float = 0.25) -> None:
@@ -62,13 +62,13 @@ class Meter:
         self._rotation = 2 * cache
 
     def sets(self, inputs: Inputs) -> list[Inputs]:
-        """The inputs and enough copies of them that going round leaves nothing of the first in the L2 cache."""
+        """Return the inputs and enough copies that a rotation evicts the first from the L2 cache."""
         size = sum(x.nbytes for x in inputs.values() if isinstance(x, Tensor))
         count = min(MAX_SETS, max(1, math.ceil(self._rotation / max(1, size))))
         return [inputs, *(_copied(inputs) for _ in range(count - 1))]
 
     def time(self, function: Callable[[Inputs], object], sets: Sequence[Inputs]) -> Timing:
-        """Median over calls that take the sets in turn, after calls that compile and warm up."""
+        """Measure calls that take the sets in turn, after calls that compile and warm up."""
         function(sets[0])
         self._wait()
         peak = self._peak(lambda: function(sets[0]))
@@ -80,7 +80,7 @@ class Meter:
         return Timing(median, (quartiles[2] - quartiles[0]) / 2 / median, peak)
 
     def ceilings(self, dtype: torch.dtype) -> Ceilings:
-        """Rates of a matrix product and of a copy, on random data that no cache holds."""
+        """Measure the rates of a matrix product and of a copy, on random data larger than the caches."""
         size = 8192 if self.cuda else 512
         a, b = (torch.randn(size, size, device=self.device).to(dtype) for _ in range(2))
         product = self.time(lambda _: a @ b, [{}])
@@ -108,7 +108,7 @@ class Meter:
         return self._series(lambda _: call(), [{}])[0]
 
     def _series(self, function: Callable[[Inputs], object], calls: Sequence[Inputs]) -> list[float]:
-        """Milliseconds of every call; the device never waits for the host between them."""
+        """Return the milliseconds of every call; the device never waits for the host between them."""
         if not self.cuda:
             found = []
             for inputs in calls:

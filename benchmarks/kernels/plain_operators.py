@@ -1,4 +1,4 @@
-"""The operators in eager PyTorch, in the dtype of their inputs: what a network without kernels of its own runs."""
+"""Operators in eager PyTorch, in the dtype of their inputs, as in a network without custom kernels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastfold import kernels
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
-    """See :func:`fastfold.kernels.layer_norm`."""
+    """Compute :func:`fastfold.kernels.layer_norm`."""
     return functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def softmax(scores: Tensor, bias: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    """See :func:`fastfold.kernels.softmax`."""
+    """Compute :func:`fastfold.kernels.softmax`."""
     if bias is not None:
         scores = scores + bias.unsqueeze(-4)
     if mask is not None:
@@ -38,7 +38,7 @@ def attention(
     mask: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`fastfold.kernels.attention`; holds all scores."""
+    """Compute :func:`fastfold.kernels.attention`, with all scores in memory."""
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
     out = (softmax(scores, bias, mask) @ v).transpose(-3, -2)
@@ -64,7 +64,7 @@ def gated_attention(
     dropout: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """See :func:`fastfold.kernels.gated_attention`."""
+    """Compute :func:`fastfold.kernels.gated_attention`."""
     normed = layer_norm(x, norm_weight, norm_bias)
     q, k, v = (
         functional.linear(normed, w).unflatten(-1, (heads, -1))
@@ -76,7 +76,7 @@ def gated_attention(
 
 
 def pair_bias(z: Tensor, norm_weight: Tensor, norm_bias: Tensor, weight: Tensor) -> Tensor:
-    """See :func:`fastfold.kernels.pair_bias`."""
+    """Compute :func:`fastfold.kernels.pair_bias`."""
     return functional.linear(layer_norm(z, norm_weight, norm_bias), weight).movedim(-1, -3)
 
 
@@ -101,7 +101,7 @@ def triangle_multiplication(
     dropout: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """See :func:`fastfold.kernels.triangle_multiplication`."""
+    """Compute :func:`fastfold.kernels.triangle_multiplication`."""
     x = layer_norm(z, norm_in_weight, norm_in_bias)
     p = functional.linear(x, proj_weight, proj_bias) * functional.linear(x, gate_weight, gate_bias).sigmoid()
     left, right = (mask[..., None] * p).chunk(2, dim=-1)
@@ -124,7 +124,7 @@ def outer_product_mean(
     residual: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """See :func:`fastfold.kernels.outer_product_mean`; holds all outer products."""
+    """Compute :func:`fastfold.kernels.outer_product_mean`, with all outer products in memory."""
     left, right = left * left_mask[..., None], right * right_mask[..., None]
     products = torch.einsum("...sic,...sje->...ijce", left, right).flatten(-2)
     counts = torch.einsum("...si,...sj->...ij", left_mask, right_mask)[..., None]
@@ -143,7 +143,7 @@ def transition(
     residual: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """See :func:`fastfold.kernels.transition`."""
+    """Compute :func:`fastfold.kernels.transition`."""
     hidden = functional.linear(layer_norm(x, norm_weight, norm_bias), w1, b1).relu()
     return _finished(functional.linear(hidden, w2, b2), residual, None)
 
@@ -156,7 +156,7 @@ def residual_update(
     gate: Tensor | None = None,
     dropout: Tensor | None = None,
 ) -> Tensor:
-    """See :func:`fastfold.kernels.residual_update`."""
+    """Compute :func:`fastfold.kernels.residual_update`."""
     x = x if bias is None else x + bias
     return _finished(x if gate is None else x * gate.sigmoid(), residual, dropout)
 
@@ -175,12 +175,12 @@ PLAIN = {
     "outer_product_mean": outer_product_mean,
     "transition": transition,
 }
-"""What the network calls, by its name in :mod:`fastfold.kernels`."""
+"""Functions that the network calls, by their names in :mod:`fastfold.kernels`."""
 
 
 @contextmanager
 def plain_network() -> Iterator[None]:
-    """Networks run the functions of this file in place of the kernels."""
+    """Let networks run the functions of this file in place of the kernels."""
     originals = {name: getattr(kernels, name) for name in PLAIN}
     try:
         for name, function in PLAIN.items():
@@ -192,5 +192,5 @@ def plain_network() -> Iterator[None]:
 
 
 def additive_mask(bias: Tensor, mask: Tensor) -> Tensor:
-    """``[R, H, Nq, Nk]``: the bias, minus infinity at keys that are left out."""
+    """Return ``[R, H, Nq, Nk]``: the bias, minus infinity at masked keys."""
     return bias.masked_fill(mask[..., None, None, :] == 0, -math.inf)

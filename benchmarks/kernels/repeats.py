@@ -1,7 +1,7 @@
-"""How often the warps of a program make the same product, read from Triton's intermediate code for a GPU (TTGIR).
+"""Number of times that the warps of a program make the same product, read from Triton's intermediate code (TTGIR).
 
-A layout spreads a block over warps. A block with fewer tiles of a tensor core than a program has warps gives the same
-tile to several of them, and each makes all of its products: work that the machine code shows and nobody needs.
+A layout spreads a block over warps. If a block has fewer tiles of a tensor core than a program has warps, several warps
+get the same tile, and each makes all of its products: redundant work in the machine code.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class _Loop:
     inner: list[_Loop] = field(default_factory=list)
 
     def innermost(self) -> list[_Loop]:
-        """Loops with products that hold no other such loop."""
+        """Return the loops with products that contain no other such loop."""
         found = [x for loop in self.inner for x in loop.innermost()]
         return found or ([self] if self.needed else [])
 
 
 def repeats_of(ttgir: str) -> float:
-    """Multiply-adds of a program over those that are needed, in the innermost loop with the most of them.
+    """Return a program's multiply-adds over the necessary ones, in the innermost loop with the most of them.
 
-    All of a kernel is taken if no loop has products. Products of the fifth generation of tensor cores are made once by
-    all of a program.
+    If no loop has products, the whole kernel counts. Products of the fifth generation of tensor cores are made once by
+    the whole program.
 
     Args:
         ttgir: Text of the intermediate code, ``compiled.asm["ttgir"]``.
@@ -46,7 +46,7 @@ def repeats_of(ttgir: str) -> float:
         At least 1; 1 for a kernel without products.
 
     Raises:
-        ValueError: A product in a form or layout that this does not know.
+        ValueError: A product has an unknown form or layout.
     """
     layouts = {
         name: (kind, {key: [int(x) for x in numbers.split(",")] for key, numbers in _LIST.findall(text)})
@@ -71,14 +71,12 @@ def repeats_of(ttgir: str) -> float:
 
 
 def _product(line: str, layouts: dict[str, tuple[str, dict[str, list[int]]]]) -> tuple[int, int]:
-    """Multiply-adds that a line asks for, and how often each is made."""
+    """Return the multiply-adds of a line, and the number of times that each is made."""
     if found := _FIFTH_GENERATION.search(line):
         return math.prod(map(int, found.groups())), 1
     found = _DOT.search(line)
     if found is None or found[3] not in layouts:
-        raise ValueError(
-            f"a product in an unknown form or layout; teach repeats_of to read it: {line.strip()}"
-        )
+        raise ValueError(f"unknown form or layout of a product; extend repeats_of for it: {line.strip()}")
     shape = [int(x) for x in found[2].split("x")]
     inner = int(found[1].split("x")[-1])
     kind, numbers = layouts[found[3]]
@@ -86,12 +84,12 @@ def _product(line: str, layouts: dict[str, tuple[str, dict[str, list[int]]]]) ->
 
 
 def _repeats(shape: Sequence[int], kind: str, numbers: dict[str, list[int]]) -> int:
-    """How often each element of a block is made."""
+    """Return the number of times that each element of a block is made."""
     if kind == "nvidia_mma":
         tiles, workers = numbers["instrShape"], numbers["warpsPerCTA"]
     else:
         threads = zip(numbers["threadsPerWarp"], numbers["warpsPerCTA"], strict=True)
         tiles, workers = numbers["sizePerThread"], [a * b for a, b in threads]
-    # An instruction's third number is what it sums over.
+    # An instruction's third number is the size of its sum, which repeats nothing.
     axes = zip(shape, tiles, workers, strict=False)
     return math.prod(max(1, count // max(1, size // tile)) for size, tile, count in axes)

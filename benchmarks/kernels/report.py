@@ -1,4 +1,4 @@
-"""Results of the kernels' benchmark as CSV, as Markdown, and as plots."""
+"""Results of the kernels' benchmark as CSV, Markdown and plots."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fastfold.utils.atomic_files import write_atomic
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement.
+    """Result of one measurement.
 
     Attributes:
-        operator: What ran.
-        shape: On which size.
+        operator: Name of the operator.
+        shape: Size in words.
         residues: N.
         direction: ``forward`` or ``forward+backward``.
-        implementation: Whose.
-        milliseconds: Median of a call; NaN if there is none.
-        spread: Half of the distance between the quartiles, over the median.
+        implementation: Name of the implementation.
+        milliseconds: Median of a call; NaN without a time.
+        spread: Half of the interquartile range, over the median.
         peak_u: Memory of a call above its inputs, in pair tensors.
-        tflops: Achieved, of the operations that have to be done.
+        tflops: Achieved rate, counting the necessary operations.
         of_product: That over the rate of a matrix product in the same run.
-        gbs: Achieved, of the bytes that have to be moved.
+        gbs: Achieved rate, counting the necessary bytes.
         of_copy: That over the rate of a copy in the same run.
-        note: Why there is no time.
+        note: Reason for a missing time.
     """
 
     operator: str
@@ -51,13 +51,13 @@ def write_report(folder: Path, name: str, heading: list[str], rows: list[Row]) -
     """Write ``<name>.csv``, ``<name>.md`` and a plot per operator.
 
     Args:
-        folder: Made if missing.
+        folder: Created if missing.
         name: Beginning of the files' names.
-        heading: Paragraphs above the table: machine, versions, ceilings, what was left out.
+        heading: Paragraphs above the table: machine, versions, ceilings, missing runs.
         rows: Measurements.
 
     Returns:
-        The files.
+        Paths of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     table = io.StringIO()
@@ -100,7 +100,7 @@ def _markdown(rows: list[Row]) -> list[str]:
 
 
 def _plot(operator: str, machine: str, rows: list[Row]) -> bytes:
-    """Time against size, one panel for each direction, as PNG."""
+    """Plot time against size, one panel for each direction, as PNG."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Implementations of the operators that are measured side by side: ours, PyTorch's, and other projects' packages."""
+"""Implementations of the operators that are compared: ours, PyTorch's, and other projects' packages."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OURS = "fastfold"
 
 @dataclass(frozen=True)
 class Implementation:
-    """A way to run an operator.
+    """Implementation of an operator.
 
     Attributes:
-        name: Column of the table, such as ``sdpa``.
+        name: Name in the table, such as ``sdpa``.
         function: Called with the inputs of the case by name.
-        importance: The most important are measured first: 0 ours, 1 what we want to beat, 2 the rest.
+        importance: Order of measurement: 0 ours, 1 rivals to beat, 2 the rest.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Implementation:
 
 
 def _compiled(function: Operator, device: torch.device) -> Operator:
-    """``torch.compile``, once for all sizes; on the CPU without generating code, which would take minutes."""
+    """Apply ``torch.compile`` once for all sizes; on the CPU without generating code, which would take minutes."""
     backend = "inductor" if device.type == "cuda" else "eager"
     return torch.compile(function, dynamic=True, backend=backend)
 
@@ -68,7 +68,7 @@ def _trifast() -> Operator:
     triangle_attention = importlib.import_module("trifast").triangle_attention
 
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-        # [b, h, n, n, d], and a mask that is true where keys are left out.
+        # [b, h, n, n, d], and a mask that is true for keys to leave out.
         q, k, v = (x.movedim(-2, 0)[None] for x in (q, k, v))
         return triangle_attention(q, k, v, bias[None], (mask == 0)[None])[0].movedim(0, -2)
 
@@ -79,7 +79,7 @@ def _cuequivariance_attention() -> Operator:
     triangle_attention = importlib.import_module("cuequivariance_torch").triangle_attention
 
     def function(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-        # [B, N, H, Q, D], bias [B, 1, H, Q, K], and a mask [B, N, 1, 1, K] that is true where keys are used.
+        # [B, N, H, Q, D], bias [B, 1, H, Q, K], and a mask [B, N, 1, 1, K] that is true for keys to use.
         q, k, v = (x.transpose(-3, -2)[None] for x in (q, k, v))
         keys = (mask != 0)[None, :, None, None]
         return triangle_attention(q, k, v, bias[None, None], mask=keys)[0].transpose(-3, -2)
@@ -126,11 +126,11 @@ _PACKAGES: dict[str, tuple[tuple[str, str, Callable[[], Operator]], ...]] = {
 
 
 def implementations(operator: str, device: torch.device) -> list[Implementation]:
-    """Ours, and everything else that runs an operator on a device and is installed.
+    """Return our implementation, and all installed others of an operator on a device.
 
     Args:
-        operator: As in :class:`benchmarks.kernels.cases.Case`.
-        device: Packages of other projects run on CUDA alone.
+        operator: Operator of :class:`benchmarks.kernels.cases.Case`.
+        device: Packages of other projects run on CUDA only.
     """
     found = [
         Implementation(OURS, _OURS[operator], 0),
@@ -142,7 +142,7 @@ def implementations(operator: str, device: torch.device) -> list[Implementation]
         found.append(Implementation("flex", _flex(device), 2))
     if device.type == "cuda":
         for name, module, make in _PACKAGES.get(operator, ()):
-            # A package that is there but does not load is reported by `packages`.
+            # `packages` reports an installed package that does not load.
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
                 found.append(Implementation(name, make(), 1))
@@ -150,7 +150,7 @@ def implementations(operator: str, device: torch.device) -> list[Implementation]
 
 
 def packages() -> dict[str, str]:
-    """Versions of the packages that are compared with, or why one is missing."""
+    """Return the versions of the compared packages, or the reason why one is missing."""
     found = {}
     for name in ("torch", "triton", "trifast", "cuequivariance-torch"):
         try:

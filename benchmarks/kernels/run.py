@@ -4,10 +4,10 @@ Usage: python benchmarks/kernels/run.py [--sizes N ...] [--operators NAME ...] [
        python benchmarks/kernels/run.py --check      correctness at N = 3072 and 4096
        python benchmarks/kernels/run.py --tune       writes the fastest configurations into fastfold/kernels/tuned
 
-Times are medians of CUDA events after a warm-up, over inputs in turn that the L2 cache cannot hold together. Memory is
-the allocator's peak above the inputs, in U: the pair tensor, N² · 128 elements. TFLOP/s and GB/s count the least work
-that there is, and are given over the rates of a large matrix product and of a copy in the same run. What is most
-important is measured first, and what the time does not suffice for is named. Writes kernels_<gpu>.csv, .md and plots.
+Times are medians of CUDA events after a warm-up, over rotating inputs that exceed the L2 cache. Memory is the
+allocator's peak above the inputs, in U: the pair tensor, N² · 128 elements. TFLOP/s and GB/s count the minimum work,
+and are given over the rates of a large matrix product and of a copy in the same run. The most important measurements
+run first, and those that do not fit into the time are named. Writes kernels_<gpu>.csv, .md and plots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fastfold.cli.process import prepare_environment
 
-prepare_environment()  # as the command line does, before PyTorch is loaded
+prepare_environment()  # must precede the import of PyTorch
 
 import torch  # noqa: E402
 
@@ -36,11 +36,11 @@ from benchmarks.kernels.runs import NO_MEMORY, carry_out, runs  # noqa: E402
 from benchmarks.kernels.tuning import tune, write_tables  # noqa: E402
 
 RESERVE = 20.0
-"""Seconds of the time limit that are kept for the last measurement and the report."""
+"""Seconds of the time limit reserved for the last measurement and the report."""
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Options of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,20 +48,22 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--operators", nargs="+", help="only these operators")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--minutes", type=float, default=8.5, help="time limit of the whole run")
-    parser.add_argument("--device", default="cuda", help="cpu runs everything and measures nothing")
+    parser.add_argument("--device", default="cuda", help="cpu runs everything without meaningful times")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "results")
     parser.add_argument("--check", action="store_true", help="compare with the definitions instead")
     parser.add_argument("--tune", action="store_true", help="look for launch configurations instead")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("there is no GPU; --device cpu --sizes 32 tries the program out, without meaning")
+        parser.error(
+            "--device cuda: found no GPU; try the program without measuring by --device cpu --sizes 32"
+        )
     if options.tune and options.device == "cpu":
         parser.error("--tune needs a GPU")
     return options
 
 
 def chosen(options: argparse.Namespace) -> tuple[list[Case], tuple[tuple[int, int], ...]]:
-    """Cases, and shapes of alignments, that the options ask for."""
+    """Return the cases, and shapes of alignments, that the options ask for."""
     default = (3072, 4096) if options.check else SIZES
     sizes = options.sizes or default
     alignments: tuple[tuple[int, int], ...] = ALIGNMENTS if options.device == "cuda" else ((4, min(sizes)),)
@@ -75,7 +77,7 @@ def chosen(options: argparse.Namespace) -> tuple[list[Case], tuple[tuple[int, in
 
 
 def check_all(found: list[Case], device: torch.device, dtype: torch.dtype) -> int:
-    """Compare every case with its definition; 1 if one is wrong."""
+    """Compare every case with its definition; return 1 if one is wrong."""
     wrong = 0
     for case in found:
         errors = check(case, device, dtype)
@@ -87,7 +89,7 @@ def check_all(found: list[Case], device: torch.device, dtype: torch.dtype) -> in
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, check or tune; returns the exit code."""
+    """Measure, check or tune; return the exit code."""
     start = time.monotonic()
     options = parsed(arguments)
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)

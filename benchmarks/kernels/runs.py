@@ -1,4 +1,4 @@
-"""Which measurements a run makes, in which order, and how many fit into its time."""
+"""Measurements of a run, their order, and the selection that fits into its time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.kernels.rivals import OURS, Implementation, implementations
 NO_MEMORY = "out of memory"
 FORWARD, BOTH = "forward", "forward+backward"
 
-# What the targets are about comes before what they are not.
+# Operators with targets come first.
 _OPERATORS = (
     "triangle_attention",
     "triangle_multiplication",
@@ -36,14 +36,14 @@ _SIZES = (1024, 384, 2048, 256, 4096, 512, 768, 3072)
 
 @dataclass(frozen=True)
 class Run:
-    """Both directions of one implementation on one size.
+    """Measurements of one implementation on one size, in both directions.
 
     Attributes:
-        operator: What runs.
-        shape: The size in words.
+        operator: Name of the operator.
+        shape: Size in words.
         residues: N.
-        implementation: Whose.
-        importance: Of the implementation, 0 first.
+        implementation: Name of the implementation.
+        importance: Importance of the implementation, 0 first.
         measure: Measures one direction after the other.
     """
 
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Smaller is more important."""
+        """Sort key: smaller is more important."""
         size = _SIZES.index(self.residues) if self.residues in _SIZES else len(_SIZES)
         operator = _OPERATORS.index(self.operator)
         # One size of everything first, then the others.
@@ -75,7 +75,7 @@ def runs(
     ceilings: Ceilings,
     dtype: torch.dtype,
 ) -> list[Run]:
-    """Everything there is to measure, the most important first."""
+    """Return all possible measurements, the most important first."""
     found = []
     made: dict[str, list[Implementation]] = {}
     for case in cases:
@@ -129,7 +129,7 @@ def _of_case(
 
 
 def _leaves(inputs: Inputs, constants: Iterable[str]) -> Inputs:
-    """The inputs with gradients asked for."""
+    """Return the inputs as leaves that require gradients, except constants."""
     return {k: x.detach().requires_grad_(k not in constants) for k, x in inputs.items()}
 
 
@@ -151,8 +151,8 @@ def carry_out(planned: Iterable[Run], deadline: float) -> tuple[list[Row], list[
     """Measure until the time is up.
 
     Args:
-        planned: The most important first.
-        deadline: Value of ``time.monotonic()`` after which nothing new is started.
+        planned: Runs, the most important first.
+        deadline: Value of ``time.monotonic()`` after which no run starts.
 
     Returns:
         Rows in the order of operators and sizes, and the runs that were left out.
@@ -163,7 +163,7 @@ def carry_out(planned: Iterable[Run], deadline: float) -> tuple[list[Row], list[
     for run in planned:
         key = (run.operator, run.implementation)
         start = time.monotonic()
-        # What took long before, with compilation, takes as long again at most: nothing is begun that cannot end.
+        # An earlier run of this implementation, with its compilation, bounds the time of this one.
         if start + took.get(key, 0.0) > deadline:
             left_out.append(run)
             continue
@@ -173,7 +173,7 @@ def carry_out(planned: Iterable[Run], deadline: float) -> tuple[list[Row], list[
                 found.append(row)
         except torch.OutOfMemoryError:
             found.append(_failed(run, found, NO_MEMORY))
-        except Exception as error:  # the other measurements go on: a GPU may not be lent twice
+        except Exception as error:  # the other measurements continue, because GPU time is scarce
             found.append(_failed(run, found, f"{type(error).__name__}: {error}"))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

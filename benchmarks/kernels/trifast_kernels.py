@@ -1,4 +1,4 @@
-"""The kernels of trifast, compiled beside ours without its host code, which asks for a GPU when it is imported."""
+"""Kernels of trifast, compiled without its host code, which needs a GPU when it is imported."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ VERSION = "0.1.13"
 HEADS, CHANNELS = 4, 32
 
 _MIN_SCORES, _MAX_WARPS = 1024, 4
-"""Of a block: smaller ones, and more warps, have more instructions per score."""
+"""Limits of blocks: smaller ones, and more warps, have more instructions per score."""
 
 
 def _modules(folder: Path) -> tuple[Any, Any]:
-    """Its kernels, and the configurations that its tuner can choose from; the tuner itself is left out."""
+    """Import its kernels and the configurations of its tuner, without the tuner itself."""
     found = (folder / f"trifast-{VERSION}.dist-info").is_dir()
     if not found:
-        raise FileNotFoundError(f"{folder} has no trifast {VERSION}: pip install --no-deps --target {folder}")
+        raise FileNotFoundError(
+            f"expected trifast {VERSION} in {folder}: pip install --no-deps --target {folder} trifast=={VERSION}"
+        )
     package = types.ModuleType(TRIFAST)
     package.__path__ = [str(folder / TRIFAST)]
     tuner = types.ModuleType("trifast.autotune")
@@ -38,7 +40,9 @@ def _modules(folder: Path) -> tuple[Any, Any]:
     stand_ins = {TRIFAST: package, "trifast.autotune": tuner, "platformdirs": folders}
     with (
         mock.patch.dict(sys.modules, stand_ins),
-        mock.patch.dict(os.environ, TRIFAST_FORCE_TUNE="1"),  # with those of its longer search
+        mock.patch.dict(
+            os.environ, TRIFAST_FORCE_TUNE="1"
+        ),  # includes the configurations of its longer search
         mock.patch.object(torch.cuda, "get_device_capability", return_value=(0, 0)),
         mock.patch.object(torch.cuda, "get_device_name", return_value="none"),
         mock.patch.object(importlib.metadata, "version", return_value=VERSION),
@@ -48,11 +52,11 @@ def _modules(folder: Path) -> tuple[Any, Any]:
 
 
 def trifast_launches(folder: Path, dtype: torch.dtype, n: int) -> Iterator[Launch]:
-    """Its four kernels with its configurations of large blocks, as its host code launches them on ``n`` residues.
+    """Yield launches of its four kernels with configurations of large blocks, as its host code makes them.
 
     Args:
-        folder: What it was installed in.
-        dtype: Of everything but the mask.
+        folder: Folder that trifast is installed in.
+        dtype: Dtype of all tensors except the mask.
         n: Residues; 4 heads of 32 channels.
     """
     kernels, configurations = _modules(folder)

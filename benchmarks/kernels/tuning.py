@@ -1,7 +1,7 @@
-"""Finds the fastest launch configurations on the GPU at hand and writes them into the table that ships.
+"""Search for the fastest launch configurations on this GPU, written into the table that ships.
 
-From the configuration that the table gives, one block size, the warps or the stages are changed at a time, and a
-change that makes the operator faster is kept, until none does.
+Starting from the table's configuration, one block size, the warps or the stages are changed at a time. A change that
+makes the operator faster is kept, until no change does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fastfold.utils.atomic_files import write_atomic
 TABLES = Path(fastfold.kernels.__file__).parent / "tuned"
 
 GAIN = 0.02
-"""Part of the time that a change has to save: less is noise."""
+"""Minimum share of the time that a change must save; less is noise."""
 
 Lookup = Callable[[str, str, torch.device], LaunchConfig]
 
 
 @contextmanager
 def looked_up_by(lookup: Lookup) -> Iterator[None]:
-    """Every kernel takes its configuration from ``lookup(kernel, key, device)``."""
+    """Let every kernel take its configuration from ``lookup(kernel, key, device)``."""
     original = tuning.launch_config
     modules = [
         module
@@ -53,7 +53,7 @@ def looked_up_by(lookup: Lookup) -> Iterator[None]:
 
 
 def neighbours(config: LaunchConfig) -> list[LaunchConfig]:
-    """Configurations with one block size halved or doubled, with other warps, or with other stages."""
+    """Return configurations with one block size halved or doubled, with other warps, or with other stages."""
     found = []
     for name, size in config.blocks.items():
         for changed in (size // 2, size * 2):
@@ -71,13 +71,13 @@ def neighbours(config: LaunchConfig) -> list[LaunchConfig]:
 def tune(
     cases: Iterable[Case], meter: Meter, dtype: torch.dtype, deadline: float
 ) -> dict[tuple[str, str], LaunchConfig]:
-    """Best configurations by kernel and key, of those kernels that there was time for.
+    """Return the best configurations by kernel and key, of the kernels that time permitted.
 
     Args:
-        cases: What to be fast at, the most important first.
-        meter: Of a CUDA device.
+        cases: Cases to speed up, the most important first.
+        meter: Meter of a CUDA device.
         dtype: Dtype of the inputs.
-        deadline: Value of ``time.monotonic()`` after which nothing new is tried.
+        deadline: Value of ``time.monotonic()`` after which no configuration is tried.
     """
     best: dict[tuple[str, str], LaunchConfig] = {}
     original = tuning.launch_config
@@ -110,14 +110,14 @@ def tune(
 def _used(
     step: Callable[[dict[str, Tensor]], None], inputs: dict[str, Tensor], known: Lookup
 ) -> list[tuple[str, str]]:
-    """Kernels and keys that a step looks up."""
+    """Return the kernels and keys that a step looks up."""
     seen: dict[tuple[str, str], None] = {}
 
     def lookup(kernel: str, key: str, device: torch.device) -> LaunchConfig:
         seen[kernel, key] = None
         return known(kernel, key, device)
 
-    step(inputs)  # imports the modules of the kernels, which are loaded when they are first needed
+    step(inputs)  # imports the kernels' modules, which load lazily
     with looked_up_by(lookup):
         step(inputs)
     return list(seen)
@@ -139,7 +139,7 @@ def _climb(
         try:
             with looked_up_by(lookup):
                 return meter.time(step, sets).milliseconds
-        except Exception:  # more shared memory than there is, or a shape that the compiler refuses
+        except Exception:  # too much shared memory, or a shape that the compiler refuses
             return float("inf")
 
     config = known(kernel, key, meter.device)
@@ -163,15 +163,15 @@ def _climb(
 def write_tables(
     best: dict[tuple[str, str], LaunchConfig], device: torch.device, folder: Path = TABLES
 ) -> list[Path]:
-    """Put configurations under the class of a chip into ``<operator>.json``.
+    """Write configurations for the class of a chip to ``<operator>.json``.
 
     Args:
-        best: By kernel and key.
-        device: Where they were measured.
-        folder: With the tables.
+        best: Configurations by kernel and key.
+        device: Device that they were measured on.
+        folder: Folder of the tables.
 
     Returns:
-        The files that changed.
+        Paths of the files that changed.
     """
     written = []
     chip = chip_class(device)
@@ -180,7 +180,7 @@ def write_tables(
         table = json.loads(path.read_text(encoding="utf-8"))
         before = json.dumps(table)
         for (kernel, key), config in best.items():
-            if config.float32 != TF32X3:  # found for products that are made otherwise
+            if config.float32 != TF32X3:  # a key for tf32x3 must not get an entry of other products
                 key = key.removesuffix(f"_{TF32X3}")
             if kernel in table:
                 entry: dict[str, Any] = {"blocks": config.blocks, "num_warps": config.num_warps}
@@ -193,7 +193,7 @@ def write_tables(
 
 
 def table_text(table: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """A table as JSON, with a line for each entry."""
+    """Format a table as JSON, with a line for each entry."""
     kernels = []
     for kernel, chips in table.items():
         classes = []
