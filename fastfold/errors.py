@@ -1,4 +1,4 @@
-"""Errors that are meant for the person at the keyboard.
+"""Errors for the user.
 
 Everything that a user can cause raises a subclass of :class:`FastFoldError`. The command line prints its
 message alone, without a traceback; a message says what is wrong, where, and what to do about it.
@@ -14,14 +14,14 @@ class FastFoldError(Exception):
 
 
 class InputError(FastFoldError):
-    """A FASTA, alignment, structure or feature file that cannot be used.
+    """Error in a FASTA, alignment, structure or feature file.
 
     Args:
-        message: What is wrong and what to do.
-        path: The file it was found in.
+        message: Problem and remedy.
+        path: File with the problem.
         line: Line number in that file, counted from 1.
         record: Name of the record in that file.
-        temporary: Whether the same file may be readable later: a disk or a network failed, not its content.
+        temporary: True if the same file may be readable later: a disk or a network failed, not its content.
     """
 
     def __init__(
@@ -44,29 +44,29 @@ class InputError(FastFoldError):
 
 
 class WeightsError(FastFoldError):
-    """A weights file that is missing, damaged, unsafe, or made for another network."""
+    """Error in a weights file that is missing, damaged, unsafe, or made for another network."""
 
 
 class ConfigError(FastFoldError):
-    """A configuration that cannot be built or run."""
+    """Error in a configuration that cannot be built or run."""
 
 
 class LostProcessError(FastFoldError):
-    """Another process of a run that ended, or did not answer in time."""
+    """Error after another process of a run ended, or did not answer in time."""
 
 
 class OutputError(FastFoldError):
-    """A result that cannot be written where it was asked for."""
+    """Error for a result that cannot be written to its place."""
 
 
 class NetworkError(FastFoldError):
-    """A server that cannot be reached, or whose answer cannot be used.
+    """Error for a server that cannot be reached, or whose answer cannot be used.
 
     Args:
-        message: What happened and what to do.
+        message: Problem and remedy.
         status: Status of the HTTP answer, if there was one.
-        temporary: Whether the same request may succeed later.
-        retry_after: Seconds after which the server wants to be asked again, if it said so.
+        temporary: True if the same request may succeed later.
+        retry_after: Seconds after which the server wants the next request, if it said so.
     """
 
     def __init__(
@@ -82,13 +82,16 @@ class NetworkError(FastFoldError):
 
 
 class WriteError(OutputError):
-    """A file that cannot be written: the disk is full, read-only or not ours. What comes after it would fail too."""
+    """Error for a file that cannot be written: the disk is full or read-only, or access is denied.
+
+    Later files would fail too.
+    """
 
 
 class PlaceError(WriteError):
-    """A file that cannot be written because of what stands at its own place; other files can be."""
+    """Error for a file that cannot be written because of a file or folder at its path; other files can be."""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what a foreign error says, or its type: at most 200 letters, for messages of ours."""
+    """Return the first line of a foreign error's message, or its type: at most 200 letters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,1 +1,1 @@
-"""Helpers that know nothing of proteins or networks: files, units, devices, hashes."""
+"""Helpers without knowledge of proteins or networks: files, units, devices, hashes."""

@@ -1,4 +1,4 @@
-"""Tensors whose numbers are somewhere else."""
+"""Tensors whose numbers are kept in another place."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from fastfold.errors import ConfigError
 
 
 class AbsentTensor(Tensor):
-    """A tensor with a shape and without numbers; whatever would read or change them raises.
+    """Tensor with a shape but without numbers; reading or changing them raises an error.
 
-    It stands where a tensor would be looked for that lies elsewhere, so that nobody takes its absence for zeros.
+    It replaces a tensor that was moved away, so that no caller takes its absence for zeros.
 
     Args:
-        like: Gives shape, dtype and device.
-        reason: What is raised: where the numbers are, and what to do instead.
+        like: Tensor with the shape, dtype and device.
+        reason: Error message: the place of the numbers, and what to do instead.
     """
 
     reason: str
 
     @staticmethod
     def __new__(cls, like: Tensor, reason: str) -> AbsentTensor:
+        """Create the tensor as a wrapper, which PyTorch never allocates."""
         made: Any = Tensor._make_wrapper_subclass(cls, like.shape, dtype=like.dtype, device=like.device)
         made.reason = reason
         return made

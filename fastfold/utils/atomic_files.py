@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written next to their place, then renamed into it."""
+"""Files that are either complete or absent: written to a temporary file in the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fastfold.errors import PlaceError, WriteError
 
-# O_BINARY exists on Windows only, where line ends would be changed without it.
+# O_BINARY exists on Windows only, where it prevents the conversion of line ends.
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _TEMPORARY = re.compile(r"\.fastfold-([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{16}\.tmp")
 _REMEDIES = {
@@ -28,7 +28,7 @@ _REMEDIES = {
     errno.EPERM: "not permitted; choose an output folder that you may write to",
     errno.ENOTDIR: "part of the path is a file, not a folder; choose another output folder",
     errno.EEXIST: "it is a file, not a folder; remove it or choose another output folder",
-    errno.EISDIR: "a folder stands where the file belongs; remove it or choose another output folder",
+    errno.EISDIR: "a folder has the file's name; remove it or choose another output folder",
     errno.ENOENT: "the folder does not exist; create it or choose another output folder",
     errno.ENAMETOOLONG: "the name is too long for this file system; give the target a shorter name",
 }
@@ -36,7 +36,7 @@ _LOCAL = {errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY, errno.ENAM
 
 
 def output_error(path: Path, action: str, error: OSError | ValueError) -> WriteError:
-    """The error for a person: ``cannot <action> '<path>'``, why, and what to do about it."""
+    """Return the user's error: ``cannot <action> '<path>'``, the reason, and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
     fallback = f"{getattr(error, 'strerror', None) or error}; choose another output folder"
     kind = PlaceError if number in _LOCAL else WriteError
@@ -44,17 +44,17 @@ def output_error(path: Path, action: str, error: OSError | ValueError) -> WriteE
 
 
 def temporary_name() -> str:
-    """A name for a temporary file or folder of this process, by which others see whose it is.
+    """Return a name for a temporary file or folder, by which other processes recognise its owner.
 
-    It does not depend on the final name, which may be as long as names can be.
+    It does not depend on the final name, which may have the maximum length already.
     """
     return f".fastfold-{_system()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
 def sweep_temporary(folder: str | os.PathLike[str]) -> int:
-    """Remove what killed processes of this machine left in a folder under temporary names; returns how many.
+    """Remove temporary files of killed processes of this machine from a folder; return their number.
 
-    Files of processes that still run, and those of other machines, stay.
+    Files of running processes and of other machines are kept.
     """
     swept = 0
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
@@ -72,7 +72,7 @@ def sweep_temporary(folder: str | os.PathLike[str]) -> int:
 
 
 def _system() -> str:
-    """This machine, or this container of it, where numbers of processes mean something: 8 hexadecimal digits."""
+    """Identify the machine or container that process numbers belong to, by 8 hexadecimal digits."""
     name = platform.node()
     with contextlib.suppress(OSError):
         name += os.readlink("/proc/self/ns/pid")
@@ -80,7 +80,7 @@ def _system() -> str:
 
 
 def _runs(process: int) -> bool:
-    """Whether there is a process of this number; on Windows, where asking would end it, always."""
+    """Return True if a process of this number exists; always on Windows, where the check would end it."""
     if os.name == "nt":
         return True
     try:
@@ -94,13 +94,13 @@ def _runs(process: int) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file in the folder of ``path`` that takes its place at the end, or is removed after an error.
+    """Yield a temporary file next to ``path`` that replaces it at the end, or is removed after an error.
 
     Args:
-        path: Where the file shall be; what is there is replaced, and stays if anything goes wrong.
+        path: Path of the file. An existing file is replaced, and kept after an error.
 
     Yields:
-        The path to write to; the file is there and empty.
+        Path to write to; an empty file exists there.
 
     Raises:
         WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
@@ -108,8 +108,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.parent / temporary_name()
     try:
-        # Not tempfile, whose files nobody but their owner may read: results follow the user's umask, also if what
-        # writes them (as the safetensors library) has its own idea.
+        # Not tempfile, whose files only their owner may read: results follow the user's umask, even if the library
+        # that writes them (such as safetensors) sets other permissions.
         descriptor = os.open(temporary, _CREATE, 0o666)
         try:
             mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
@@ -119,7 +119,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
                 os.fsync(file.fileno())
             temporary.chmod(mode)
             os.replace(temporary, path)
-        except BaseException:  # an interrupt by the user leaves nothing behind either
+        except BaseException:  # also after an interrupt by the user
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
@@ -129,13 +129,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Writes a file so that its path holds the old contents or all of the new ones, whatever happens.
+    """Write a file so that its path always holds the old contents or all of the new ones.
 
-    The data go to a temporary file in the same folder, to the disk, and then under the final name.
+    The data go to a temporary file in the same folder, to the disk, and then to the final name.
 
     Args:
-        path: Where the file shall be; what is there is replaced.
-        data: Its contents; text is encoded as UTF-8.
+        path: Path of the file; an existing file is replaced.
+        data: Contents; text is encoded as UTF-8.
 
     Raises:
         WriteError: The file cannot be written; names the path and what to do. No temporary file is left.
@@ -145,7 +145,7 @@ def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename last through a power cut, where the system can do that (not on Windows)."""
+    """Make a rename survive a power cut, if the system supports that (not Windows)."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -155,7 +155,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def prepare_output_directory(path: str | os.PathLike[str]) -> Path:
-    """Creates the output folder and tries that files can be made in it, before hours of work are spent.
+    """Create the output folder and check that files can be created in it, before hours of work.
 
     Args:
         path: The folder; parents are created as needed.

@@ -1,4 +1,4 @@
-"""How many cores there are to work with."""
+"""Number of cores of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def available_cores() -> int:
-    """Cores that this process may use, at least one."""
+    """Return the number of cores that this process may use, at least one."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

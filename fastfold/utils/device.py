@@ -1,4 +1,4 @@
-"""The device that a name from the command line stands for, and tensors on their way to and from it."""
+"""Devices by their names on the command line, and tensors copied to and from them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fastfold.errors import ConfigError
 
 
 def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
-    """The device called ``auto`` (CUDA where there is one, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
+    """Return the device of a name: ``auto`` (CUDA if available, else the CPU), ``cpu``, ``cuda`` or ``cuda:<number>``.
 
     Args:
         name: One of these.
-        setting: How the name was given, for error messages.
+        setting: Option that the name was given by, for error messages.
 
     Raises:
-        ConfigError: There is no such device, or CUDA was asked for and cannot be used.
+        ConfigError: The device does not exist, or CUDA was asked for and cannot be used.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if re.fullmatch(r"cpu|cuda(:\d{1,3})?", name) is None:
-        raise ConfigError(f"there is no device {name!r}; use auto, cpu, cuda, or cuda:1 for the second GPU")
+        raise ConfigError(f"unknown device {name!r}; use auto, cpu, cuda, or cuda:1 for the second GPU")
     if name == "cpu":
         return torch.device(name)
     if not torch.cuda.is_available():
@@ -37,9 +37,7 @@ def choose_device(name: str, *, setting: str = "--device ") -> torch.device:
         )
     device = torch.device(name)
     if (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there is no device {name!r}; GPUs here: {torch.cuda.device_count()}, the first is cuda:0"
-        )
+        raise ConfigError(f"no device {name!r}; GPUs here: {torch.cuda.device_count()}, the first is cuda:0")
     return device
 
 
@@ -52,12 +50,12 @@ def current_device(device: torch.device) -> contextlib.AbstractContextManager[ob
 
 
 def reads_are_free(device: torch.device) -> bool:
-    """Whether looking at a tensor's values waits for nothing; elsewhere the host stops until the device is there."""
+    """Return True if the host can read a tensor's values without waiting for the device."""
     return device.type == "cpu"
 
 
 def upload(x: Any, device: torch.device) -> Tensor:
-    """An array or a tensor of the host on a device; to CUDA from pinned memory, for which the host does not wait."""
+    """Copy an array or a tensor of the host to a device; to CUDA from pinned memory, without waiting."""
     found = torch.as_tensor(x)
     if device.type == "cuda" and found.device.type == "cpu":
         return found.pin_memory().to(device, non_blocking=True)
@@ -65,10 +63,10 @@ def upload(x: Any, device: torch.device) -> Tensor:
 
 
 class HostCopy:
-    """A tensor on its way to the host, while the device and the host go on.
+    """Copy of a tensor to the host, made while device and host continue.
 
     Args:
-        x: The tensor; on a CPU it is its own copy.
+        x: Tensor to copy; a tensor on the CPU is not copied.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -81,7 +79,7 @@ class HostCopy:
             self._event.record(torch.cuda.current_stream(x.device))
 
     def read(self) -> Tensor:
-        """The copy, once it has arrived."""
+        """Wait for the copy, and return it."""
         if self._event is not None:
             self._event.synchronize()
         return self._host
@@ -89,17 +87,17 @@ class HostCopy:
 
 @contextlib.contextmanager
 def peak_memory(device: torch.device) -> Iterator[Callable[[], int | None]]:
-    """Watch memory: gives a function that tells the most bytes held since the beginning.
+    """Yield a function that returns the peak of memory since the start, in bytes.
 
-    On CUDA what PyTorch has allocated on the device, elsewhere the resident set of the process; None where the system
-    does not tell.
+    On CUDA it is PyTorch's memory on the device, else the resident set of the process; None if the system does not
+    report it.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         yield lambda: int(torch.cuda.max_memory_allocated(device))
         return
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set starts anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak of the resident set
     yield _resident_peak
 
 

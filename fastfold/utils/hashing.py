@@ -1,4 +1,4 @@
-"""Digests of inputs and of files that are the same in every process and on every machine."""
+"""Digests of inputs and of files, equal in every process and on every machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def input_hash(*values: Any) -> str:
-    """A digest of inputs and settings that is the same in every process and on every machine.
+    """Return a digest of inputs and settings, equal in every process and on every machine.
 
     Args:
         values: Any nesting of mappings with text keys, lists, tuples, sets, dataclasses, text, bytes, paths,
@@ -24,14 +24,14 @@ def input_hash(*values: Any) -> str:
         64 hexadecimal digits of SHA-256.
 
     Raises:
-        TypeError: A value of another type, whose text form might change from run to run.
+        TypeError: A value has another type, whose text form might change from run to run.
     """
     canonical = json.dumps(_canonical(values), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
-    """The value in JSON's types, other types marked so that none equals another."""
+    """Convert a value to JSON's types; other types are marked so that none equals another."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     if isinstance(value, np.generic):
@@ -61,7 +61,7 @@ def _canonical(value: Any) -> Any:
 
 
 def file_digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's contents as 64 hexadecimal digits, read in pieces.
+    """Return the SHA-256 of a file's contents as 64 hexadecimal digits, read in pieces.
 
     Raises:
         OSError: The file cannot be read.

@@ -1,4 +1,4 @@
-"""How much memory this machine, or the part of it that this process may use, has free."""
+"""Free memory of this machine, or of the part of it that this process may use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fastfold.utils.packages import is_installed
 
 
 def host_available_bytes() -> int:
-    """Memory in bytes that the system can give this process now without swapping."""
+    """Return the memory in bytes that the system can give this process now without swapping."""
     return max(0, min([_system_memory(), *_group_memory()]))
 
 
 def _system_memory() -> int:
-    """Return the memory that the whole machine can give, in bytes; macOS and Windows tell it through psutil."""
+    """Return the memory that the whole machine can give, in bytes; macOS and Windows report it through psutil."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -35,7 +35,7 @@ def _system_memory() -> int:
 
 
 def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What the control groups leave this process, as batch systems and containers set them (Linux, versions 1, 2)."""
+    """Return the memory left by control groups of batch systems and containers (Linux, versions 1 and 2)."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines() if line.count(":") >= 2]
     except (OSError, ValueError):
@@ -49,13 +49,16 @@ def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
     return left
 
 
-# Files of the limit and of what is used, and lines of memory.stat: pages of files, and those of them that cannot go.
+# Files of limit and usage, and lines of memory.stat: pages of files, and those of them that cannot be evicted.
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
 _VERSION_2 = ("memory.max", "memory.current", "file", "shmem")
 
 
 def _left(root: Path, path: str, names: tuple[str, str, str, str]) -> list[int]:
-    """What a group and those above it leave. In a container the way up may begin with folders that are not there."""
+    """Return the memory left by a group and by those above it.
+
+    In a container, the first folders of the path may not exist.
+    """
     limit_name, used_name, files, shared = names
     left = []
     folder = root / path.strip("/")
@@ -65,7 +68,7 @@ def _left(root: Path, path: str, names: tuple[str, str, str, str]) -> list[int]:
             if limit == "max":
                 continue
             statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-            # Pages of files that were read count as used, but give way.
+            # Pages of files that were read count as used, but can be evicted.
             idle = int(statistics[files]) - int(statistics[shared])
             left.append(int(limit) - int((group / used_name).read_text()) + idle)
         except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Requests over HTTP whose failures are errors for a person, and tell whether it makes sense to try again."""
+"""HTTP requests whose failures are errors for the user, and tell if a retry makes sense."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fastfold._version import __version__
 from fastfold.errors import ConfigError, NetworkError
 
 USER_AGENT = f"fastfold/{__version__} Python/{platform.python_version()}"
-"""What FastFold calls itself to servers."""
+"""Name of FastFold in requests to servers."""
 BROKEN = (OSError, http.client.HTTPException)
-"""What reading from a connection raises when it breaks."""
+"""Exceptions of reading from a broken connection."""
 
 _TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504))
 _MAX_WAIT = 3600.0
 
 
 def check_url(url: str, *, setting: str) -> str:
-    """The address of a server without a slash at its end.
+    """Return the address of a server without a slash at its end.
 
     Raises:
-        ConfigError: It is no address that begins with http:// or https://.
+        ConfigError: The address does not begin with http:// or https://.
     """
     try:
         parts = urlsplit(url)
@@ -35,7 +35,9 @@ def check_url(url: str, *, setting: str) -> str:
     except ValueError:
         fine = False
     if not fine or any(character.isspace() or not character.isprintable() for character in url):
-        raise ConfigError(f"{setting} {url!r} is not the address of a server; it begins with https://")
+        raise ConfigError(
+            f"{setting}: expected the address of a server that begins with https://, found {url!r}"
+        )
     return url.rstrip("/")
 
 
@@ -48,17 +50,17 @@ def open_url(
 ) -> http.client.HTTPResponse:
     """Send a request; the caller reads and closes the answer.
 
-    An answer to a GET may lead elsewhere (a redirect), but never from https to http; one to a POST may not, so that
-    what is sent arrives where it was sent to and nowhere else.
+    A GET follows redirects, except from https to http. A POST does not follow them, so that data reach only the server
+    that they were sent to.
 
     Args:
-        url: Begins with ``http://`` or ``https://``.
+        url: Address that begins with ``http://`` or ``https://``.
         data: Body of a POST; None for a GET.
         headers: More headers of the request.
         timeout: Seconds that connecting and each wait for data may take.
 
     Raises:
-        NetworkError: There is no answer, or its status says that there will be no content.
+        NetworkError: There is no answer, or its status means that there will be no content.
     """
     request = urllib.request.Request(
         url, data=data, headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
@@ -70,7 +72,7 @@ def open_url(
             raise _refused(url, error) from None
     except urllib.error.URLError as error:
         raise _unreachable(url, error.reason) from None
-    except (*BROKEN, ValueError) as error:  # ValueError: a header or port that makes no sense
+    except (*BROKEN, ValueError) as error:  # ValueError: an invalid header or port
         raise _unreachable(url, error) from None
 
 
@@ -89,7 +91,7 @@ def _refused(url: str, error: urllib.error.HTTPError) -> NetworkError:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Seconds of a ``Retry-After``; a date, which few servers send, counts as nothing."""
+    """Return the seconds of a ``Retry-After``; a date, which few servers send, is ignored."""
     try:
         found = float(text or "")
     except ValueError:
@@ -98,7 +100,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects of a GET, never to a less secure place."""
+    """Handler that follows redirects of a GET, never to a less secure address."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -106,13 +108,13 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         old, new = urlsplit(req.full_url).scheme, urlsplit(newurl).scheme
         if req.data is not None:
             raise NetworkError(
-                f"{req.full_url}: the server wants the request to go to {newurl}; nothing was sent there. Give that "
+                f"{req.full_url}: the server redirects the request to {newurl}; nothing was sent there. Give that "
                 "address instead if you trust it",
                 status=code,
             )
         if new not in ("http", "https") or (old == "https" and new == "http"):
             raise NetworkError(
-                f"{req.full_url}: the server leads to {newurl}, which is not secure; it was not followed",
+                f"{req.full_url}: the server redirects to {newurl}, which is not secure; the redirect was not followed",
                 status=code,
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)

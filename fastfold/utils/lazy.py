@@ -1,4 +1,4 @@
-"""Names of a package that are loaded on first use (PEP 562), so that importing the package stays quick."""
+"""Names of a package that are loaded on first use (PEP 562), so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 def lazy_names(
     package: str, modules: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package.
+    """Return ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: The package's name.
@@ -22,7 +22,7 @@ def lazy_names(
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(modules[name]), name)
-        setattr(sys.modules[package], name, found)  # Python does not ask again
+        setattr(sys.modules[package], name, found)  # later uses skip this function
         return found
 
     def names() -> list[str]:

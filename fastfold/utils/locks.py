@@ -1,4 +1,4 @@
-"""Locks between processes, which the system opens when their process ends, however that happens."""
+"""Locks between processes, which the system releases when their process ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def held(lock: FileLock) -> Iterator[None]:
 
     Raises:
         Timeout: Another process holds it.
-        WriteError: The file system has no locks, or the file cannot be made.
+        WriteError: The file system does not support locks, or the file cannot be created.
     """
     try:
         lock.acquire()
@@ -26,7 +26,7 @@ def held(lock: FileLock) -> Iterator[None]:
         raise
     except NotImplementedError as error:
         raise WriteError(
-            f"the file system of {lock.lock_file} has no locks, so that processes could overwrite each other's "
+            f"the file system of {lock.lock_file} does not support locks, so processes could overwrite each other's "
             "files; choose another folder"
         ) from error
     except OSError as error:

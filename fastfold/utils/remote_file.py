@@ -1,4 +1,4 @@
-"""A file on a web server that is read like one on the disk, through broken connections."""
+"""Files on a web server that are read like local ones, through broken connections."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from fastfold.errors import NetworkError
 from fastfold.utils.http import BROKEN, open_url
 
 MAX_READ = 1 << 24
-"""Most bytes that one call reads, so that no number in a foreign file reserves memory."""
+"""Maximum number of bytes of a read, so that no number in a foreign file reserves memory."""
 
-_SKIP = 1 << 16  # what is read and thrown away sooner than another request is made
+_SKIP = 1 << 16  # bytes up to which reading and discarding is cheaper than another request
 _MAX_DELAY = 60.0
 
 
 class RemoteFile(io.RawIOBase):
-    """A file on a web server, read from any place on.
+    """File on a web server, read from any position.
 
-    Each request asks for what follows a position (``Range``, RFC 9110), so that a connection that breaks is opened
-    again where it stopped, and what is not needed is not sent. A server that ignores ranges sends the file from its
-    beginning; then what comes before the position is read and thrown away.
+    Each request asks for all bytes from a position on (``Range``, RFC 9110), so that a broken connection is reopened at
+    its last position, and unused bytes are not sent. A server that ignores ranges sends the file from its beginning;
+    bytes before the position are then discarded.
 
     Args:
         url: Address of the file.
         timeout: Seconds that a connection may be silent.
-        attempts: How often in a row a connection may fail without bringing anything.
-        pause: Waits a number of seconds.
-        say: Told of every connection that broke.
+        attempts: Number of consecutive failures without data before giving up.
+        pause: Function that waits a number of seconds.
+        say: Function that gets a line about every broken connection.
 
     Attributes:
-        ranges: Whether the server sends parts.
-        size: Bytes of the file; None where the server does not tell.
-        version: What changes with the file: its size and its entity tag.
+        ranges: True if the server sends parts.
+        size: Size of the file in bytes; None if the server does not report it.
+        version: Size and entity tag of the file, which change with it.
 
     Raises:
-        NetworkError: The server cannot be reached, has no such file, or makes no sense.
+        NetworkError: The server cannot be reached, does not have the file, or sends an invalid answer.
     """
 
     def __init__(
@@ -59,41 +59,41 @@ class RemoteFile(io.RawIOBase):
         self._timeout, self._attempts, self._pause, self._say = timeout, attempts, pause, say
         self._position = 0
         self._response: http.client.HTTPResponse | None = None
-        self._at = 0  # where the response stands
-        self._end: int | None = None  # where it ends
+        self._at = 0  # next byte of the response
+        self._end: int | None = None  # end of the response
         self._failures = 0
         self._retrying(self._connect)
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always, if at a price where the server ignores ranges."""
+        """Return True; seeking is slow if the server ignores ranges."""
         return True
 
     def tell(self) -> int:
-        """The position in bytes."""
+        """Return the position in bytes."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the position; nothing is requested before it is read from.
+        """Set the position; the next read sends a request.
 
         Raises:
-            ValueError: It would lie before the beginning, or is counted from the end.
+            ValueError: The position is before the beginning, or counted from the end.
         """
         position = offset + (self._position if whence == io.SEEK_CUR else 0)
         if whence == io.SEEK_END or position < 0:
-            raise ValueError("the position has to be counted from the beginning")
+            raise ValueError("expected a position from the beginning of the file, not negative")
         self._position = position
         return position
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read ``size`` bytes, fewer only at the end of the file.
+        """Read ``size`` bytes; fewer only at the end of the file.
 
         Raises:
-            NetworkError: The connection broke too often, or the file was changed meanwhile.
-            ValueError: More than :data:`MAX_READ` bytes, or all of the file.
+            NetworkError: The connection broke too often, or the file changed meanwhile.
+            ValueError: ``size`` is above :data:`MAX_READ`, or asks for the whole file.
         """
         if size is None or not 0 <= size <= MAX_READ:
             raise ValueError(f"a read of {size} bytes is not allowed")
@@ -109,7 +109,7 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     def _retrying(self, action: Callable[[], bytes]) -> bytes:
-        """Carry out what may break, again and again as long as that helps."""
+        """Run an action, and retry it after temporary failures."""
         while True:
             delay = None
             try:
@@ -135,7 +135,7 @@ class RemoteFile(io.RawIOBase):
             self._pause(wait)
 
     def _some(self, size: int) -> bytes:
-        """Up to ``size`` bytes from the position on; nothing at the end of the file."""
+        """Read up to ``size`` bytes from the position on; none at the end of the file."""
         while True:
             if self.size is not None and self._position >= self.size:
                 return b""
@@ -150,7 +150,7 @@ class RemoteFile(io.RawIOBase):
                 self._position = self._at
                 return piece
             if not piece:
-                if self._at == self._end:  # of a part that is shorter than was asked for
+                if self._at == self._end:  # the server sent a shorter part than requested
                     self._hang_up()
                 elif self._end is None:
                     return b""
@@ -158,7 +158,7 @@ class RemoteFile(io.RawIOBase):
                     raise OSError("it was closed early")
 
     def _connect(self) -> bytes:
-        """Ask for what follows the position."""
+        """Request all bytes from the position on."""
         self._hang_up()
         wanted = self._position
         try:
@@ -175,23 +175,25 @@ class RemoteFile(io.RawIOBase):
         version = size, response.headers.get("ETag", "")
         if self.version is not None and version != self.version:
             raise NetworkError(
-                f"{self.url}: the file was changed on the server while it was read, or the server sends wrong parts of "
+                f"{self.url}: the file changed on the server while it was read, or the server sends wrong parts of "
                 "it; run the same command again"
             )
         self.version, self.size = version, size
         return b""
 
     def _span(self, response: http.client.HTTPResponse, wanted: int) -> tuple[int, int | None, int | None]:
-        """Where an answer begins and ends in the file, and the file's size."""
+        """Return the first byte and the end of an answer within the file, and the file's size."""
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise NetworkError(f"{self.url}: the server sends the file packed although it was not asked to")
+            raise NetworkError(
+                f"{self.url}: the server compresses the file without being asked; use another mirror"
+            )
         if response.status == 206:
             given = response.headers.get("Content-Range", "")
             found = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", given)
             if found is None or int(found[1]) != wanted or not wanted <= int(found[2]) < int(found[3]):
                 raise NetworkError(
-                    f"{self.url}: bytes from {wanted:,} on were asked for, and the server sends {given[:60]!r}; take "
-                    "the file from another place"
+                    f"{self.url}: expected bytes from {wanted:,} on, found {given[:60]!r}; download the file from "
+                    "another server"
                 )
             return wanted, int(found[2]) + 1, int(found[3])
         length = response.headers.get("Content-Length", "")

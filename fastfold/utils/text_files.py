@@ -1,4 +1,4 @@
-"""Bytes of a text input file, read with every failure turned into a clear error."""
+"""Bytes of a text input file; every failure is an error for the user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PathLike = str | os.PathLike[str]
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 STDIN_NAME: Final = "stdin"
-"""How the standard input is called where a file would have its name."""
+"""Name of the standard input in messages, in place of a file's name."""
 _PIECE = 1 << 24
 _UTF8_BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -26,11 +26,11 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 
 @dataclass(frozen=True, slots=True)
 class FileSlice(os.PathLike[str]):
-    """A file that lies inside a larger one; functions here read it as any other.
+    """File inside a larger file; the functions here read it like any other.
 
     Attributes:
         container: The larger file.
-        name: What the file in it is called, with its ending.
+        name: Name of the inner file, with its ending.
         start: Its first byte.
         size: Number of its bytes.
     """
@@ -41,7 +41,7 @@ class FileSlice(os.PathLike[str]):
     size: int
 
     def __fspath__(self) -> str:
-        """What it is called in messages: no file has this path."""
+        """Return the name for messages; no file has this path."""
         return os.path.join(self.container, self.name)
 
     @property
@@ -50,11 +50,11 @@ class FileSlice(os.PathLike[str]):
         return Path(self.name).suffixes
 
     def read_bytes(self) -> bytes:
-        """Its content.
+        """Read its content.
 
         Raises:
             OSError: The larger file cannot be read.
-            InputError: It ends before.
+            InputError: The larger file ends too early.
         """
         with open(self.container, "rb") as file:
             file.seek(self.start)
@@ -68,14 +68,14 @@ class FileSlice(os.PathLike[str]):
 
 
 def read_text_bytes(path: PathLike, *, limit: int) -> bytes:
-    """Content of a text file, unpacked if its name ends in ``.gz``, without a UTF-8 byte order mark.
+    """Read a text file, unpacked if its name ends in ``.gz``, without a UTF-8 byte order mark.
 
-    Pipes and process substitutions work too: the file is read once from front to end, and never further
-    than ``limit``, so that neither an endless device nor a decompression bomb fills the memory.
+    Pipes and process substitutions work too: the file is read once from front to end, and never beyond
+    ``limit``, so that neither an endless device nor a decompression bomb fills the memory.
 
     Args:
         path: The file.
-        limit: Largest size in bytes, after unpacking.
+        limit: Maximum size in bytes, after unpacking.
 
     Raises:
         InputError: The file is missing, a folder, unreadable, too large, a damaged gzip, a gzip whose name
@@ -93,22 +93,22 @@ def check_listed(path: Path) -> None:
     """Check that a file found in a folder is not a pipe or device.
 
     Raises:
-        InputError: It is one. What is missing is an error of the reader.
+        InputError: It is one. A missing file is left to the reader.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise InputError("is not a regular file; remove it from the folder", path=path)
 
 
 def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any]:
-    """A JSON object that is a table, read as :func:`read_text_bytes` reads a file.
+    """Read a JSON object, from a file as for :func:`read_text_bytes`.
 
     Args:
         path: The file.
-        holds: What it must map to what, for the error.
-        limit: Largest size in bytes, after unpacking.
+        holds: Words for its keys and values, for the error.
+        limit: Maximum size in bytes, after unpacking.
 
     Raises:
-        InputError: The file cannot be read, or is no JSON object.
+        InputError: The file cannot be read, or is not a JSON object.
     """
     try:
         table = json.loads(read_text_bytes(path, limit=limit))
@@ -120,7 +120,7 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
         raise InputError("is not text in UTF-8; make it again", path=path) from None
     except RecursionError:
         raise InputError("is nested too deeply to be such a table; make it again", path=path) from None
-    except ValueError:  # Python reads no integer of more than 4,300 digits
+    except ValueError:  # Python does not read integers of more than 4,300 digits
         raise InputError("has a number that is too long; make it again", path=path) from None
     if not isinstance(table, dict):
         raise InputError(f"must map {holds}; make it again", path=path)
@@ -128,10 +128,10 @@ def read_json_object(path: PathLike, holds: str, *, limit: int) -> dict[str, Any
 
 
 def read_stdin_bytes(*, limit: int) -> bytes:
-    """What stands on the standard input, unpacked if it is a gzip, without a UTF-8 byte order mark.
+    """Read the standard input, unpacked if it is a gzip, without a UTF-8 byte order mark.
 
     Args:
-        limit: Largest size in bytes, after unpacking.
+        limit: Maximum size in bytes, after unpacking.
 
     Raises:
         InputError: There is no standard input, or it is too large, a damaged gzip, or UTF-16.
@@ -146,7 +146,7 @@ def read_stdin_bytes(*, limit: int) -> bytes:
 
 
 def _checked(data: bytes, path: PathLike, limit: int) -> bytes:
-    """Unpacked bytes without a byte order mark, if they are not too many and no UTF-16."""
+    """Check size and encoding of unpacked bytes, and remove a byte order mark."""
     if len(data) > limit:
         raise InputError(f"is larger than {limit:,} bytes, the most that is read from one file", path=path)
     if data.startswith(_WIDE_BOMS):
@@ -155,12 +155,12 @@ def _checked(data: bytes, path: PathLike, limit: int) -> bytes:
 
 
 def split_lines(text: str) -> list[str]:
-    """Lines of a text, whichever of LF, CRLF and CR ends them; other control characters end no line."""
+    """Split a text into lines at LF, CRLF and CR; other control characters do not end a line."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _read(path: PathLike, limit: int) -> bytes:
-    """At most ``limit + 1`` raw bytes of the file."""
+    """Read at most ``limit + 1`` raw bytes of the file."""
     try:
         if isinstance(path, FileSlice):
             return path.read_bytes() if path.size <= limit else bytes(limit + 1)
@@ -179,7 +179,7 @@ def _read(path: PathLike, limit: int) -> bytes:
 
 
 def _read_up_to(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:
-    """At most ``size`` bytes; in pieces, because one call would reserve all that memory beforehand."""
+    """Read at most ``size`` bytes in pieces, because one call would reserve all that memory beforehand."""
     pieces = []
     while size > 0 and (piece := file.read(min(size, _PIECE))):
         pieces.append(piece)
@@ -188,7 +188,7 @@ def _read_up_to(file: BinaryIO | gzip.GzipFile, size: int) -> bytes:
 
 
 def _unpack(data: bytes, path: PathLike, limit: int) -> bytes:
-    """At most ``limit + 1`` unpacked bytes."""
+    """Unpack at most ``limit + 1`` bytes."""
     if not data.startswith(GZIP_MAGIC):
         raise InputError("is not a gzip file although its name ends in .gz; rename it", path=path)
     try:

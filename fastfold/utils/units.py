@@ -1,4 +1,4 @@
-"""Amounts of memory and of time as people write them."""
+"""Amounts of memory and of time in the notation of the command line."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _UNITS = {"": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def parse_bytes(text: str | int, *, none: bool = False) -> int:
-    """Bytes of ``"20GiB"``, ``"512 MB"``, ``"1.5g"`` or a plain number.
+    """Parse an amount of memory in bytes: ``"20GiB"``, ``"512 MB"``, ``"1.5g"`` or a plain number.
 
     Args:
         text: ``KiB``, ``MiB``, ``GiB``, ``TiB`` count in 1024; ``kB``, ``MB``, ``GB``, ``TB`` in 1000; single letters
             in 1024.
-        none: Whether 0 is an amount too.
+        none: True to accept 0.
 
     Raises:
-        ConfigError: Not an amount of memory, or none at all.
+        ConfigError: The text is not an amount of memory, or 0 is not accepted.
     """
     if isinstance(text, int):
         amount = text
@@ -40,10 +40,10 @@ def parse_bytes(text: str | int, *, none: bool = False) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``"90s"``, ``"15m"``, ``"1.5h"``, ``"2d"``, ``"1:30:00"`` or a plain number of them.
+    """Parse a duration in seconds: ``"90s"``, ``"15m"``, ``"1.5h"``, ``"2d"``, ``"1:30:00"`` or a plain number.
 
     Raises:
-        ConfigError: Not a length of time, or none at all.
+        ConfigError: The text is not a duration, or zero.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smhd]?)\s*", text.lower(), re.ASCII)
     parts = re.fullmatch(r"\s*(?:(\d+):)?(\d{1,2}):(\d{2})\s*", text, re.ASCII)
@@ -59,7 +59,7 @@ def parse_duration(text: str) -> float:
 
 
 def clock(seconds: float) -> str:
-    """``1:02:03`` or ``2:03`` of a number of seconds."""
+    """Format seconds as ``1:02:03`` or ``2:03``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

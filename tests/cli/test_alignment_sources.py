@@ -73,7 +73,10 @@ def test_search_asks_a_server_too(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--msa-server", "colabfold"], "'colabfold' is not the address of a server"),
+        (
+            ["--msa-server", "colabfold"],
+            "--msa-server: expected the address of a server that begins with https://, found 'colabfold'",
+        ),
         (
             ["--msa-server", "http://x", "--db", "x.fasta"],
             "--db searches on this machine, --msa-server on another",
@@ -97,7 +100,11 @@ def test_what_cannot_be_searched_is_refused(cli: CommandLine, arguments: list[st
 def test_what_cannot_be_asked_is_refused_before_anything_is_sent(cli: CommandLine) -> None:
     inputs = cli.fasta({"T1": A})
     done = cli.infer(inputs, "--msa-server", "colabfold")
-    assert (done.code, "'colabfold' is not the address of a server" in done.err) == (1, True)
+    assert (
+        done.code,
+        "--msa-server: expected the address of a server that begins with https://, found 'colabfold'"
+        in done.err,
+    ) == (1, True)
     done = cli.infer(inputs, "--msa-server", "http://x", "--db", "x.fasta")
     assert (done.code, "give one of the two" in done.err) == (1, True)
 

@@ -25,7 +25,7 @@ def test_a_folder_without_openfold_is_refused(
     with pytest.raises(SystemExit) as stop:
         benchmark.main()
     assert stop.value.code == 2
-    assert f"{tmp_path} has no openfold/model/evoformer.py" in capsys.readouterr().err
+    assert f"found no openfold/model/evoformer.py in {tmp_path}" in capsys.readouterr().err
 
 
 def test_outputs_are_compared_by_their_root_mean_square(benchmark: ModuleType, tmp_path: Path) -> None:

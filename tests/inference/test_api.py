@@ -213,7 +213,7 @@ def test_numbers_that_are_not_finite_are_never_a_prediction(cli: CommandLine):
     ("path", "options", "kind", "message"),
     [
         ("none.npz", {}, WeightsError, "there is no such file"),
-        ("x.npz", {"device": "tpu"}, ConfigError, "there is no device 'tpu'; use auto, cpu, cuda"),
+        ("x.npz", {"device": "tpu"}, ConfigError, "unknown device 'tpu'; use auto, cpu, cuda"),
         (
             ORACLES / "synthetic_monomer/params.npz",
             {"precision": "fp8"},

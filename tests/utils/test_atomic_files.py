@@ -112,7 +112,7 @@ def test_places_that_cannot_be_written_are_named_with_the_remedy(tmp_path):
     for place, remedy in (
         ("missing/a", "folder does not exist"),
         ("file/a", "part of the path is a file"),
-        ("folder", "a folder stands where the file belongs"),
+        ("folder", "a folder has the file's name"),
         ("n" * 256, "name is too long"),
         ("nul\0", "null"),
     ):

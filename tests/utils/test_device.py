@@ -23,9 +23,9 @@ def test_auto_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch, there
 @pytest.mark.parametrize(
     ("name", "there", "message"),
     [
-        ("tpu", True, "there is no device 'tpu'; use auto, cpu, cuda"),
-        ("cuda:x", True, "there is no device 'cuda:x'"),
-        ("cuda:2", True, "there is no device 'cuda:2'; GPUs here: 2, the first is cuda:0"),
+        ("tpu", True, "unknown device 'tpu'; use auto, cpu, cuda"),
+        ("cuda:x", True, "unknown device 'cuda:x'"),
+        ("cuda:2", True, "no device 'cuda:2'; GPUs here: 2, the first is cuda:0"),
         ("cuda", False, "no CUDA device can be used here"),
     ],
 )

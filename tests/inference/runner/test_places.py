@@ -59,7 +59,7 @@ def test_a_folder_at_the_place_of_a_table_is_reported_at_the_end(
     done = fold(cli, command)
     assert done.code == 1
     assert done.out == f"2 folded, 1 failed; results in {cli.out}\n"
-    assert done.err.count(f"'{cli.out / name}': a folder stands where the file belongs; remove it") == 1
+    assert done.err.count(f"'{cli.out / name}': a folder has the file's name; remove it") == 1
     assert {file.split("_")[0] for file in cli.names() if "rank" in file} == {"T1", "T2"}
     assert "bug" not in done.err
 
