@@ -1,4 +1,4 @@
-"""``python -m fastfold.cli``: the same as the ``fastfold`` command."""
+"""``python -m fastfold.cli``: run the ``fastfold`` command."""
 
 import sys
 

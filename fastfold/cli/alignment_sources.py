@@ -1,4 +1,4 @@
-"""Options that say where alignments come from: databases on this machine, or an MSA server."""
+"""Options for the sources of alignments: databases on this machine, or an MSA server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastfold.inference.alignment_search import Engines
 
 MMSEQS = "mmseqs"
-"""The engine that searches ColabFold's databases."""
+"""Engine that searches ColabFold's databases."""
 
 _FLAGS = {
     "iterations": "--iterations",
@@ -29,7 +29,7 @@ _FLAGS = {
     "file_format": "--format",
     "memory": "--memory",
 }
-"""Options of HMMER's programs alone, by the names of their settings."""
+"""Options of HMMER's programs only, by the names of their settings."""
 
 
 def add_source_options(parser: Any) -> None:
@@ -69,18 +69,18 @@ def add_worker_option(parser: Any) -> None:
 
 
 def positive_number(text: str) -> int:
-    """A whole number from one up, as an argument type."""
+    """Parse a whole number of at least one; an argument type."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 2147483647")
     return int(text)
 
 
 def alignment_engines(options: argparse.Namespace) -> Engines:
-    """Where to search, by the options of :func:`add_source_options`; nothing if nowhere.
+    """Return the engines for the options of :func:`add_source_options`; none without databases or server.
 
     Args:
-        options: Fields of :class:`~fastfold.data.search.settings.HmmerSettings`, ``memory`` and ``gpu`` count as well
-            where they are there.
+        options: Parsed options. Fields of :class:`~fastfold.data.search.settings.HmmerSettings`, ``memory`` and ``gpu``
+            count too, if present.
 
     Raises:
         ConfigError: Options contradict each other, or a program is missing.
@@ -99,7 +99,7 @@ def alignment_engines(options: argparse.Namespace) -> Engines:
 
 
 def _colabfold_source(options: argparse.Namespace) -> ColabFoldSource:
-    """What makes alignments as ColabFold does, with settings of its own."""
+    """Return the source of alignments like ColabFold's, which has its own settings."""
     misplaced = [
         flag
         for name, flag in _FLAGS.items()
@@ -121,7 +121,7 @@ def _colabfold_source(options: argparse.Namespace) -> ColabFoldSource:
 
 
 def _server(options: argparse.Namespace) -> ColabFoldSource:
-    """The server that was asked for."""
+    """Return the MSA server of the options."""
     if options.db:
         raise ConfigError("--db searches on this machine, --msa-server on another one; give one of the two")
     from fastfold.data.search.colabfold.msa_server import MsaServer

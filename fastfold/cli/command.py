@@ -37,7 +37,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line; return the exit code.
 
     Errors that a user can cause are printed as one message, without a traceback.
     """
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FastFoldError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
-        return _fail("stopped; what was finished is kept, run the same command to continue", 130)
+        return _fail("stopped; finished results are kept, run the same command to continue", 130)
     except BrokenPipeError:
         silence_stdout()
         return 1

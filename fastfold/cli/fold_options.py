@@ -1,4 +1,4 @@
-"""Options of every command that folds targets, and what they say: how to fold, and what else to do."""
+"""Options of every command that folds targets, and their conversion to configurations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def add_fold_options(parser: Any) -> None:
-    """Add what every command that folds targets has: folders, weights, searches, and how and where to fold."""
+    """Add the options of every command that folds targets: folders, weights, searches, sampling, output and machine."""
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the results")
     parser.add_argument(
         "--weights",
@@ -113,11 +113,11 @@ def _add_templates(group: Any) -> None:
 
 
 def _template_options(options: argparse.Namespace) -> TemplateOptions:
-    """Where templates come from, by the options."""
+    """Return the sources of templates that the options name."""
     if options.max_template_date is not None and options.template_mmcif_dir is None:
         raise ConfigError(
-            "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are used "
-            "whatever their date"
+            "--max-template-date limits hits, which need --template-mmcif-dir; structures of --templates are always "
+            "used"
         )
     return TemplateOptions(
         structures=tuple(options.templates),
@@ -187,8 +187,8 @@ def _add_sampling(group: Any) -> None:
         "--precision",
         choices=PRECISIONS,
         default=InferConfig.precision,
-        help="of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
-        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: what suits the "
+        help="precision of the trunk: bf16 halves the memory and is faster on GPUs; bf16-products (with AMX or "
+        "AVX512_BF16) and int8 (with VNNI; products with weights in 8 bits) are faster on CPUs; auto: best for the "
         "device (default: auto on GPUs, fp32 on CPUs)",
     )
 
@@ -233,12 +233,12 @@ def _add_output(group: Any) -> None:
         "--overwrite",
         "--overwrite-existing-results",
         action="store_true",
-        help="fold again what is finished, and remove the targets' other predictions in DIR",
+        help="fold finished targets again, and remove their other predictions in DIR",
     )
     group.add_argument(
-        "--skip-bad-weights", action="store_true", help="leave weights files out that cannot be used"
+        "--skip-bad-weights", action="store_true", help="leave out weights files that cannot be used"
     )
-    group.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
+    group.add_argument("--quiet", action="store_true", help="print only warnings and errors")
 
 
 def _add_machine(group: Any) -> None:
@@ -258,19 +258,19 @@ def _add_machine(group: Any) -> None:
     group.add_argument(
         "--memory-budget",
         metavar="SIZE",
-        help="memory that a fold may take, 24GiB for example (default: what the device has free); the sizes of all "
+        help="memory that a fold may take, 24GiB for example (default: free memory of the device); the sizes of all "
         "blocks follow from it",
     )
     group.add_argument(
         "--host-memory",
         metavar="SIZE",
-        help="memory of this machine for what leaves a GPU for a while (default: most of what is free; 0 for none)",
+        help="memory of this machine for tensors offloaded from a GPU (default: most of the free memory; 0 for none)",
     )
     group.add_argument(
         "--offload-dir",
         type=Path,
         metavar="DIR",
-        help="folder on a fast disk for what finds no room there (default: none)",
+        help="folder on a fast disk for tensors beyond --host-memory (default: none)",
     )
     group.add_argument(
         "--cuda-graphs",
@@ -283,13 +283,14 @@ def _add_machine(group: Any) -> None:
         type=float,
         default=InferConfig.checkpoint_after,
         metavar="SECONDS",
-        help="keep the state after each pass that takes so long, so that a fold that is killed goes on (default 180)",
+        help="save the state after each pass that takes at least this long, so that a killed fold can continue "
+        "(default 180)",
     )
     add_worker_option(group)
 
 
 def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
-    """The seeds that were asked for, by a list or by the first and their number."""
+    """Return the seeds, from a list or from the first seed and their number."""
     if options.seeds is not None:
         if options.seed is not None or options.num_seeds is not None:
             raise ConfigError("--seeds names all seeds; leave out --seed and --num-seeds")
@@ -300,14 +301,14 @@ def _seeds(options: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _count(text: str) -> int:
-    """A whole number from zero up, as an argument type."""
+    """Parse a whole number of at least zero; an argument type."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 0 to 2147483647")
     return int(text)
 
 
 def _date(text: str) -> date:
-    """A date, as an argument type."""
+    """Parse a date; an argument type."""
     try:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
             raise ValueError
@@ -317,17 +318,17 @@ def _date(text: str) -> date:
 
 
 def _device(text: str) -> str:
-    """The name of a device, as an argument type."""
+    """Check the name of a device; an argument type."""
     if re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", text, re.ASCII) is None:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a device: auto, cpu, cuda, cuda:1")
     return text
 
 
 def infer_config(options: argparse.Namespace) -> InferConfig:
-    """How to fold, from the options of :func:`add_fold_options`.
+    """Return the folding configuration from the options of :func:`add_fold_options`.
 
     Raises:
-        ConfigError: An option makes no sense; names it.
+        ConfigError: An option is invalid; names it.
     """
     return InferConfig(
         num_recycles=options.num_recycles,
@@ -358,7 +359,7 @@ def infer_config(options: argparse.Namespace) -> InferConfig:
 
 
 def run_options(options: argparse.Namespace) -> RunOptions:
-    """What else to do, from the options of :func:`add_fold_options`.
+    """Return the options of a run other than the model's, from those of :func:`add_fold_options`.
 
     Raises:
         FastFoldError: A database cannot be used, or options contradict each other.
@@ -380,10 +381,10 @@ def run_options(options: argparse.Namespace) -> RunOptions:
 
 
 def check_weights_names(options: argparse.Namespace) -> None:
-    """See that no input was taken for a weights file.
+    """Check that no input was taken for a weights file.
 
     Raises:
-        ConfigError: One was.
+        ConfigError: An input was taken for one.
     """
     misplaced = [path for path in options.weights if re.search(r"\.(fa|faa|fas|fasta)(\.gz)?$", path.name)]
     if misplaced:

@@ -97,10 +97,10 @@ def add_infer_command(commands: Any) -> None:
 
 
 def run_infer(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+    """Run the subcommand; return the exit code.
 
     Raises:
-        ConfigError: What was asked for is wrong or impossible.
+        ConfigError: An option is invalid, or the request is impossible.
     """
     check_weights_names(options)
     if not options.inputs:
@@ -124,19 +124,19 @@ def run_infer(options: argparse.Namespace) -> int:
     config, around = infer_config(options), run_options(options)
     with orderly_termination():
         summary = run(options.inputs, options.out, options.weights, config, around)
-    if int(os.environ.get("RANK", "0")) > 0:  # the first process speaks for all
+    if int(os.environ.get("RANK", "0")) > 0:  # only the first process prints
         return 0
     return print_summary(summary, options.out)
 
 
 def print_summary(summary: Summary, out: Path) -> int:
-    """Print how a run ended, in one line; returns the exit code."""
+    """Print the result of a run in one line; return the exit code."""
     counts = [f"{len(summary.folded)} folded"]
     counts += [f"{len(summary.skipped)} finished before"] if summary.skipped else []
     counts += [f"{len(summary.failed)} failed"] if summary.failed else []
     where = f"; results in {out}" if summary.folded or summary.skipped else ""
     try:
         print(", ".join(counts) + where, flush=True)
-    except OSError:  # closed pipe or full disk: the results are there anyway
+    except OSError:  # closed pipe or full disk: the results are written anyway
         silence_stdout()
     return 1 if summary.failed else 0

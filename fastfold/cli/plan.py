@@ -1,4 +1,4 @@
-"""``fastfold plan``: what a training step or a fold would take, before a GPU is asked for."""
+"""``fastfold plan``: memory and time of a training step or a fold, before a GPU is requested."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def add_plan_command(commands: Any) -> None:
     )
     training = parser.add_argument_group("training on many GPUs")
     training.add_argument("--gpus", type=int, metavar="N", help="number of GPUs")
-    training.add_argument("--gpu", metavar="NAME", help="which: a100, a100-40gb, h100, h200, b200")
+    training.add_argument("--gpu", metavar="NAME", help="kind of GPU: a100, a100-40gb, h100, h200, b200")
     training.add_argument(
         "--global-batch", type=int, default=128, metavar="N", help="crops of a step (default 128)"
     )
     training.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="default bf16")
     training.add_argument(
-        "--recycles", type=int, default=3, metavar="N", help="most recycling iterations (default 3)"
+        "--recycles", type=int, default=3, metavar="N", help="maximum recycling iterations (default 3)"
     )
     training.add_argument("--count", type=int, default=5, metavar="N", help="plans to print (default 5)")
     training.add_argument(
@@ -85,22 +85,23 @@ def add_plan_command(commands: Any) -> None:
     folding.add_argument(
         "--host-memory",
         metavar="SIZE",
-        help="of each machine, for what leaves its GPUs (default: most of what is free here; with --gpu none)",
+        help="memory of each machine for tensors offloaded from its GPUs (default: most of the free memory here; with "
+        "--gpu none)",
     )
     folding.add_argument(
-        "--disk", metavar="SIZE", help="of each machine, for what finds no room on the host (default: none)"
+        "--disk", metavar="SIZE", help="disk of each machine for tensors beyond --host-memory (default: none)"
     )
     folding.add_argument(
-        "--templates", type=int, metavar="N", help="templates (default: as many as it takes)"
+        "--templates", type=int, metavar="N", help="templates (default: as many as the model takes)"
     )
     parser.set_defaults(run=run_plan)
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+    """Run the subcommand; return the exit code.
 
     Raises:
-        ConfigError: What was asked for is not enough, unknown or impossible.
+        ConfigError: Options are missing, unknown or impossible.
     """
     of_fold = (options.memory_budget, options.host_memory, options.disk, options.templates)
     if options.cuda_graphs and (options.fold or any(x is not None for x in of_fold)):

@@ -1,4 +1,4 @@
-"""What a command does with its process: settings that PyTorch reads, standard output, and how it is ended."""
+"""Process settings of a command: PyTorch's environment variables, standard streams, and termination."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from collections.abc import Iterator
 
 
 def prepare_environment() -> None:
-    """Set what makes PyTorch fast on a CPU; to be called before it is imported.
+    """Set environment variables that make PyTorch fast; call it before PyTorch is imported.
 
-    Threads sleep soon while they wait for each other. GNU OpenMP spins for milliseconds at the end of every operation
-    otherwise, which costs a machine that is shared dearly: an Evoformer block of 64 residues on 2 cores takes 3.2 s
-    when another program has one of them, and 0.3 s with waits of this length; on an idle machine 0.14 s, with the
-    default 0.13 s.
+    Waiting threads sleep soon. By default, GNU OpenMP spins for milliseconds at the end of every operation, which is
+    slow on a shared machine.
 
-    Large tensors lie in huge pages (Linux): the first touch of memory costs a fault for 2 MiB instead of 4 KiB, a
-    tenth of the time of an Evoformer block of 256 residues.
+    Large tensors use huge pages (Linux): the first touch of memory costs a fault for 2 MiB instead of 4 KiB.
 
-    On a GPU the memory that PyTorch holds grows by pages instead of segments of fixed sizes, which a long target would
-    leave with gaps that nothing fits into: in the simulation of 30,000 residues on eight GPUs of 80 GB memory ends with
-    them.
+    On a GPU, PyTorch's memory grows by pages instead of segments of fixed sizes. With such segments, a long target
+    would leave gaps that no tensor fits into.
 
-    Where the user has decided, nothing is changed.
+    Variables that the user has set are kept. Measurements are in ``benchmarks/results/choices.md``.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
@@ -34,7 +30,7 @@ def prepare_environment() -> None:
 
 
 def open_standard_streams() -> None:
-    """Open the null device in place of standard streams that are closed, as daemons start programs.
+    """Open the null device in place of closed standard streams, as daemons start programs.
 
     A file opened later would otherwise get a stream's number, and messages would be written into it.
     """
@@ -46,25 +42,25 @@ def open_standard_streams() -> None:
             if null != number:
                 os.dup2(null, number)
                 os.close(null)
-            os.set_inheritable(number, True)  # programs that are started need the stream too
+            os.set_inheritable(number, True)  # child processes need the stream too
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def silence_stdout() -> None:
-    """After the reader of our output went away, so that Python does not complain when it flushes at exit."""
+    """Discard further output after its reader has closed, so that Python does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
 def orderly_termination() -> Iterator[None]:
-    """Leave no temporary files behind when a batch system or a closed terminal ends the program, as Ctrl-C does.
+    """Remove temporary files when a batch system or a closed terminal ends the program, as Ctrl-C does.
 
-    A signal that is ignored stays ignored: ``nohup`` lets a command outlive its terminal.
+    An ignored signal stays ignored: ``nohup`` lets a command outlive its terminal.
     """
     before = {}
-    with contextlib.suppress(ValueError):  # not in the main thread, which alone hears of signals
+    with contextlib.suppress(ValueError):  # only the main thread can set handlers
         for name in ("SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows has no SIGHUP
             if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):

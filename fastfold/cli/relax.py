@@ -20,8 +20,8 @@ added, and the Amber99sb energy is minimised with springs on the heavy atoms. Fo
   <stem>_relaxed.pdb, .cif   structure with hydrogens; chains, numbers and B-factors (pLDDT) are kept
   <stem>_relax.json          energies, movement, residues with violations, platform, seconds
 
-A structure whose energy stays positive or whose violations remain is written all the same, and reported as not
-relaxed, with the residues.
+A structure whose energy stays positive or whose violations remain is written too, and reported as not relaxed, with
+the residues.
 """
 
 _RELAX_EPILOG = """\
@@ -52,7 +52,7 @@ def add_relax_command(commands: Any) -> None:
         "--platform",
         choices=("auto", *PLATFORMS),
         default=RelaxConfig.platform,
-        help="where to compute (default: the fastest that works here)",
+        help="OpenMM's platform (default: the fastest that works here)",
     )
     relax.add_argument(
         "--threads",
@@ -66,7 +66,7 @@ def add_relax_command(commands: Any) -> None:
         type=_positive,
         default=RelaxConfig.max_iterations,
         metavar="N",
-        help="most iterations in an attempt of the minimiser (a round has about five) "
+        help="maximum iterations of an attempt of the minimiser; a round has about five attempts "
         f"(default {RelaxConfig.max_iterations:,})",
     )
     relax.add_argument(
@@ -74,22 +74,22 @@ def add_relax_command(commands: Any) -> None:
         type=_positive,
         default=RelaxConfig.max_rounds,
         metavar="N",
-        help="most rounds; each after the first frees the residues with violations from their springs "
+        help="maximum rounds; each after the first frees the residues with violations from their springs "
         f"(default {RelaxConfig.max_rounds})",
     )
-    relax.add_argument("--overwrite", action="store_true", help="replace results that are there")
+    relax.add_argument("--overwrite", action="store_true", help="replace existing results")
     relax.set_defaults(run=run_relax)
 
 
 def _positive(text: str) -> int:
-    """A whole number from one up, as an argument type."""
+    """Parse a whole number of at least one; an argument type."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) < 2**31):
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 2147483647")
     return int(text)
 
 
 def run_relax(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+    """Run the subcommand; return the exit code.
 
     Raises:
         ConfigError: The platform does not work here, or OpenMM is not installed.
@@ -118,7 +118,7 @@ def run_relax(options: argparse.Namespace) -> int:
                 raise
             except FastFoldError as error:
                 failed += 1
-                print(f"fastfold: {_placed(path, str(error))}", file=sys.stderr, flush=True)
+                print(f"fastfold: {_name_file(path, str(error))}", file=sys.stderr, flush=True)
             except Exception as error:
                 if debugging():
                     raise
@@ -137,6 +137,6 @@ def _say(path: Path, line: str) -> None:
     print(f"{path}: {line}", file=sys.stderr, flush=True)
 
 
-def _placed(path: Path, message: str) -> str:
-    """A message that names its file."""
+def _name_file(path: Path, message: str) -> str:
+    """Prefix a message with its file's name."""
     return message if message.startswith(str(path)) else f"{path}: {message}"

@@ -1,4 +1,4 @@
-"""``fastfold report``: make the page of a folder of results again."""
+"""``fastfold report``: rebuild the page of a folder of results."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def add_report_command(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="make the page of a folder of results",
-        description="Make report.html of a folder that fastfold infer wrote to: one file, to be opened in a browser, "
-        "without a network. The 3D view is Mol*, from the package molstar-cli (pip install molstar-cli).",
+        description="Make report.html of a folder that fastfold infer wrote to: one file to open in a browser, without "
+        "a network. The 3D view is Mol*, from the package molstar-cli (pip install molstar-cli).",
     )
-    parser.add_argument("directory", type=Path, metavar="DIR", help="the folder")
-    parser.add_argument("--table", action="store_true", help="print summary.tsv as a table, too")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="folder of results")
+    parser.add_argument("--table", action="store_true", help="also print summary.tsv as a table")
     parser.set_defaults(run=run_report)
 
 
 def run_report(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+    """Run the subcommand; return the exit code.
 
     Raises:
-        FastFoldError: There are no results in the folder, or the page cannot be written.
+        FastFoldError: The folder has no results, or the page cannot be written.
     """
     from fastfold.inference.output.summary import aligned_table, read_summary
     from fastfold.inference.report import write_report

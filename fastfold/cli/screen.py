@@ -74,7 +74,7 @@ def add_screen_command(commands: Any) -> None:
         "--cpus-per-worker",
         type=int,
         metavar="N",
-        help="CPUs of each (default: equal parts of what there is)",
+        help="CPUs of each worker (default: equal parts of all)",
     )
     workers.add_argument(
         "--ray",
@@ -95,15 +95,15 @@ def add_screen_command(commands: Any) -> None:
         help="give a target up when its process holds more of the host's memory: 16GiB (default: none)",
     )
     add_fold_options(screen)
-    # What belongs to fastfold infer alone: a screen has an order and processes of its own.
+    # Options of fastfold infer only: a screen has its own order and processes.
     screen.set_defaults(run=run_screen, parallel=None, sort="input")
 
 
 def run_screen(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+    """Run the subcommand; return the exit code.
 
     Raises:
-        ConfigError: What was asked for is wrong or impossible.
+        ConfigError: An option is invalid, or the request is impossible.
     """
     check_weights_names(options)
     options.db = [_absolute(database) for database in options.db]
@@ -137,6 +137,6 @@ def run_screen(options: argparse.Namespace) -> int:
 
 
 def _absolute(database: str) -> str:
-    """A database, ``FILE`` or ``NAME=FILE``, by a path that means the same in every working folder."""
+    """Make the path of a database, ``FILE`` or ``NAME=FILE``, valid in every working folder."""
     name, separator, path = ("", "", database) if os.path.exists(database) else database.partition("=")
     return f"{name}{separator}{os.path.abspath(path)}" if path else database

@@ -29,10 +29,10 @@ alignments that fastfold infer --msa-dir reads:
   DIR/<id>/<name>_hits.sto     relatives in the database <name>, aligned to the chain
   DIR/<id>/A/<name>_hits.sto   the same of chain A of a complex
   DIR/<id>/colabfold_hits.a3m  by MMseqs2 or a server: a chain, or a complex with its chains paired
-  DIR/<id>/search.json         what was searched, and how
+  DIR/<id>/search.json         databases and settings of the search
 
-Chains with the same sequence are searched once, whatever their names. What was finished is not searched again, so run
-the same command again to continue.
+Chains with the same sequence are searched once, whatever their names. Finished searches are not repeated, so run the
+same command again to continue.
 """
 
 _SEARCH_EPILOG = """\
@@ -56,7 +56,7 @@ examples:
   fastfold search proteins.fasta --db uniref90.fasta mgy_clusters_2022_05.fa --out alignments
   fastfold infer proteins.fasta --msa-dir alignments --out results
 
-docs/search.md explains the settings and what a search takes.
+docs/search.md explains the settings, and the time and memory of a search.
 
 exit code: 0 everything was found; 1 a record or a database could not be used; 2 wrong use of the command; 130 stopped
 by Ctrl-C.
@@ -94,7 +94,7 @@ def add_search_command(commands: Any) -> None:
         type=positive_number,
         default=HmmerSettings.iterations,
         metavar="N",
-        help="passes of jackhmmer at most; the next one searches with what the last one included (default "
+        help="maximum passes of jackhmmer; each searches with the hits that the last one included (default "
         f"{HmmerSettings.iterations})",
     )
     search.add_argument(
@@ -135,18 +135,18 @@ def add_search_command(commands: Any) -> None:
     search.add_argument(
         "--memory",
         metavar="SIZE",
-        help="what they may take together, 16GiB for example; what does not fit of a database is read again and again "
-        "(default: half of what is free)",
+        help="memory of all search processes together, 16GiB for example; the part of a database that does not fit is "
+        "read repeatedly (default: half of the free memory)",
     )
-    search.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
+    search.add_argument("--quiet", action="store_true", help="print only warnings and errors")
     search.set_defaults(run=run_search)
 
 
 def run_search(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code.
+    """Run the subcommand; return the exit code.
 
     Raises:
-        FastFoldError: Nothing can be searched, or a result not be written.
+        FastFoldError: Nothing can be searched, or a result cannot be written.
     """
     if not options.inputs:
         raise ConfigError("no input given; put the inputs first, because every name after --db is a database")
@@ -154,29 +154,29 @@ def run_search(options: argparse.Namespace) -> int:
 
 
 def _engines(options: argparse.Namespace) -> Engines:
-    """Where to search."""
+    """Return the engines of the options."""
     if options.msa_server is None and not options.db:
         raise ConfigError(
             "say where to search: --db FASTA ..., --engine mmseqs --db FOLDER, or --msa-server URL"
         )
     if options.gpu and options.engine != MMSEQS:
-        raise ConfigError(f"--gpu goes with --engine {MMSEQS} alone")
+        raise ConfigError(f"--gpu needs --engine {MMSEQS}")
     return alignment_engines(options)
 
 
 def search_inputs(
     options: argparse.Namespace, out: Path, engines: Engines, *, needed_alone: bool = False
 ) -> int:
-    """Search for every target of the inputs; returns the exit code.
+    """Search for every target of the inputs; return the exit code.
 
     Args:
-        options: ``inputs``, ``complex`` and ``quiet`` count.
+        options: Parsed options; ``inputs``, ``complex`` and ``quiet`` are read.
         out: Folder for the alignments.
-        engines: Where to search.
+        engines: Engines of the search.
         needed_alone: See :func:`fastfold.inference.alignment_search.search_targets`.
 
     Raises:
-        FastFoldError: Nothing can be searched, or a result not be written.
+        FastFoldError: Nothing can be searched, or a result cannot be written.
     """
     from fastfold.data.queries.read import read_targets
     from fastfold.inference.alignment_search import search_targets

@@ -1,4 +1,4 @@
-"""``fastfold train`` and ``fastfold data``: networks are trained, and training sets are packed."""
+"""``fastfold train`` and ``fastfold data``: train networks, and pack training sets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def add_train_command(commands: Any) -> None:
 
 def add_data_command(commands: Any) -> None:
     """Add the subcommand ``data`` to the ``fastfold`` parser's subparsers."""
-    data = commands.add_parser("data", help="prepare what networks are trained on")
+    data = commands.add_parser("data", help="prepare training sets")
     build = data.add_subparsers(metavar="COMMAND", required=True).add_parser(
         "build",
         help="pack a training set into one file",
@@ -65,7 +65,7 @@ def add_data_command(commands: Any) -> None:
         description=_BUILD,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    build.add_argument("--out", required=True, metavar="FILE", help="the packed set")
+    build.add_argument("--out", required=True, metavar="FILE", help="file for the packed set")
     build.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="settings, as fastfold train takes them"
     )
@@ -73,14 +73,14 @@ def add_data_command(commands: Any) -> None:
 
 
 def run_build(options: argparse.Namespace) -> int:
-    """Carry the subcommand ``data build`` out; returns the exit code.
+    """Run the subcommand ``data build``; return the exit code.
 
     Raises:
-        FastFoldError: There is nothing to pack, a setting cannot be, or the file cannot be written.
+        FastFoldError: There is nothing to pack, a setting is invalid, or the file cannot be written.
     """
     from fastfold.training.compose import compose_config, network_config
 
-    config = compose_config(["trainer.out=.", *options.overrides])  # of a run, which writes nothing here
+    config = compose_config(["trainer.out=.", *options.overrides])  # required, but nothing is written there
     complexes = bool(network_config(config.model).model.global_config.multimer_mode)
 
     from fastfold.training.sets.packed import build_packed
@@ -97,7 +97,7 @@ def run_build(options: argparse.Namespace) -> int:
 
 
 def run_train(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code."""
+    """Run the subcommand; return the exit code."""
     from fastfold.training.compose import compose_config, compose_tree, to_yaml
 
     if options.cfg:

@@ -1,6 +1,6 @@
 """Commands about this installation.
 
-``fastfold verify`` compares it with recorded runs, ``fastfold environment`` says what it consists of.
+``fastfold verify`` compares it with recorded runs, ``fastfold environment`` describes its parts.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def add_environment_command(commands: Any) -> None:
 
 
 def run_environment(options: argparse.Namespace) -> int:
-    """Carry the subcommand out; returns the exit code."""
+    """Run the subcommand; return the exit code."""
     from fastfold.inference.environment import describe_environment
 
     for name, value in describe_environment().items():

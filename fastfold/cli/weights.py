@@ -1,4 +1,4 @@
-"""``fastfold weights``: download AlphaFold's parameters, tell what a weights file is, or convert it."""
+"""``fastfold weights``: download AlphaFold's parameters, describe a weights file, or convert it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Fetch the parameters that DeepMind publishes for AlphaFold 2.3 under CC BY 4.0:
 
 or one network of these by its name (model_1_ptm). A file has about 373 MB. They lie in one folder, which the variable
 FASTFOLD_WEIGHTS names (default: fastfold/weights in the user's cache folder), and --weights multimer finds them there.
-Run the same command again to continue after an interruption. What is there already is compared with its recorded
+Run the same command again to continue after an interruption. Files in the folder are compared with their recorded
 SHA-256 and not fetched again.
 """
 
@@ -31,7 +31,7 @@ SHA-256 and not fetched again.
 def add_weights_command(commands: Any) -> None:
     """Add the subcommand to the ``fastfold`` parser's subparsers."""
     weights = commands.add_parser(
-        "weights", help="download AlphaFold's weights, tell what a file is, or convert it"
+        "weights", help="download AlphaFold's weights, describe a file, or convert it"
     )
     actions = weights.add_subparsers(title="actions", metavar="ACTION", required=True)
     download = actions.add_parser(
@@ -44,11 +44,11 @@ def add_weights_command(commands: Any) -> None:
     download.add_argument(
         "--mirror",
         metavar="URL|DIR",
-        help="take them from here: the address of the archive or of its folder, or a folder that has it or its files",
+        help="source of the files: the address of the archive or of its folder, or a folder that has it or its files",
     )
-    download.add_argument("--quiet", action="store_true", help="print the files alone")
+    download.add_argument("--quiet", action="store_true", help="print only the files")
     download.set_defaults(run=_weights_download)
-    info = actions.add_parser("info", help="tell what a weights file is")
+    info = actions.add_parser("info", help="describe a weights file")
     info.add_argument("file", type=Path, metavar="FILE")
     info.set_defaults(run=_weights_info)
     convert = actions.add_parser(
@@ -96,7 +96,7 @@ def _weights_download(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """What to tell of a file's progress to: a bar on a terminal, a line per file elsewhere."""
+    """Yield a function that shows a file's progress: a bar on a terminal, else a line per finished file."""
     if quiet:
         yield lambda name, done, total: None
         return

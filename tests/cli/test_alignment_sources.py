@@ -86,7 +86,7 @@ def test_search_asks_a_server_too(cli: CommandLine) -> None:
             ["--msa-server", "http://x", "-N", "3", "--F1", "1"],
             "--iterations, --F1: not for this way to search",
         ),
-        (["--msa-server", "http://x", "--gpu"], "--gpu goes with --engine mmseqs alone"),
+        (["--msa-server", "http://x", "--gpu"], "--gpu needs --engine mmseqs"),
         (["--engine", "mmseqs", "--db", "a", "b"], "--engine mmseqs takes one folder of databases"),
         (["--engine", "mmseqs", "--db", "nowhere"], "is no folder of databases in ColabFold's layout"),
         ([], "say where to search"),

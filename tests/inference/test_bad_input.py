@@ -430,7 +430,7 @@ class TestInterruption:
         assert out == ""
         assert "Traceback" not in rest
         if number == signal.SIGINT:
-            assert "fastfold: stopped; what was finished is kept, run the same command to continue" in rest
+            assert "fastfold: stopped; finished results are kept, run the same command to continue" in rest
         # The first target is whole, of the second there is nothing, and no temporary file is left.
         assert len(cli.names()) == 5
         assert {name.split("_")[0] for name in cli.names()} == {"T1"}
