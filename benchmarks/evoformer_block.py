@@ -158,7 +158,7 @@ def status(field: str) -> int:
 
 
 def peak_memory(name: str) -> float:
-    """Measure the peak resident memory of a pass above the inputs, in U; call it in a fresh process."""
+    """Measure a pass' peak resident memory above the inputs, in U, in a fresh process."""
     block, inputs = setup()
     # A small pass first loads the libraries' code and thread pools, which are not part of the block's memory.
     small = (torch.randn(4, 8, C_M), torch.randn(8, 8, C_Z), torch.ones(4, 8), torch.ones(8, 8))

@@ -68,7 +68,7 @@ def grid_plan(ranks: int) -> ParallelPlan | None:
 
 
 def communication(quick: bool) -> list[dict[str, Any]]:
-    """Count the bytes that a rank sends in the passes of a block; backward on up to 64 ranks.
+    """Count the bytes that a rank sends in a block's passes; backward on up to 64 ranks.
 
     Counts are those of the rank that sends most; axial parallelism also has the mean over all ranks. With axial
     parallelism rank 0 sends most, because its shards are the longest. On a grid, rank 0 keeps a part of the tensors
@@ -99,7 +99,9 @@ def communication(quick: bool) -> list[dict[str, Any]]:
 
 
 def mean_over_ranks(ranks: int, residues: int, sequences: int, first: float) -> float:
-    """Return the mean of sent bytes over the ranks of axial parallelism; ranks with equal shards send equally.
+    """Return the mean of sent bytes over the ranks of axial parallelism.
+
+    Ranks with equal shards send equally.
 
     Args:
         ranks: Number of ranks.

@@ -72,7 +72,7 @@ def _row(variant: KernelVariant, architecture: str, needs: Needs) -> list[str]:
 def unknown_defect(
     variant: KernelVariant, needs: Needs, row: list[str], known: list[str] | None
 ) -> str | None:
-    """Return the reason why a variant must not ship; None if it may, or if its spills are known.
+    """Return the reason why a variant must not ship; None for known spills or no defect.
 
     Args:
         variant: Variant that was built.

@@ -114,7 +114,10 @@ HEADER = [field.name for field in fields(Row)]
 
 
 def programs_of(architecture: int, registers: int, shared: int, warps: int) -> int:
-    """Return the programs that a processor holds, by 64 warps, 65,536 registers, 32 programs and its shared memory."""
+    """Return the programs that a processor holds at once.
+
+    It has 64 warps, 65,536 registers, 32 programs and :data:`SHARED`.
+    """
     by_registers = 65536 // (-(-registers // 8) * 8 * 32) // warps
     return min(32, 64 // warps, by_registers, SHARED[architecture] // (shared + 1024))
 
@@ -230,7 +233,7 @@ def _worth(row: Row) -> tuple[int, float]:
 
 
 def worse(row: Row, floor: Row) -> list[str]:
-    """List the values in which a kernel is more than 5% worse than its row in the table, or spills."""
+    """List values more than 5% worse than a kernel's row in the table, and spills."""
     found = (
         [f"{row.spill_bytes} bytes per thread do not fit into registers"] if row.spill_bytes != "0" else []
     )

@@ -104,7 +104,7 @@ def parse(text: str) -> list[Instruction]:
 
 
 def product_loops(code: list[Instruction]) -> list[Region]:
-    """Return the innermost loops with products in the order of the code; the whole kernel if there is none.
+    """Return the innermost loops with products, in order; the whole kernel if there is none.
 
     If tensor cores are used, fused multiply-adds of a thread do not count as products.
     """

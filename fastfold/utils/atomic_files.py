@@ -80,7 +80,7 @@ def _system() -> str:
 
 
 def _runs(process: int) -> bool:
-    """Return True if a process of this number exists; always on Windows, where the check would end it."""
+    """Return True if a process of this number exists; always on Windows, where checking would end it."""
     if os.name == "nt":
         return True
     try:
@@ -129,7 +129,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_atomic(path: str | os.PathLike[str], data: str | bytes) -> None:
-    """Write a file so that its path always holds the old contents or all of the new ones.
+    """Write a file whose path always holds the old contents or all of the new ones.
 
     The data go to a temporary file in the same folder, to the disk, and then to the final name.
 

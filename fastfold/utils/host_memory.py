@@ -15,7 +15,10 @@ def host_available_bytes() -> int:
 
 
 def _system_memory() -> int:
-    """Return the memory that the whole machine can give, in bytes; macOS and Windows report it through psutil."""
+    """Return the memory that the whole machine can give, in bytes.
+
+    macOS and Windows report it through psutil.
+    """
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:

@@ -155,7 +155,7 @@ def _checked(data: bytes, path: PathLike, limit: int) -> bytes:
 
 
 def split_lines(text: str) -> list[str]:
-    """Split a text into lines at LF, CRLF and CR; other control characters do not end a line."""
+    """Split a text into lines at LF, CRLF and CR only."""
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 

@@ -19,7 +19,7 @@ VARIABLE = "TRITON_PTXAS_PATH"
 
 @functools.cache
 def choose_assembler(device: torch.device) -> None:
-    """Set Triton's assembler to the newest that it has, if the device is a Hopper GPU; for the whole process.
+    """Give Triton its newest assembler if the device is a Hopper GPU, for the whole process.
 
     Args:
         device: Device of the next launch.

@@ -32,7 +32,7 @@ def padded_width(n: int) -> int:
 
 
 def batched(x: Tensor, axes: int = 4) -> Tensor:
-    """Merge the leading axes of ``x`` into one before the last ``axes``; a view if strides allow it."""
+    """Merge the leading axes of ``x`` before its last ``axes``; a view if strides allow it."""
     batch = x.shape[: x.dim() - axes]
     return x.reshape(math.prod(batch), *x.shape[len(batch) :])
 
@@ -63,7 +63,7 @@ def strides(x: Tensor | None, count: int) -> tuple[int, ...]:
 
 
 def padded(size: int) -> int:
-    """Round the width of a row up to a power of two of at least 16, the minimum of matrix products."""
+    """Round the width of a row up to a power of two, at least 16 for products."""
     return max(16, 1 << (size - 1).bit_length())
 
 

@@ -51,7 +51,10 @@ def shrunk(config: LaunchConfig, channels: int) -> LaunchConfig:
 
 
 def splits(rows: int, block: int, programs: int) -> int:
-    """Return the number of parts of the rows, a power of two, for a grid of ``programs`` other programs."""
+    """Return the number of parts that the rows are cut into, a power of two.
+
+    ``programs`` is the size of the grid's other axis.
+    """
     parts = max(1, WEIGHT_PROGRAMS // programs)
     return min(triton.next_power_of_2(triton.cdiv(rows, block)), triton.next_power_of_2(parts))
 
@@ -66,7 +69,7 @@ def row_statistics(b_x, m_c, C, EPS):
 
 @triton.jit
 def normalised(b_x, b_statistics, norm, o_c, m_c):
-    """Scale and shift normalised rows ``[BM, BC]`` by ``norm``; zero past the last channel."""
+    """Normalise rows ``[BM, BC]`` by their statistics, scale and shift them by ``norm``; zero past the last channel."""
     # [BC]
     b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
     b_bias = tl.load(norm[1] + o_c, mask=m_c, other=0.0)
@@ -85,7 +88,7 @@ def load_normalised(p_x, o_x, norm, o_c, m_m, m_c, C, EPS):
 
 @triton.jit
 def normalised_backward(b_grad, b_x, b_statistics, norm, o_c, m_c, C):
-    """Compute the gradients ``[BM, BC]`` of rows, and of the scale for each row, from those of normalised rows."""
+    """Compute gradients ``[BM, BC]`` of rows, and the scale's for each row, from normalised rows' gradients."""
     # [BC]
     b_weight = tl.load(norm[0] + o_c, mask=m_c, other=0.0)
     b_mean, b_rstd = b_statistics

@@ -109,10 +109,11 @@ def products_suffix(x: Tensor) -> str:
 
 @triton.jit
 def row_offset(o_row, size_1, size_2, strides, AXES: tl.constexpr):
-    """Compute offsets of the first channels of rows, in int64: a pair tensor passes 2^31 elements at 4,096 residues.
+    """Compute offsets of the first channels of rows, in int64.
 
-    Sizes and strides are those of :class:`~fastfold.kernels.common.layout.Rows`. Both sizes are separate arguments,
-    because ``do_not_specialize`` has no effect on elements of a tuple.
+    A pair tensor passes 2^31 elements at 4,096 residues. Sizes and strides are those of
+    :class:`~fastfold.kernels.common.layout.Rows`. Both sizes are separate arguments, because ``do_not_specialize`` has
+    no effect on elements of a tuple.
     """
     o_row = o_row.to(tl.int64)
     if AXES == 1:

@@ -53,12 +53,12 @@ def reduced_products(products: Products) -> Iterator[None]:
 
 
 def reduced(x: Tensor | Scratch) -> Products | None:
-    """Return the precision of products with weights for data or weights like ``x``; None for their own dtype."""
+    """Return the precision of products with weights like ``x``; None for their own dtype."""
     return _PRODUCTS.get() if x.dtype == torch.float32 and x.device.type != "cuda" else None
 
 
 def product_dtype(x: Tensor | Scratch) -> torch.dtype:
-    """Return the dtype for multiplying data like ``x`` by each other, which is also the result's; sums are float32."""
+    """Return the dtype for products of data like ``x``, and of their results; sums are float32."""
     return torch.bfloat16 if _at_least_bfloat16(reduced(x)) == "bf16" else x.dtype
 
 
@@ -121,7 +121,7 @@ class Linear:
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
     def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
-        """Return the same in bfloat16 if the product is, for callers that copy or multiply the result anyway."""
+        """Compute the product in bfloat16 if it is made so, for callers that copy or multiply it."""
         if self.products != "bf16":
             return self(x, name, scratch)
         return self._activated(_in_bfloat16(_rounded_to_bfloat16(x, scratch), self._weight, self._bias))
@@ -188,7 +188,7 @@ class Linear:
         return self._joined(self._weight.int(), 0)
 
     def _joined(self, x: Tensor, dim: int) -> Tensor:
-        """Combine both words of each output in the place of the first; return ``x`` if there is one word."""
+        """Combine both words of each output in place; return ``x`` if there is one word."""
         if len(self._weight) == self._outputs:
             return x
         first, second = x.chunk(2, dim)
@@ -238,9 +238,9 @@ def _words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _rounded(x: Tensor, scratch: Scratch, *, positive: bool) -> tuple[Tensor, Tensor]:
-    """Round the rows of a block ``[n, K]`` to int8, less an offset if ``positive``; also return steps ``[n, 1]``.
+    """Round the rows of a block ``[n, K]`` to int8; return them and their steps ``[n, 1]``.
 
-    The step of a row that is not finite is not finite.
+    An offset is subtracted if ``positive``. The step of a row that is not finite is not finite.
     """
     step = x.amax(-1, keepdim=True)
     if not positive:

@@ -39,8 +39,8 @@ def prepare(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return ``bias`` and ``masked`` of :class:`Operands`.
 
-    PyTorch's flash kernel needs a bias without gaps (the bias from a pair tensor has the heads innermost) that does not
-    require a gradient, even if none is recorded; otherwise PyTorch would hold all scores.
+    PyTorch's flash kernel needs a bias without gaps that does not require a gradient, even if none is recorded;
+    otherwise PyTorch would hold all scores. A bias from a pair tensor has gaps, because its heads are innermost.
     """
     masked = None if mask is None else mask == 0
     return (

@@ -111,7 +111,7 @@ def _attention_backward(
     backend: str,
     need_bias: bool,
 ) -> tuple[Tensor, ...]:
-    """Return gradients of q, k, v, bias and gate without gaps; a missing gradient is an empty tensor."""
+    """Return gradients of q, k, v, bias and gate without gaps; missing ones are empty."""
     bias, mask, gate, out, lse = others
     if _is_empty(q, k):
         wanted = (q, k, v, bias if need_bias else None, gate)
@@ -188,7 +188,7 @@ def _backward_cost(call: Arguments) -> OperatorCost:
 
 
 def attention_backend(x: Tensor, channels: int, backend: str | None) -> str:
-    """Choose the backend for data like ``x [*]``, any shape, with ``channels`` per head; above 128 it is PyTorch."""
+    """Choose the backend for data like ``x [*]``, any shape; more than 128 ``channels`` per head take PyTorch."""
     chosen = choose_backend(x, backend)
     return "torch" if channels > _MAX_CHANNELS else chosen
 

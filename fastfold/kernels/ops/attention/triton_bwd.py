@@ -37,7 +37,10 @@ def attention_ungate_kernel(
     out_strides, grad_strides, gate_strides, grad_gate_strides,
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, HAS_GATE: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients before the gate and of the gate, and ``delta``, the weighted mean of the weights' gradients."""
+    """Compute gradients before the gate and of the gate, and ``delta``.
+
+    ``delta`` is the weighted mean of the weights' gradients.
+    """
     i_p = tl.program_id(0)
     n_q = tl.cdiv(queries, BQ)
     # Heads run fastest: programs that run together read the same memory lines.
@@ -183,7 +186,7 @@ def attend_backward_triton(
 
 
 def row_groups(blocks: int, device: torch.device) -> int:
-    """Return the number of groups of rows with separate sums for the bias's gradient, so that they fill the GPU.
+    """Return the number of groups of rows whose bias gradients are summed apart, to fill the GPU.
 
     At most 8, because memory grows with the number.
     """

@@ -41,7 +41,7 @@ def grad_q_block(
     b_grad_q, b_q, b_grad, b_lse, b_delta, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, left,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the share of a block of keys, ``left`` of them if it is cut, to the gradient of the queries."""
+    """Add the share of a block of keys to the queries' gradient; ``left`` exist if CUT."""
     m_k = o_k < left
     m_kd = m_k[:, None] & m_d[None, :] if CUT else m_d[None, :]
     # [BK, BD]
@@ -59,9 +59,9 @@ def attention_grad_q_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the queries: a program owns a block of one row and head, and walks over the keys.
+    """Compute the queries' gradient.
 
-    See :func:`further` for the order.
+    A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`.
     """
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
@@ -112,7 +112,7 @@ def grad_kv_block(
     b_grad_k, b_grad_v, b_k, b_v, p_q, p_grad, p_bias, p_lse, p_delta, q_step, grad_step, bias_step, o_q, o_d,
     m_row, m_d, left, HAS_BIAS: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add the share of a block of queries, ``left`` of them if it is cut, to the gradients of keys and values.
+    """Add the share of a block of queries to gradients of keys and values; ``left`` exist if CUT.
 
     Scores are computed with the keys first, as the products of the gradients need them.
     """
@@ -143,9 +143,9 @@ def attention_grad_kv_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of keys and values: a program owns a block of one row and head, and walks over the queries.
+    """Compute the gradients of keys and values.
 
-    See :func:`further` for the order.
+    A program owns a block of keys of one row and head, and walks over the queries; see :func:`further`.
     """
     i_k, i_r, i_h, i_b = program_row(tl.cdiv(keys, BK), rows, heads)
     o_k, o_d, _, m_d, m_kd = own_block(i_k, keys, D, BK, BD)
@@ -213,9 +213,10 @@ def attention_grad_bias_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the bias's gradient: a program owns queries and keys of one head, and walks over ``row_step`` rows.
+    """Compute the bias's gradient.
 
-    ``grad_bias [S, B, H, Nq, Nk]`` has a part for each of the S groups of rows.
+    A program owns queries and keys of one head, and walks over ``row_step`` rows. ``grad_bias [S, B, H, Nq, Nk]`` has a
+    part for each of the S groups of rows.
     """
     i_p = tl.program_id(0)
     n_q = tl.cdiv(queries, BQ)

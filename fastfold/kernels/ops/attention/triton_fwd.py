@@ -46,7 +46,7 @@ def program_row(n_blocks, rows, heads):
 
 @triton.jit
 def own_block(i_n, size, D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr):
-    """Return positions of a block, channels of a head, and masks of positions, channels and both that exist."""
+    """Return a block's positions, a head's channels, and masks of existing positions, channels and both."""
     o_n = i_n.to(tl.int64) * BN + tl.arange(0, BN)
     o_d = tl.arange(0, BD)
     m_n = o_n < size
@@ -105,16 +105,19 @@ def further(p_x, offset, GIVEN: tl.constexpr):
 
 @triton.jit
 def row_part(o_k, keys):
-    """Compute the mask of key slots in a row padded to a multiple of 16, as :func:`aligned` lays it out.
+    """Compute the mask of key slots in a row padded to a multiple of 16.
 
-    Reading whole multiples of 16 keeps loads wide.
+    :func:`aligned` pads rows so, because whole multiples of 16 keep loads wide.
     """
     return o_k < tl.cdiv(keys, 16) * 16
 
 
 @triton.jit
 def scaled(x, scale):
-    """Multiply ``x`` by the factor of the scores, in its dtype, so that products can start from the bias."""
+    """Multiply ``x`` by the factor of the scores, in its dtype.
+
+    So products can start from the bias.
+    """
     return cast(x.to(tl.float32) * scale, x.dtype)
 
 
@@ -165,7 +168,7 @@ def attend_block(
     b_max, b_sum, b_out, b_q, p_k, p_v, p_bias, p_hidden, k_step, v_step, o_k, o_d, m_q, m_d, left,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Update the running maximum, sum and output by a block of keys, ``left`` of them if it is cut."""
+    """Update the running maximum, sum and output by a block of keys; ``left`` exist if CUT."""
     m_k = o_k < left
     m_kd = m_k[:, None] & m_d[None, :] if CUT else m_d[None, :]
     # [BK, BD]
@@ -186,9 +189,9 @@ def attention_forward_kernel(
     D: tl.constexpr, BD: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, HAS_GATE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention: a program owns a block of queries of one row and head, and walks over the keys.
+    """Compute attention.
 
-    See :func:`further` for the order.
+    A program owns a block of queries of one row and head, and walks over the keys; see :func:`further`.
     """
     i_q, i_r, i_h, i_b = program_row(tl.cdiv(queries, BQ), rows, heads)
     o_q, o_d, m_q, m_d, m_qd = own_block(i_q, queries, D, BQ, BD)
@@ -288,7 +291,7 @@ def aligned(bias: Tensor) -> Tensor:
 
 
 def _has_room(bias: Tensor, room: int) -> bool:
-    """Return True if rows begin at multiples of 16, as in a copy, and none ends outside the memory."""
+    """Return True if rows begin at multiples of 16 and their padding is within the memory."""
     last = sum((size - 1) * step for size, step in zip(bias.shape[:-1], bias.stride()[:-1], strict=True))
     here = bias.storage_offset()
     held = bias.untyped_storage().nbytes() // bias.element_size()
@@ -297,7 +300,10 @@ def _has_room(bias: Tensor, room: int) -> bool:
 
 
 def hidden_keys(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the mask's addends of scores: 0 for keys to use, minus infinity for others; rows as in :func:`aligned`."""
+    """Return addends of scores: 0 for keys to use, minus infinity for others.
+
+    Rows are laid out as by :func:`aligned`.
+    """
     keys = mask.shape[-1]
     added = mask.new_zeros(*mask.shape[:-1], -(-keys // 16) * 16, dtype=dtype)
     if keys % 16:
@@ -369,7 +375,7 @@ def example_operands(new: NewTensor, channels: int, queries: int) -> TritonOpera
 
 
 def attention_variants(launch: Callable[[TritonOperands], object]) -> list[KernelVariant]:
-    """Record a launch with bias, mask and gate for many queries, and for few if they have their own configuration."""
+    """Record a launch for many queries, and for few if they have their own configuration."""
 
     def of(queries: int, suffix: str) -> list[KernelVariant]:
         return recorded_variants(

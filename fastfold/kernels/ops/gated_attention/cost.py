@@ -29,7 +29,7 @@ def gated_attention_flops(
 
 
 def flops_of(call: Arguments) -> tuple[float, float, float]:
-    """Return the operations of a call of any operator of gated attention; its weights tell if there is a gate."""
+    """Return the operations of a call of any operator of gated attention, with or without gate."""
     *rows, length, channels = call["x"].shape
     width, gated = call["query_weight"].shape[0], call["gate_weight"] is not None
     return gated_attention_flops(math.prod(rows), length, channels, width, gated=gated)
@@ -42,7 +42,7 @@ def forward_cost(call: Arguments) -> OperatorCost:
 
 
 def without_beginning(call: Arguments, whole: OperatorCost) -> OperatorCost:
-    """Return the cost of a call without the projections of its first block, if those are in ``begun``."""
+    """Subtract the projections of the first block from a call's cost, if ``begun`` has them."""
     if not call["begun"]:
         return whole
     done = 2.0 * call["begun"][-1].numel() * call["x"].shape[-1]

@@ -118,7 +118,7 @@ class Rows:
 
 @without_autocast
 def backward(grad: Tensor, inputs: OuterProductParams, eps: float, needed: Collection[str]) -> list[Tensor]:
-    """Compute gradients tile by tile, in an exact dtype; the products exist for one tile of pairs at a time."""
+    """Compute gradients in an exact dtype; products exist for one tile of pairs at a time."""
     left, right, left_mask, right_mask, weight, bias = inputs
     need_left, need_right = "left" in needed, "right" in needed
     exact = accumulation_dtype(left)
@@ -187,7 +187,7 @@ def counts_of(left_mask: Tensor, right_mask: Tensor) -> Tensor:
 
 
 def _tiles(shape: torch.Size, c: int, sequences: int) -> Iterator[tuple[slice, slice]]:
-    """Yield tiles of the pair grid whose products fit into the cache: squares for a deep alignment, else rows."""
+    """Yield tiles of pairs whose products fit into the cache: squares for deep alignments, else rows."""
     rows, cols = shape[:2]
     if rows == 0 or cols == 0:
         return

@@ -88,7 +88,7 @@ def weights_tile(weight, o_z, m_z, o_a, o_e, C: tl.constexpr, BA: tl.constexpr, 
 
 @triton.jit
 def tile_pairs(i_i, i_j, rows, columns, BI: tl.constexpr, BJ: tl.constexpr):
-    """Return rows and columns ``[BI * BJ]`` of the pairs of a tile, and the mask of those that exist."""
+    """Return rows and columns ``[BI * BJ]`` of a tile's pairs, and the mask of existing ones."""
     o_p = tl.arange(0, BI * BJ)
     o_i = tl.cast(i_i, tl.int64) + o_p // BJ
     o_j = tl.cast(i_j, tl.int64) + o_p % BJ
@@ -190,7 +190,10 @@ def forward(
 
 
 def example(new: NewTensor, c_z: int, sequences: int = 32) -> tuple[OuterProductParams, Tensor]:
-    """Return inputs and a result with ``c_z`` channels; only their shapes count, and a mask's rows are not aligned."""
+    """Return inputs and a result with ``c_z`` channels; only their shapes count.
+
+    A mask's rows are not aligned.
+    """
     x, mask = new(sequences, 20, OUTER_CHANNELS), new(sequences, 20)
     weight = new(c_z, OUTER_CHANNELS**2)
     return OuterProductParams(x, x, mask, mask, weight, new(c_z)), new(20, 20, c_z)

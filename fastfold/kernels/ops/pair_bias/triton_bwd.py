@@ -107,7 +107,7 @@ def pair_bias_backward(
 
 
 def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: for rows along two axes that do not merge, and heads that fill their block."""
+    """Record the shipped kernel: two axes of rows that do not merge, and heads that fill their block."""
 
     def launch(new: NewTensor, c: int) -> None:
         norm, grad = new(c, dtype=torch.float32), new(MAX_HEADS - 1, 16, 17)

@@ -89,7 +89,7 @@ def pair_bias_forward(z: Tensor, parameters: PairBiasParams, eps: float, *, mult
 
 
 def variants() -> list[KernelVariant]:
-    """Record the shipped kernel: for rows along two axes that do not merge, and heads that fill their block."""
+    """Record the shipped kernel: two axes of rows that do not merge, and heads that fill their block."""
 
     def launch(new: NewTensor, c: int) -> None:
         norm = new(c, dtype=torch.float32)

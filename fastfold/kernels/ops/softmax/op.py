@@ -67,7 +67,7 @@ def _fake(scores: Tensor, bias: Tensor | None, mask: Tensor | None, backend: str
 def _softmax_backward(
     grad: Tensor, out: Tensor, mask: Tensor | None, need_scores: bool, need_bias: bool, backend: str
 ) -> list[Tensor]:
-    """Return the needed gradients: of the scores, and of the bias, summed over the rows in an exact dtype."""
+    """Return the needed gradients, of scores and bias; the bias's in an exact dtype."""
     shape = (*out.shape[:-4], *out.shape[-3:])
     grad_scores = torch.empty(out.shape, dtype=out.dtype, device=out.device) if need_scores else None
     flat_scores = None if grad_scores is None else batched(grad_scores, 4)

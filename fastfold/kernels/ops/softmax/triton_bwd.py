@@ -31,7 +31,7 @@ def softmax_backward_kernel(
     HAS_MASK: tl.constexpr, NEED_SCORES: tl.constexpr, NEED_BIAS: tl.constexpr,
     BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute gradients of scores, and partial sums for the bias: a program walks over a chunk of rows."""
+    """Compute scores' gradients and the bias's partial sums; a program walks over a chunk of rows."""
     i_chunk = tl.program_id(0) % tl.cdiv(rows, chunk_rows)
     i_block = tl.program_id(0) // tl.cdiv(rows, chunk_rows)
     i_batch, i_head, o_query, o_key, m_key, m_tile = query_block(i_block, heads, queries, keys, BQ, BK)

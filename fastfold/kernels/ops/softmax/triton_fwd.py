@@ -27,7 +27,7 @@ SIZES = ["rows", "heads", "queries", "keys", "chunk_rows"]
 
 @triton.jit
 def query_block(i_block, heads, queries, keys, BQ: tl.constexpr, BK: tl.constexpr):
-    """Return batch element, head, queries and keys of a block, and masks of keys and of both that exist."""
+    """Return a block's batch element, head, queries and keys, and masks of keys and of both."""
     i_query = i_block % tl.cdiv(queries, BQ)
     i_block = i_block // tl.cdiv(queries, BQ)
     i_head = (i_block % heads).to(tl.int64)

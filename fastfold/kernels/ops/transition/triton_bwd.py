@@ -143,7 +143,9 @@ def transition_backward_weights_kernel(
 def backward(
     grad: Tensor, x: Tensor, parameters: TransitionParams, add_grad: bool, needed: Collection[str]
 ) -> list[Tensor | None]:
-    """Return gradients of ``x [*, c]`` in its dtype, and of the parameters in float32; None or any if not needed.
+    """Return gradients of ``x [*, c]`` in its dtype, and of the parameters in float32.
+
+    A gradient that is not needed is None or has any content.
 
     Args:
         grad: Gradient of the result, ``[*, c]``.

@@ -68,12 +68,12 @@ def contraction_bytes(
 
 
 def block_rows(n: int, c: int, channels: int) -> int:
-    """Return the rows of a block that comes back from the host: two blocks fit into the memory of the factors."""
+    """Return the rows of a block from the host; two blocks fit into the factors' memory."""
     return max(1, channels * n // c)
 
 
 def narrow_group(channels: int, c: int) -> int:
-    """Return the channels whose factors fit the same memory if they and the product have half the bytes.
+    """Return the channels that fit the same memory if factors and product have half the bytes.
 
     Args:
         channels: Channels at the pair's width in bytes.
@@ -94,7 +94,7 @@ class TriangleBackend(Protocol):
         """Factor of the product that :meth:`write` expects."""
 
     def width(self, n: int) -> int:
-        """Return the rows and columns W of factors for a pair of N; at least N, padded with zeros."""
+        """Return the rows and columns W of factors for a pair of N, padded with zeros."""
 
     def project(self, projections: Tensor, z: Tensor, mask: Tensor, first: int, count: int) -> None:
         """Fill ``projections [2 count, W, W]``: channels from ``first`` of the left factor, then of the right one."""

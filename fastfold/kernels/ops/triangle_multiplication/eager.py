@@ -234,7 +234,7 @@ def _output(b_x: Tensor, b_product: Tensor, linears: tuple[Linear, Linear], scra
 
 
 def channel_group(c: int, positions: int) -> int:
-    """Return the channels whose two factors exist at a time: a quarter, or all if they fit into one buffer."""
+    """Return the channels whose factors exist at a time: a quarter, or all if small."""
     return c if 2 * c * positions <= BLOCK_ELEMENTS else max(1, c // 4)
 
 

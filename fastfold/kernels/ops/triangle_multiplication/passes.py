@@ -88,9 +88,10 @@ def backward(
     needed: Collection[str],
     backend: str,
 ) -> list[Tensor | None]:
-    """Return gradients of ``z`` and of the parameters, in a dtype of the backend; all else is recomputed.
+    """Return gradients of ``z`` and of the parameters, in a dtype of the backend.
 
-    In addition to the result there are three tensors ``[c, N, N]`` of one batch element, and a part of one.
+    Everything is recomputed from the inputs. In addition to the result there are three tensors ``[c, N, N]`` of one
+    batch element, and a part of one.
 
     Args:
         grad: Gradient of the result, ``[*, N, N, c_z]``.

@@ -154,9 +154,10 @@ def triangle_project_weights_kernel(
     C: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients: a program owns BH rows of projection and gate, and a part of the positions.
+    """Compute the weights' gradients.
 
-    It writes partial sums: ``[programs, 2 C, CZ]`` for each weight, and ``[programs, 2, 2 C]`` for the biases.
+    A program owns BH rows of projection and gate, and a part of the positions. It writes partial sums:
+    ``[programs, 2 C, CZ]`` for each weight, and ``[programs, 2, 2 C]`` for the biases.
     """
     o_h = tl.program_id(0) * BH + tl.arange(0, BH)
     m_h = o_h < 2 * C

@@ -37,7 +37,7 @@ UPDATE_WEIGHTS = ("out_weight", "out_bias", "out_gate_weight", "out_gate_bias")
 
 
 def channel_group(c: int, positions: int) -> int:
-    """Return the channels whose two factors exist at a time: half of them, or a quarter for a large pair tensor."""
+    """Return the channels whose factors exist at a time: half, or a quarter for a large pair."""
     return max(1, triton.cdiv(c, 2 if c * positions < 2**27 else 4))
 
 

@@ -177,9 +177,10 @@ def triangle_output_weights_kernel(
     C: tl.constexpr, BC: tl.constexpr, CZ: tl.constexpr, BZ: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
     BK: tl.constexpr, HAS_DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the weights' gradients: a program owns BO rows of output projection and gate, and a part of positions.
+    """Compute the weights' gradients.
 
-    It writes partial sums ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
+    A program owns BO rows of output projection and gate, and a part of the positions. It writes partial sums
+    ``[programs, CZ, C]``, ``[programs, CZ, CZ]`` and, for the biases, ``[programs, 2, CZ]``.
     """
     o_o = tl.program_id(0) * BO + tl.arange(0, BO)
     m_o = o_o < CZ
