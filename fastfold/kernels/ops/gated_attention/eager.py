@@ -42,9 +42,9 @@ class GatedAttentionParams(NamedTuple):
 class Weights(NamedTuple):
     """Parameters as the passes use them, or their gradients.
 
-    ``merged [3 H D or 4 H D, c]`` has rows for queries, keys, values and gates. ``bias`` belongs to the gates, ``[H
-    D]``, or is None. In weights :func:`centred_on` data, ``bias`` belongs to all rows, and ``attended [H D]`` estimates
-    the output projection's input that all positions have in common.
+    ``merged [3 H D or 4 H D, c]`` has rows for queries, keys, values and gates. ``bias`` belongs to the gates and is
+    ``[H D]``, or None. In weights :func:`centred_on` data, ``bias`` belongs to all rows, and ``attended [H D]``
+    estimates the output projection's input that all positions have in common.
     """
 
     norm: tuple[Tensor, Tensor]

@@ -25,8 +25,8 @@ SIZES = ["rows", "n", "width"]
 def pair_positions(i_m, size, rows, n, width, BM: tl.constexpr):
     """Return positions ``[BM]`` of a block of factors or product, which have ``size`` in rows of ``width``.
 
-    Also return the mask of those that exist, their rows and columns, and the mask of those within the pair ``[rows,
-    n]``: factors and product may have more and longer rows than the pair, filled with zeros.
+    Also return the mask of those that exist, their rows and columns, and the mask of those within the pair
+    ``[rows, n]``: factors and product may have more and longer rows than the pair, filled with zeros.
     """
     first = tl.cast(i_m, tl.int64) * BM
     o_m = first + tl.arange(0, BM)
