@@ -145,7 +145,7 @@ class OpenFoldBlocks:
                 found: tuple[Tensor, Tensor] = block(msa, pair, *masks, _mask_trans=False)
                 return found
 
-            msa, pair = _kept_or_not(run, len(self.modules), msa, pair)
+            msa, pair = _run_checkpointed(run, len(self.modules), msa, pair)
         return msa, pair
 
 
@@ -182,7 +182,7 @@ class FastFoldBlocks:
         return found
 
 
-def _kept_or_not(run: Callable[..., Any], blocks: int, *inputs: Tensor) -> Any:
+def _run_checkpointed(run: Callable[..., Any], blocks: int, *inputs: Tensor) -> Any:
     return checkpoint(run, *inputs, use_reentrant=False) if blocks > 1 else run(*inputs)
 
 

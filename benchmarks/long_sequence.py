@@ -160,7 +160,7 @@ def _stack_run(
         torch.ones(rows[0], n, **kind),
         torch.ones(n, n, **kind),
     )
-    return _watched(lambda: module(*inputs), device)
+    return _measure_run(lambda: module(*inputs), device)
 
 
 def _network_run(
@@ -175,10 +175,10 @@ def _network_run(
         predicted_aligned_error(head["logits"], head["breaks"])
         predicted_tm_score(head["logits"], head["breaks"])
 
-    return _watched(fold, device)
+    return _measure_run(fold, device)
 
 
-def _watched(function: Any, device: torch.device) -> dict[str, Any]:
+def _measure_run(function: Any, device: torch.device) -> dict[str, Any]:
     """Run a function; return its seconds, and its peak in bytes above the memory at the start."""
     cuda = device.type == "cuda"
     if cuda:

@@ -223,12 +223,12 @@ def rival_rows(folder: Path, dtypes: Iterable[str], architectures: Iterable[int]
         for launch, compiled, classes in found.values():
             row = measure(launch, dtype, architecture, " ".join(classes), compiled)
             before = best.get((row.kernel, row.lengths))
-            if before is None or _worth(row) < _worth(before):
+            if before is None or _sort_key(row) < _sort_key(before):
                 best[row.kernel, row.lengths] = row
         yield from best.values()
 
 
-def _worth(row: Row) -> tuple[int, float]:
+def _sort_key(row: Row) -> tuple[int, float]:
     return int(row.spill_bytes), float(row.per_score)
 
 

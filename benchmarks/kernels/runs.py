@@ -180,7 +180,7 @@ def carry_out(planned: Iterable[Run], deadline: float) -> tuple[list[Row], list[
         took[key] = time.monotonic() - start
         rows += found
         for row in found:
-            print(row.operator, row.shape, row.direction, row.implementation, _said(row), flush=True)
+            print(row.operator, row.shape, row.direction, row.implementation, _describe(row), flush=True)
     rows.sort(key=lambda r: (_OPERATORS.index(r.operator), r.residues, r.shape, r.direction))
     return rows, left_out
 
@@ -191,5 +191,5 @@ def _failed(run: Run, done: list[Row], note: str) -> Row:
     return Row(run.operator, run.shape, run.residues, direction, run.implementation, note=note)
 
 
-def _said(row: Row) -> str:
+def _describe(row: Row) -> str:
     return row.note or f"{row.milliseconds:.3f} ms, {row.peak_u:.2f} U"

@@ -48,7 +48,7 @@ def temporary_name() -> str:
 
     It does not depend on the final name, which may have the maximum length already.
     """
-    return f".fastfold-{_system()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
+    return f".fastfold-{_system_id()}-{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
 def sweep_temporary(folder: str | os.PathLike[str]) -> int:
@@ -60,7 +60,7 @@ def sweep_temporary(folder: str | os.PathLike[str]) -> int:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _TEMPORARY.fullmatch(entry.name)
-            if found is None or found[1] != _system() or _runs(int(found[2])):
+            if found is None or found[1] != _system_id() or _is_running(int(found[2])):
                 continue
             with contextlib.suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
@@ -71,7 +71,7 @@ def sweep_temporary(folder: str | os.PathLike[str]) -> int:
     return swept
 
 
-def _system() -> str:
+def _system_id() -> str:
     """Identify the machine or container that process numbers belong to, by 8 hexadecimal digits."""
     name = platform.node()
     with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def _system() -> str:
     return f"{zlib.crc32(name.encode()):08x}"
 
 
-def _runs(process: int) -> bool:
+def _is_running(process: int) -> bool:
     """Return True if a process of this number exists; always on Windows, where checking would end it."""
     if os.name == "nt":
         return True

@@ -46,9 +46,9 @@ def _group_memory(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys
     left = []
     for _, controllers, path in lines:
         if not controllers:
-            left += _left(root, path, _VERSION_2)
+            left += _bytes_left(root, path, _VERSION_2)
         elif "memory" in controllers.split(","):
-            left += _left(root / "memory", path, _VERSION_1)
+            left += _bytes_left(root / "memory", path, _VERSION_1)
     return left
 
 
@@ -57,7 +57,7 @@ _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "
 _VERSION_2 = ("memory.max", "memory.current", "file", "shmem")
 
 
-def _left(root: Path, path: str, names: tuple[str, str, str, str]) -> list[int]:
+def _bytes_left(root: Path, path: str, names: tuple[str, str, str, str]) -> list[int]:
     """Return the memory left by a group and by those above it.
 
     In a container, the first folders of the path may not exist.

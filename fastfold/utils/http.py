@@ -69,19 +69,19 @@ def open_url(
         return urllib.request.build_opener(_Redirects).open(request, timeout=timeout)
     except urllib.error.HTTPError as error:
         with error:
-            raise _refused(url, error) from None
+            raise _status_error(url, error) from None
     except urllib.error.URLError as error:
-        raise _unreachable(url, error.reason) from None
+        raise _connection_error(url, error.reason) from None
     except (*BROKEN, ValueError) as error:  # ValueError: an invalid header or port
-        raise _unreachable(url, error) from None
+        raise _connection_error(url, error) from None
 
 
-def _unreachable(url: str, reason: Any) -> NetworkError:
+def _connection_error(url: str, reason: Any) -> NetworkError:
     what = getattr(reason, "strerror", None) or reason or "the connection was closed"
     return NetworkError(f"cannot reach {url}: {what}", temporary=True)
 
 
-def _refused(url: str, error: urllib.error.HTTPError) -> NetworkError:
+def _status_error(url: str, error: urllib.error.HTTPError) -> NetworkError:
     return NetworkError(
         f"{url}: the server answers {error.code} ({error.reason})",
         status=error.code,

@@ -62,7 +62,7 @@ class RemoteFile(io.RawIOBase):
         self._at = 0  # next byte of the response
         self._end: int | None = None  # end of the response
         self._failures = 0
-        self._retrying(self._connect)
+        self._retry(self._connect)
 
     def readable(self) -> bool:
         """Return True."""
@@ -98,29 +98,29 @@ class RemoteFile(io.RawIOBase):
         if size is None or not 0 <= size <= MAX_READ:
             raise ValueError(f"a read of {size} bytes is not allowed")
         pieces = []
-        while size > 0 and (piece := self._retrying(partial(self._some, size))):
+        while size > 0 and (piece := self._retry(partial(self._read_some, size))):
             pieces.append(piece)
             size -= len(piece)
         return b"".join(pieces)
 
     def close(self) -> None:
         """Close the connection."""
-        self._hang_up()
+        self._disconnect()
         super().close()
 
-    def _retrying(self, action: Callable[[], bytes]) -> bytes:
+    def _retry(self, action: Callable[[], bytes]) -> bytes:
         """Run an action, and retry it after temporary failures."""
         while True:
             delay = None
             try:
                 found = action()
             except NetworkError as error:
-                self._hang_up()
+                self._disconnect()
                 if not error.temporary:
                     raise
                 problem, delay = str(error), error.retry_after
             except BROKEN as error:
-                self._hang_up()
+                self._disconnect()
                 problem = f"{self.url}: the connection broke ({getattr(error, 'strerror', None) or error})"
             else:
                 if found:
@@ -134,7 +134,7 @@ class RemoteFile(io.RawIOBase):
             self._say(f"{problem}; trying again in {wait:.0f} s")
             self._pause(wait)
 
-    def _some(self, size: int) -> bytes:
+    def _read_some(self, size: int) -> bytes:
         """Read up to ``size`` bytes from the position on; none at the end of the file."""
         while True:
             if self.size is not None and self._position >= self.size:
@@ -151,7 +151,7 @@ class RemoteFile(io.RawIOBase):
                 return piece
             if not piece:
                 if self._at == self._end:  # the server sent a shorter part than requested
-                    self._hang_up()
+                    self._disconnect()
                 elif self._end is None:
                     return b""
                 else:
@@ -159,7 +159,7 @@ class RemoteFile(io.RawIOBase):
 
     def _connect(self) -> bytes:
         """Request all bytes from the position on."""
-        self._hang_up()
+        self._disconnect()
         wanted = self._position
         try:
             response = open_url(self.url, headers={"Range": f"bytes={wanted}-"}, timeout=self._timeout)
@@ -202,7 +202,7 @@ class RemoteFile(io.RawIOBase):
         size = int(length) if re.fullmatch(r"\d{1,15}", length) else None
         return 0, size, size
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._response is not None:
             self._response.close()
             self._response = None

@@ -102,7 +102,11 @@ def recorded_variants(
     found: dict[str, KernelVariant] = {}
     for (arithmetic, dtype, setting, precision), size, chip in itertools.product(ARITHMETICS, sizes, CHIPS):
         new = functools.partial(torch.empty, dtype=dtype, device="meta")
-        with _float32_products(setting), as_chip(chip, precision) as origins, _kept_launches() as launches:
+        with (
+            _float32_products(setting),
+            as_chip(chip, precision) as origins,
+            _recorded_launches() as launches,
+        ):
             launch(new, size)
         for kernel, arguments, options in launches:
             name = kernel.__name__.removesuffix("_kernel")
@@ -113,7 +117,7 @@ def recorded_variants(
 
 
 @contextmanager
-def _kept_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+def _recorded_launches() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
     """Record launches instead of running them: kernel, positional and keyword arguments."""
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
 

@@ -31,15 +31,15 @@ class Totals:
     """Sums of gradients over blocks; the first block's tensors are kept and the others added to them."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
 
     def add(self, **gradients: Tensor) -> None:
         """Add gradients of one block, by the parameters' names; the tensors may be overwritten."""
         for name, gradient in gradients.items():
-            if name in self._found:
-                self._found[name].add_(gradient)
+            if name in self._sums:
+                self._sums[name].add_(gradient)
             else:
-                self._found[name] = gradient
+                self._sums[name] = gradient
 
     def of(self, parameters: Params, needed: Collection[str]) -> list[Tensor | None]:
         """Return the sums of all parameters, in order.
@@ -48,7 +48,7 @@ class Totals:
         """
         found: list[Tensor | None] = []
         for name, x in zip(parameters._fields, parameters, strict=True):
-            gradient = self._found.get(name)
+            gradient = self._sums.get(name)
             if gradient is None and name in needed:
                 gradient = torch.zeros_like(x, dtype=torch.float32)
             found.append(gradient)
@@ -73,12 +73,12 @@ def cast_grads(
         needs: True for each input that needs its gradient.
     """
     return [
-        x.new_empty(0) if g is None or not need else _alone(g.to(x.dtype))
+        x.new_empty(0) if g is None or not need else _ensure_own_storage(g.to(x.dtype))
         for g, x, need in zip(grads, inputs, needs, strict=True)
     ]
 
 
-def _alone(x: Tensor) -> Tensor:
+def _ensure_own_storage(x: Tensor) -> Tensor:
     """Return ``x``, or a copy if it is a part of a larger storage."""
     return x if x.untyped_storage().nbytes() == x.nbytes else x.clone()
 

@@ -147,7 +147,7 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
         Views ``[n, c_t]`` of the tensors, in row-major order of the positions. Nothing is copied: leading axes that
         cannot be merged without a copy are walked by index, the outermost first.
     """
-    if all(map(_merges, tensors)):
+    if all(map(_is_mergeable, tensors)):
         flat = [t if t.dim() == 2 else t.view(math.prod(t.shape[:-1]), t.shape[-1]) for t in tensors]
         if len(flat[0]) <= size:
             yield tuple(flat)
@@ -158,7 +158,7 @@ def position_blocks(size: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]
             yield from position_blocks(size, *parts)
 
 
-def _merges(x: Tensor) -> bool:
+def _is_mergeable(x: Tensor) -> bool:
     """Return True if the leading axes of ``x`` can be merged without a copy.
 
     The strides decide, so that the check can be compiled.

@@ -45,7 +45,7 @@ def for_blocks(
         Exception: Any exception of ``work`` or ``blocks``; no block is started after it.
     """
     threads = torch.get_num_threads()
-    alone = scratch.device.type != "cpu" or _watched() or getattr(_thread, "is_lane", False)
+    alone = scratch.device.type != "cpu" or _is_traced() or getattr(_thread, "is_lane", False)
     lanes = 1 if alone else min(lanes, threads)
     blocks = iter(blocks)
     first = list(itertools.islice(blocks, lanes))
@@ -101,7 +101,7 @@ _lock = threading.Lock()
 _pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
 
 
-def _forget() -> None:
+def _drop_pools() -> None:
     """Drop the pools in a forked process, which has none of their threads."""
     global _lock
     _lock = threading.Lock()
@@ -109,10 +109,10 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_drop_pools)
 
 
-def _watched() -> bool:
+def _is_traced() -> bool:
     """Return True if operators are counted, faked or compiled in this thread.
 
     Operators of other threads would be missed.

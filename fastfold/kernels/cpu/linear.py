@@ -107,7 +107,7 @@ class Linear:
         elif self.products == "bf16":
             self._weight = weight.to(torch.bfloat16)
         elif self.products == "int8":
-            self._weight, self._scale = _words(weight, 1 if least == "int8" else 2)
+            self._weight, self._scale = _split_into_words(weight, 1 if least == "int8" else 2)
             self._offsets = self._integers().sum(-1, dtype=torch.int32).mul_(_OFFSET) if positive else None
         if mean is not None and self.products is not None:
             rounded = self._weight if self.products == "bf16" else self._integers() * self._scale[:, None]
@@ -117,14 +117,14 @@ class Linear:
     def __call__(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Return ``[n, N]`` for ``x [n, K]``, in the dtype of ``scratch``, in its buffer ``name`` or in new memory."""
         if self._by_onednn:
-            return self._activated(onednn_linear(x, self._weight, self._bias))
+            return self._activate(onednn_linear(x, self._weight, self._bias))
         return self.fill(scratch(name, len(x), self._outputs), x, scratch)
 
     def narrow(self, x: Tensor, name: str, scratch: Scratch) -> Tensor:
         """Compute the product in bfloat16 if it is made so, for callers that copy or multiply it."""
         if self.products != "bf16":
             return self(x, name, scratch)
-        return self._activated(_in_bfloat16(_rounded_to_bfloat16(x, scratch), self._weight, self._bias))
+        return self._activate(_multiply_bfloat16(_round_to_bfloat16(x, scratch), self._weight, self._bias))
 
     def fill(self, out: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
         """Fill ``out [n, N]``, which may be a view of other strides, from ``x [n, K]``.
@@ -140,9 +140,9 @@ class Linear:
             torch.mm(x, self._weight.t(), out=out)
         else:
             torch.addmm(self._bias, x, self._weight.t(), out=out)
-        return self._activated(out)
+        return self._activate(out)
 
-    def _activated(self, out: Tensor) -> Tensor:
+    def _activate(self, out: Tensor) -> Tensor:
         # Not within the product: oneDNN's ReLU turns NaN into zero.
         return out.relu_() if self._relu else out
 
@@ -150,8 +150,8 @@ class Linear:
         if self._by_onednn:
             multiply = onednn_linear
         else:
-            multiply, x = _in_bfloat16, _rounded_to_bfloat16(x, scratch)
-        if not _by_columns(out):
+            multiply, x = _multiply_bfloat16, _round_to_bfloat16(x, scratch)
+        if not _is_column_major(out):
             out.copy_(multiply(x, self._weight, self._bias))
             return
         # Added after a copy, because arithmetic of two dtypes is slow.
@@ -160,11 +160,11 @@ class Linear:
             out.add_(self._bias)
 
     def _fill_in_int8(self, out: Tensor, x: Tensor, scratch: Scratch) -> None:
-        rounded, step = _rounded(x, scratch, positive=self._offsets is not None)
+        rounded, step = _round_to_int8(x, scratch, positive=self._offsets is not None)
         integers = scratch.of(x, torch.int32)
-        if _by_columns(out):
+        if _is_column_major(out):
             sums = integers("linear sums", len(self._weight), len(x))
-            whole = self._joined(torch._int_mm(self._weight, rounded.t(), out=sums), 0)
+            whole = self._join_words(torch._int_mm(self._weight, rounded.t(), out=sums), 0)
             if self._offsets is not None:
                 whole.add_(self._offsets[:, None])
             # In two operators: addcmul is slow where it reads one number for a whole row.
@@ -173,7 +173,7 @@ class Linear:
                 out.add_(self._bias)
             return
         sums = integers("linear sums", len(x), len(self._weight))
-        whole = self._joined(torch._int_mm(rounded, self._weight.t(), out=sums), -1)
+        whole = self._join_words(torch._int_mm(rounded, self._weight.t(), out=sums), -1)
         if self._offsets is not None:
             whole.add_(self._offsets)
         # Scaled after a copy, because arithmetic of two dtypes is slow.
@@ -185,9 +185,9 @@ class Linear:
 
     def _integers(self) -> Tensor:
         """Return the 8-bit weights as whole numbers of steps, ``[N, K]``, in int32."""
-        return self._joined(self._weight.int(), 0)
+        return self._join_words(self._weight.int(), 0)
 
-    def _joined(self, x: Tensor, dim: int) -> Tensor:
+    def _join_words(self, x: Tensor, dim: int) -> Tensor:
         """Combine both words of each output in place; return ``x`` if there is one word."""
         if len(self._weight) == self._outputs:
             return x
@@ -208,23 +208,23 @@ def _at_least_bfloat16(products: Products | None) -> Products | None:
     return "bf16" if multiplies_bfloat16() else None
 
 
-def _in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _multiply_bfloat16(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Compute ``x Wᵀ + b`` of bfloat16 data and a float32 bias; rounded once if the processor has bfloat16 units."""
     if multiplies_bfloat16():
         return onednn_linear(x, weight, bias)
     return linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
-def _rounded_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:
+def _round_to_bfloat16(x: Tensor, scratch: Scratch) -> Tensor:
     return x if x.dtype == torch.bfloat16 else scratch.of(x, torch.bfloat16).copy("linear x", x)
 
 
-def _by_columns(x: Tensor) -> bool:
+def _is_column_major(x: Tensor) -> bool:
     """Return True if a matrix is column-major."""
     return x.stride(0) == 1 != x.stride(1)
 
 
-def _words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _split_into_words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Split ``weight [N, K]`` into words of 8 bits, all first words before all second ones.
 
     Also return the scales ``[N]`` of the last words.
@@ -237,7 +237,7 @@ def _words(weight: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.cat([first, second]).to(torch.int8), step.flatten() / _WORDS
 
 
-def _rounded(x: Tensor, scratch: Scratch, *, positive: bool) -> tuple[Tensor, Tensor]:
+def _round_to_int8(x: Tensor, scratch: Scratch, *, positive: bool) -> tuple[Tensor, Tensor]:
     """Round the rows of a block ``[n, K]`` to int8; return them and their steps ``[n, 1]``.
 
     An offset is subtracted if ``positive``. The step of a row that is not finite is not finite.

@@ -157,14 +157,14 @@ def backward_block(
         output=_product(grad.t(), flat),
         output_bias=_sum_of_rows(grad),
     )
-    return grad_x, found if totals is None else _added(totals, found)
+    return grad_x, found if totals is None else _add_to(totals, found)
 
 
 def _sum_of_rows(x: Tensor) -> Tensor:
     return x.sum(0, dtype=torch.float32)
 
 
-def _added(totals: Weights, block: Weights) -> Weights:
+def _add_to(totals: Weights, block: Weights) -> Weights:
     """Add the gradients of a block to the totals, in place."""
     for total, x in zip((*totals.norm, *totals[1:]), (*block.norm, *block[1:]), strict=True):
         if isinstance(total, Tensor) and isinstance(x, Tensor):

@@ -84,7 +84,7 @@ class OuterProductRows:
             if first.shape[:-1] == right_mask.shape:
                 whole = triton_fwd.masked(first, right_mask)
             else:
-                whole = _joined(itertools.chain([first], parts), right_mask)
+                whole = _join_blocks(itertools.chain([first], parts), right_mask)
             shared = triton_fwd.RightSide(whole, right_mask, weight, bias)
             self._write = functools.partial(triton_fwd.forward, shared, eps)
         else:
@@ -108,7 +108,7 @@ class OuterProductRows:
         return out
 
 
-def _joined(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
+def _join_blocks(parts: Iterator[Tensor], mask: Tensor) -> Tensor:
     """Join blocks of sequences to contiguous ``[*, S, J, c]``, times their ``mask [*, S, J]``."""
     whole, start = None, 0
     for block in parts:

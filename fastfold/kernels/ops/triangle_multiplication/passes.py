@@ -36,7 +36,7 @@ def _module(backend: str) -> Any:
     return eager
 
 
-def _like(dropout: Tensor | None, z: Tensor) -> Tensor | None:
+def _expand_like(dropout: Tensor | None, z: Tensor) -> Tensor | None:
     return None if dropout is None else dropout.expand_as(z)
 
 
@@ -64,7 +64,7 @@ def forward(
     multiply(
         *(out, z, mask, steps),
         residual=residual,
-        dropout=_like(dropout, z),
+        dropout=_expand_like(dropout, z),
         outgoing=outgoing,
         c=c,
         channels=channels,
@@ -104,7 +104,7 @@ def backward(
         needed: Names of the inputs that need a gradient; other gradients may be anything.
         backend: ``triton`` or ``torch``.
     """
-    dropout = _like(dropout, z)
+    dropout = _expand_like(dropout, z)
     steps: TriangleGradients = _module(backend).Backward(
         parameters.factors, parameters.update, z, needed, summands=z.shape[-2]
     )
@@ -193,7 +193,7 @@ def update(
     backend: str,
 ) -> Tensor:
     """Fill ``out [*, R, N, c_z]``, which may be ``z``, from ``product [*, c, R, N]`` and ``z``."""
-    dropout, product = _like(dropout, z), product.to(z.dtype).contiguous()
+    dropout, product = _expand_like(dropout, z), product.to(z.dtype).contiguous()
     steps = _module(backend).Forward(None, parameters, Scratch().of(z))
     for i in batch_elements(z):
         steps.write(out[i], product[i], z[i], z[i] if add_z else None, part(dropout, i))
@@ -212,7 +212,7 @@ def update_backward(
     backend: str,
 ) -> list[Tensor | None]:
     """Return gradients of product, ``z`` and the parameters; with ``normed`` of the normalised ``z`` instead."""
-    dropout = _like(dropout, z)
+    dropout = _expand_like(dropout, z)
     steps: TriangleGradients = _module(backend).Backward(None, parameters, z, parameters._fields)
     rows, n = z.shape[-3:-1]
     padded = product.new_zeros(*product.shape[:-2], steps.width(rows), steps.width(n), dtype=steps.dtype)
