@@ -144,7 +144,7 @@ def add_own_minus_other(measured: Sequence[Measured], chains: Sequence[ChainStru
     """Add lDDT-CA less its mean over predictions for longer chains, cut to the chain's length.
 
     Args:
-        measured: Figures of each chain; nothing is added for the longest chain, which has no longer one.
+        measured: Figures of each chain; the longest chain gets none, because there is no longer one to compare.
         chains: Their structures.
     """
     ca = rc.atom_order["CA"]

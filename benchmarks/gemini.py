@@ -145,8 +145,8 @@ class OptimizerShare:
         share: Budget, relative to a plain step's memory.
         chunks: Number of chunks of parameters.
         stepped: Bytes of parameters that a step changes.
-        beside: Bytes of those whose step began while the backward pass had more operators to run.
-        after: Bytes of those whose gradients were complete only at its end.
+        beside: Bytes whose step began while the backward pass had more operators to run.
+        after: Bytes whose gradients were complete only at its end.
         equal: True if losses and parameters equal those of steps after the backward pass, bit by bit.
     """
 

@@ -39,8 +39,8 @@ _INFER_EPILOG = """\
 alignments:
   The prediction is far better with an alignment. --msa-dir DIR is searched for <id>.a3m, <id>.a3m.gz, <id>.sto, and
   for *.a3m and *.sto in <id>/ (as OpenFold and AlphaFold lay them out; chains of a complex: <id>_A/, <id>/A/).
-  --db FASTA ... searches databases first, as fastfold search does, whose help names them and has more settings. The
-  alignments go to --msa-dir, or to alignments/ among the results; with --msa-only nothing is folded.
+  --db FASTA ... searches databases first; fastfold search --help lists databases and more settings. The alignments go
+  to --msa-dir, or to alignments/ among the results; with --msa-only nothing is folded.
 
 templates:
   Known structures of similar proteins, which model_1, model_2 and the multimer networks take (mini takes none).
@@ -52,14 +52,14 @@ templates:
 weights:
   Official AlphaFold files (params_model_1.npz ... params_model_5_multimer_v3.npz), OpenFold checkpoints (.pt) and
   FastFold files (.safetensors). 'fastfold weights download multimer' fetches AlphaFold's; --weights multimer (monomer,
-  monomer_ptm, model_1_ptm) then stands for them. With several, each target is folded by every one that suits it
-  (complexes by multimer networks, single chains by monomer networks) and the predictions are ranked. Without any, the
-  small network that ships with FastFold is used (mini), which is for trying things out.
+  monomer_ptm, model_1_ptm) then selects them. With several, each target is folded by every suitable network
+  (complexes by multimer networks, single chains by monomer networks) and the predictions are ranked. The default is
+  the small network that ships with FastFold (mini), which is for first trials.
 
 MSA servers:
   --msa-server URL sends the sequences of targets without an alignment to a server that speaks ColabFold's protocol, and
-  waits for theirs. They leave this machine, and the server's owner can read and keep them. Nothing is sent without
-  this option. The alignments go to --msa-dir, or to alignments/ among the results; what is there is not asked again.
+  waits for alignments. The server's owner can read and keep the sequences. Nothing is sent without this option. The
+  alignments go to --msa-dir, or to alignments/ among the results; existing ones are not requested again.
 
 exit code: 0 all targets folded or finished before; 1 at least one failed, or nothing could be done; 2 wrong use of
 the command; 130 stopped by Ctrl-C. With FASTFOLD_DEBUG=1 in the environment failures show their traceback.

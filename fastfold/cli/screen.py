@@ -13,8 +13,8 @@ from fastfold.cli.process import orderly_termination
 
 _SCREEN = """\
 Fold many targets with several workers, on this machine or on a Ray cluster, into one folder of results. Networks stay
-loaded, long targets come first, results appear as they are finished, and a worker that is lost is replaced. Run the
-same command again to continue: what is finished is not folded again, whatever was killed.
+loaded, long targets come first, results appear as they are finished, and a lost worker is replaced. Run the same
+command again to continue after any interruption: finished targets are not folded again.
 
   fastfold screen targets.fasta --out DIR --weights params_model_1_ptm.npz --workers 4
   fastfold screen --baits bait.fasta --candidates proteome.fasta --out DIR --weights params_model_*_multimer_v3.npz

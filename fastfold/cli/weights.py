@@ -21,8 +21,9 @@ Fetch the parameters that DeepMind publishes for AlphaFold 2.3 under CC BY 4.0:
   multimer      model_1_multimer_v3 ... model_5_multimer_v3, for complexes
   all           all 15
 
-or one network of these by its name (model_1_ptm). A file has about 373 MB. They lie in one folder, which the variable
-FASTFOLD_WEIGHTS names (default: fastfold/weights in the user's cache folder), and --weights multimer finds them there.
+or one network of these by its name (model_1_ptm). A file has about 373 MB. Files are kept in the folder
+FASTFOLD_WEIGHTS (an environment variable; default: fastfold/weights in the user's cache folder), where --weights
+multimer finds them.
 Run the same command again to continue after an interruption. Files in the folder are compared with their recorded
 SHA-256 and not fetched again.
 """

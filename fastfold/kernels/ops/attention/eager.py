@@ -158,7 +158,7 @@ def attend_backward(
                 torch.baddbmm(h_mean.expand_as(b_weights), b_grad[h], b_v[h].mT, out=b_grad_scores)
                 b_grad_scores.mul_(b_weights)
                 if b_masked is not None:
-                    # A weight of 0 has done this already, except in rows whose keys are all masked.
+                    # Masked keys have weight 0, so this changes only rows whose keys are all masked.
                     b_grad_scores.masked_fill_(b_masked, 0)
                 b_grad_q[h].baddbmm_(b_grad_scores, b_k[h], beta=0, alpha=scale)
                 b_grad_k[h].baddbmm_(b_grad_scores.mT, b_q[h])

@@ -91,7 +91,7 @@ def _residual_update_backward(
         grad_gate = grad_x * shifted * opened * (1 - opened)
         grad_x = grad_x * opened
     grad_bias = grad_x.flatten(0, -2).sum(0) if need_bias else None
-    # A copy, because an operator returns no input of its own.
+    # A copy, because an operator must not return its input.
     grads = [grad_x.clone() if grad_x is grad else grad_x, grad_bias, grad_gate]
     return cast_grads(grads, inputs, needs)
 

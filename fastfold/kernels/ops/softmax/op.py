@@ -100,7 +100,7 @@ def _backward_in_rows(
                 b_grad -= torch.sum(torch.mul(b_out, b_grad, out=b_product), -1, True)
             b_grad *= b_out
             if mask is not None:
-                # A weight of 0 has done this already, except in rows whose keys are all masked.
+                # Masked keys have weight 0, so this changes only rows whose keys are all masked.
                 b_grad.masked_fill_(mask[i, r] == 0, 0.0)
             if grad_scores is not None:
                 grad_scores[i, r] = b_grad
