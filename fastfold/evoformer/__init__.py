@@ -1,6 +1,6 @@
 """The AlphaFold 2 network, one file per algorithm.
 
-The names below are loaded on first use, so that configurations can be had without PyTorch's operators.
+Public names are loaded on first use, so that reading a configuration does not import PyTorch's operators.
 """
 
 from __future__ import annotations

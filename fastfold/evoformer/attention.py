@@ -13,7 +13,7 @@ from fastfold.evoformer.primitives import LayerNorm, Linear
 class Attention(nn.Module):
     """Multi-head attention along one axis, with optional pair bias and sigmoid gate.
 
-    This is what supplement Algorithms 7, 8, 13, 14 and 17 share after their layer norms; in the lines of Algorithm 7:
+    Supplement Algorithms 7, 8, 13, 14 and 17 share these steps after their layer norms. Lines of Algorithm 7:
 
     - Line 2: queries, keys and values are projected without biases.
     - Line 4: a sigmoid gate is projected from the queries' input.
@@ -65,11 +65,13 @@ class Attention(nn.Module):
 def self_attention(
     norm: LayerNorm, attention: Attention, block: Block, bias: Tensor | None, mask: Tensor
 ) -> Tensor:
-    """``x + dropout * attention(norm(x))`` of a block in one operator (supplement Algorithms 7, 8, 13 and 14).
+    """Compute ``x + dropout * attention(norm(x))`` of a block in one operator.
+
+    Supplement Algorithms 7, 8, 13 and 14.
 
     Args:
         norm: Layer norm of the branch.
-        attention: Its attention.
+        attention: Attention of the branch.
         block: Rows ``[*, R, N, c]``; attention is along N.
         bias: ``[*, H, N, N]`` added to the logits of every row, or None.
         mask: ``[*, R, N]``, 0 for keys that must not be seen.
@@ -99,7 +101,10 @@ def self_attention(
 
 
 def bias_for_blocks(attention: Attention, bias: Tensor) -> Tensor:
-    """``bias [*, H, N, N]`` as the blocks of an attention read it; copied at most once for all of them."""
+    """Return ``bias [*, H, N, N]`` in the layout that the attention operator reads.
+
+    Computed once, so that the blocks of rows do not each copy the bias.
+    """
     if torch.is_grad_enabled():
         return bias.contiguous()
     return kernels.attention_bias(bias, attention.query.out_features // attention.heads)
@@ -111,7 +116,7 @@ class GlobalAttention(nn.Module):
     - Line 2: each position has one key and one value, which all heads share.
     - Line 3: the input is averaged over the row before it is projected to queries, which is the same as after.
     - Line 4: a sigmoid gate is projected from every position.
-    - Lines 5-6: each head attends once per row, and every position of the row gates the result by itself.
+    - Lines 5-6: each head attends once per row, and every position of the row has its own gate.
     - Line 7: all heads together are projected to the output.
 
     Args:
@@ -131,10 +136,10 @@ class GlobalAttention(nn.Module):
         self.output = Linear(c, c, init="final" if zero_init else "glorot")
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """``x [*, R, N, c]`` with ``mask [*, R, N]`` to ``[*, R, N, c]``, the attended value shared by a row."""
+        """Attend within each row of ``x [*, R, N, c]`` under ``mask [*, R, N]``; return ``[*, R, N, c]``."""
         weight = mask.unsqueeze(-1)
         average = (x * weight).sum(-2, keepdim=True) / (weight.sum(-2, keepdim=True) + 1e-10)
-        average = average.to(x.dtype)  # masks are float32 where activations have 16 bits
+        average = average.to(x.dtype)  # float32 masks promote 16-bit activations
         # All heads read one key and value, so they are queries of one head: [*, R, H, 1, D] to [*, R, N, 1, D].
         q = self.query(average).unflatten(-1, (self.heads, -1)).transpose(-3, -2)
         k, v = self.key(x).unsqueeze(-2), self.value(x).unsqueeze(-2)

@@ -1,8 +1,8 @@
 """Official model configurations by their official names (supplement, Table 5; AlphaFold-Multimer, section 7).
 
-The trees have AlphaFold's own keys, so that configurations written for other implementations read the same.
-Keys that only steer the official program's memory use (``subbatch_size``, ``use_remat``, …) are left out: they do
-not change results, and a configuration that has them is accepted.
+The trees have AlphaFold's keys, so that configurations written for other implementations can be read. Keys that only
+control the official program's memory use (``subbatch_size``, ``use_remat``, …) are left out, because they do not
+change results. A configuration that has them is accepted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from fastfold.errors import ConfigError
 
-# Rows of the extra MSA, and whether the network has templates.
+# Rows of the extra MSA; True if the network has templates.
 _MONOMER = {
     "model_1": (5120, True),
     "model_2": (1024, True),
@@ -33,11 +33,11 @@ PRESETS: tuple[str, ...] = (
 
 
 MINI = "mini"
-"""Name of the small network that ships with the package; no official model."""
+"""Name of the small network that ships with the package; not an official model."""
 
 
 def model_config(name: str) -> ConfigDict:
-    """Configuration of an official model, or of ``mini``.
+    """Return the configuration of an official model, or of ``mini``.
 
     Args:
         name: One of :data:`PRESETS`, for example ``model_1_ptm`` or ``model_3_multimer_v3``; or :data:`MINI`.
@@ -46,13 +46,13 @@ def model_config(name: str) -> ConfigDict:
         A fresh tree with AlphaFold's keys.
 
     Raises:
-        ConfigError: The name is unknown; the nearest one is given.
+        ConfigError: The name is unknown; the message names the closest one.
     """
     if name == MINI:
         return _mini()
     if name not in PRESETS:
         close = difflib.get_close_matches(name, (*PRESETS, MINI), n=1, cutoff=0.0)[0]
-        raise ConfigError(f"there is no model named {name!r}; did you mean {close!r}?")
+        raise ConfigError(f"expected the name of a model, found {name!r}; did you mean {close!r}?")
     base, _, kind = name.partition("_multimer")
     if base != name:
         return _multimer(int(base[-1]), version=int(kind[-1]) if kind else 1)
@@ -61,21 +61,21 @@ def model_config(name: str) -> ConfigDict:
 
 
 def is_multimer(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration describes the multimer network."""
+    """Return True if a configuration describes the multimer network."""
     return bool(config["model"]["global_config"]["multimer_mode"])
 
 
 def is_trained_on_complexes(config: Mapping[str, Any]) -> bool:
-    """Return True unless the configuration says that its network saw single chains alone (``model.complexes``).
+    """Return True unless ``model.complexes`` says that the network was trained on single chains only.
 
     DeepMind's monomer networks count as trained on complexes: folding a complex as one chain with a gap in its residue
-    numbers is an established use of them.
+    numbers is an established use of these networks.
     """
     return bool(config["model"].get("complexes", True))
 
 
 def ensemble_size(config: Mapping[str, Any]) -> int:
-    """Feature samples whose representations a prediction averages in each cycle."""
+    """Return the number of feature samples whose representations each cycle averages."""
     if is_multimer(config):
         return int(config["model"]["num_ensemble_eval"])
     return int(config["data"]["eval"]["num_ensemble"])
@@ -219,13 +219,16 @@ def _monomer(max_extra_msa: int, templates: bool, *, ptm: bool) -> ConfigDict:
 
 
 def _mini() -> ConfigDict:
-    """A monomer network for a CPU: hardly any MSA, and coevolution as an input instead.
+    """Return the configuration of a monomer network for a CPU, with few MSA rows and coevolution as an input.
 
-    Keys that no official configuration has: ``complexes`` (see :func:`is_trained_on_complexes`), ``coevolution`` (take
-    the features of
-    :mod:`fastfold.data.features.coevolution`), ``sequence_convolution`` (1-D convolutions over what the network knows
-    of each residue), ``enabled`` of a step of the block, and the losses ``smooth_lddt`` and ``ca_trace`` (see
-    :mod:`fastfold.evoformer.losses.smooth_lddt` and :mod:`fastfold.evoformer.losses.ca_trace`).
+    Keys that official configurations do not have:
+
+    - ``complexes``: see :func:`is_trained_on_complexes`.
+    - ``coevolution``: read the features of :mod:`fastfold.data.features.coevolution`.
+    - ``sequence_convolution``: 1-D convolutions over the features of each residue.
+    - ``enabled`` of a step of the block: False to leave the step out.
+    - ``smooth_lddt`` and ``ca_trace``: losses, see :mod:`fastfold.evoformer.losses.smooth_lddt` and
+      :mod:`fastfold.evoformer.losses.ca_trace`.
     """
     config = _monomer(0, False, ptm=True)
     trunk, heads = config.model.embeddings_and_evoformer, config.model.heads
@@ -284,7 +287,7 @@ def _multimer(number: int, *, version: int) -> ConfigDict:
         },
     }
     structure = {
-        # Not in the official tree, which has no training; the paper gives no weight.
+        # Not in the official tree, which is for inference only; the paper does not state a weight.
         "chain_center_of_mass": {"length_scale": 20.0, "tolerance": 4.0, "weight": 1.0},
         "interface_fape": {"atom_clamp_distance": 1000.0, "loss_unit_distance": 20.0},
         "intra_chain_fape": {"atom_clamp_distance": 10.0, "loss_unit_distance": 10.0},

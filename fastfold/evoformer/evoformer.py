@@ -1,4 +1,4 @@
-"""Evoformer blocks and stacks (supplement Algorithms 6 and 18), and those of the template pair (Algorithm 16)."""
+"""Evoformer blocks and stacks (supplement Algorithms 6 and 18), and template pair blocks (Algorithm 16)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 
 
 class EvoformerBlock(nn.Module):
-    """One block: the MSA and the pair tensor update each other (supplement Algorithm 6, lines 2-10).
+    """One Evoformer block: MSA and pair update each other (supplement Algorithm 6, lines 2-10).
 
     Each step is a residual update, with its layer norm and its dropout:
 
-    - Lines 2-4: the sequences of the MSA attend along their residues with the pair as bias, its residues along the
-      sequences, and a transition updates each position.
-    - Line 5: the outer product mean brings the MSA into the pair; AlphaFold-Multimer has this step first.
+    - Lines 2-4: the MSA attends along the residues with the pair as bias, then along the sequences, and a transition
+      updates each position.
+    - Line 5: the outer product mean of the MSA updates the pair; AlphaFold-Multimer has this step first.
     - Lines 6-9: edges of the pair update each other in triangles, by multiplication and by attention.
     - Line 10: a transition updates each edge.
 
     In the extra MSA stack (Algorithm 18, lines 2-10) the column attention of line 3 is global.
 
     Args:
-        config: Official ``evoformer`` config node. Column attention and triangle attention whose nodes say
-            ``enabled: false``, which official ones never do, are left out.
+        config: Official ``evoformer`` config node. Column attention and triangle attention are left out if
+            their nodes say ``enabled: false`` (not in official configurations).
         c_m: MSA channels.
         c_z: Pair channels.
         global_column: Use global column attention, as the extra MSA stack does (Algorithm 18).
@@ -70,7 +70,7 @@ class EvoformerBlock(nn.Module):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Updated ``msa`` and ``pair``.
+        """Return the updated ``msa`` and ``pair``.
 
         Args:
             msa: ``[*, S, N, c_m]``.
@@ -106,8 +106,7 @@ class TemplatePairBlock(nn.Module):
     Args:
         config: Official ``template_pair_stack`` config node.
         c_t: Template channels.
-        attention_first: Triangle attention before triangle multiplication (monomer); the multimer network
-            has them the other way round.
+        attention_first: Run triangle attention before triangle multiplication (monomer) or after it (multimer).
         zero_init: Initialise the last layer of each update with zeros.
     """
 
@@ -129,7 +128,7 @@ class TemplatePairBlock(nn.Module):
         self.pair_transition = Transition(config.pair_transition, c_t, zero_init=zero_init)
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
+        """Return the updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
         attention = (self.triangle_attention_starting, self.triangle_attention_ending)
         multiplication = (self.triangle_multiplication_outgoing, self.triangle_multiplication_incoming)
         for step in (*attention, *multiplication) if self.attention_first else (*multiplication, *attention):
@@ -138,7 +137,7 @@ class TemplatePairBlock(nn.Module):
 
 
 class BlockStack(nn.Module):
-    """What stacks of blocks share: each block is recomputed in the backward pass when ``checkpointing`` is set.
+    """Stack of blocks, each recomputed in the backward pass if ``checkpointing`` is set.
 
     Args:
         blocks: The blocks.
@@ -151,7 +150,7 @@ class BlockStack(nn.Module):
         self.checkpointing = checkpointing
 
     def run(self, block: nn.Module, *inputs: Tensor) -> Any:
-        """What ``block(*inputs)`` gives."""
+        """Return ``block(*inputs)``, checkpointed if the stack is."""
         if self.checkpointing and torch.is_grad_enabled():
             return checkpoint(block, *inputs, use_reentrant=False)
         return block(*inputs)
@@ -163,7 +162,7 @@ class EvoformerStack(BlockStack):
     def forward(
         self, msa: Tensor, pair: Tensor, msa_mask: Tensor, pair_mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Updated ``msa`` and ``pair``.
+        """Return the updated ``msa`` and ``pair``.
 
         Args:
             msa: ``[*, S, N, c_m]``.
@@ -180,7 +179,7 @@ class TemplatePairStack(BlockStack):
     """Template pair blocks one after the other (supplement Algorithm 16, lines 1-7)."""
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """Updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
+        """Return the updated ``pair [*, N, N, c_t]`` under ``pair_mask [*, N, N]``."""
         for block in self.blocks:
             pair = self.run(block, pair, pair_mask)
         return pair

@@ -1,7 +1,7 @@
-"""How the network is carried out: in place or not, whole or in blocks, and what is kept.
+"""Execution of the network's layers: in place or not, whole or in blocks, on the device or offloaded.
 
-A layer computes its residual branch for any :class:`Block` of rows; an :class:`ExecutionPolicy` decides which blocks
-there are and where the results go. Nothing else knows, so that layers read like the paper.
+A layer computes its residual branch for any :class:`Block` of rows. An :class:`ExecutionPolicy` chooses the blocks and
+the memory of the results, so that layers read like the paper.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fastfold.memory.offload import HostBuffers, OffloadedRows
 
 
 class Block(NamedTuple):
-    """What one call of a residual branch works on.
+    """Input and output of one call of a residual branch.
 
     Attributes:
-        x: Part of the tensor that is updated, or all of it.
-        rows: The slice of the axis that ``x`` was taken from.
+        x: The updated tensor, or a part of it.
+        rows: Slice of the axis that ``x`` is cut along.
         dropout: Factors that broadcast against ``x``, or None.
-        out: Where the result goes, or None for a new tensor.
+        out: Tensor for the result, or None for a new tensor.
     """
 
     x: Tensor
@@ -33,13 +33,13 @@ class Block(NamedTuple):
     out: Tensor | None
 
     def add(self, update: Tensor) -> Tensor:
-        """``x + dropout * update``, all of the shape of ``x``: the end of a branch whose operator does not add it."""
+        """Return ``x + dropout * update``, for operators without a residual; ``update`` has the shape of ``x``."""
         if self.dropout is not None:
             update = update * self.dropout
         return self.x + update if self.out is None else torch.add(self.x, update, out=self.out)
 
     def take(self, dim: int, rows: slice) -> Block:
-        """A part of this block along ``dim``."""
+        """Return the part of this block at ``rows`` along ``dim``."""
         dropout = self.dropout
         if dropout is not None and dropout.shape[dim] > 1:
             dropout = _take(dropout, dim, rows)
@@ -48,32 +48,32 @@ class Block(NamedTuple):
         )
 
     def transposed(self) -> Block:
-        """The same block ``[*, A, B, c]`` seen as ``[*, B, A, c]``, without a copy."""
+        """Return a view of this block ``[*, A, B, c]`` as ``[*, B, A, c]``."""
         return Block(self.x.transpose(-3, -2), self.rows, columns(self.dropout), columns(self.out))
 
 
 Branch = Callable[[Block], Tensor]
-"""From a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if that is given."""
+"""Function from a block to ``block.x + block.dropout * update(block.x)``, written to ``block.out`` if given."""
 
 
 @dataclass(frozen=True)
 class ExecutionPolicy:
-    """Execution of one module. All but the first field count only when no gradient is recorded.
+    """Execution of one module. While gradients are recorded, only ``block_elements`` has an effect.
 
     Attributes:
-        block_elements: Maximum number of elements of a block of the input (but at least one row); None leaves
-            everything to the operators, which work in blocks of their own.
+        block_elements: Maximum number of elements of a block of the input (but at least one row); None for a single
+            block, which the operators cut further.
         inplace: Write results into their input. The caller's tensors change: only for callers that own them.
-        contraction: How much a triangle multiplication holds at a time, and where its product is held.
-        templates: Numbers of the templates that a monomer network is shown, for callers that know them; None to look
-            at their mask, for which a GPU is waited for.
-        hold_templates: Keep every embedded template of a monomer network between the two times that it is needed,
-            rather than embed it twice.
-        offload: Host memory for the pair while templates are embedded; None leaves it on the device.
+        contraction: Block size of triangle multiplications, and the memory that holds their product.
+        templates: Indices of the templates that a monomer network reads, for callers that know them; None to read
+            the template mask, which makes the host wait for a GPU.
+        hold_templates: Keep every embedded template of a monomer network between its two uses, rather than embed it
+            twice.
+        offload: Host memory for the pair while templates are embedded; None to leave the pair on the device.
         offload_kept: With ``offload``: share of the pair's rows that stay on the device, from 0 to 1.
-        reshard_blocks: Where ranks share a protein: blocks of channels in which a shard is cut along its other axis.
-        lazy_logits: Give the logits of pairs as :class:`LazyRows`, computed when they are asked for.
-        heads: Names of the heads to run; None for all. What no head needs is freed early.
+        reshard_blocks: Where ranks share a protein: number of channel blocks in which a shard changes its axis.
+        lazy_logits: Return the logits of pairs as :class:`LazyRows`, computed on demand.
+        heads: Names of the heads to run; None for all. Representations that these heads do not need are freed early.
     """
 
     block_elements: int | None = None
@@ -88,29 +88,32 @@ class ExecutionPolicy:
     heads: tuple[str, ...] | None = None
 
     def slices(self, x: Tensor, dim: int, channels: int = 1) -> Iterator[slice]:
-        """Slices that cover axis ``dim`` of any tensor ``x`` in order; each of its elements counts as ``channels``."""
+        """Yield slices that cover axis ``dim`` of any tensor ``x`` in order, for its blocks.
+
+        Each element of ``x`` counts as ``channels`` elements.
+        """
         size = x.shape[dim]
         step = size
         if self.block_elements is not None:
             rows = max(1, self.block_elements * size // max(1, x.numel() * channels))
             step = -(-size // -(-size // rows)) if size else 1
-        # An empty axis (a rank without a row of a shallow alignment) is one empty block.
+        # An empty axis (of a rank without rows of a shallow alignment) is one empty block.
         for start in range(0, max(1, size), max(1, step)):
             yield slice(start, min(size, start + step))
 
     def apply_residual(
         self, x: Tensor, branch: Branch, *, dim: int | None, dropout: Tensor | None = None
     ) -> Tensor:
-        """``x + dropout * update(x)``, block by block.
+        """Return ``x + dropout * update(x)``, computed block by block.
 
         Args:
             x: Any tensor.
-            branch: Gives the sum for a block (:data:`Branch`), which must depend on ``x`` through that block alone.
+            branch: Computes the sum for a block (:data:`Branch`), which must depend on ``x`` only through that block.
             dim: Axis along which ``x`` may be cut; None if the branch needs all of it.
             dropout: Factors that broadcast against ``x`` (zero or ``1 / keep rate``), or None.
 
         Returns:
-            The updated tensor: ``x`` itself when in place.
+            The updated tensor: ``x`` itself if the policy works in place.
         """
         out = None if torch.is_grad_enabled() else x if self.inplace else torch.empty_like(x)
         whole = Block(x, slice(None), dropout, out)
@@ -122,7 +125,7 @@ class ExecutionPolicy:
         return results[0] if len(results) == 1 else torch.cat(results, dim)
 
     def pair_rows(self, pair: Tensor) -> PairRows:
-        """The pair ``[*, N, N, c]``, to be read and updated by rows: on the host if the policy offloads it."""
+        """Return an accessor of the rows of ``pair [*, N, N, c]``, on the host if the policy offloads it."""
         alone = pair.is_contiguous() and pair.untyped_storage().nbytes() == pair.nbytes
         if self.offload is None or not self.inplace or not alone or torch.is_grad_enabled():
             return PairRows(pair)
@@ -139,16 +142,16 @@ class ExecutionPolicy:
         consume: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
-        """``function(block, index)`` over blocks of ``x``, joined along the same axis of the results.
+        """Apply ``function(block, index)`` to blocks of ``x`` and join the results along the same axis.
 
         Args:
             x: Any tensor.
-            function: Gives a block of the result, as long as the block of ``x`` along ``dim``.
+            function: Returns a block of the result, as long as the block of ``x`` along ``dim``.
             dim: The axis, counted from the end.
-            start: Index of the first of ``x`` in the tensor that ``x`` is a part of.
-            channels: How many elements the function makes of one of ``x``, for the size of the blocks.
-            consume: ``x`` is not needed any more: its memory may hold the result.
-            out: Where the result goes, if no gradients are recorded.
+            start: Index of the start of ``x`` in the tensor that ``x`` is a part of.
+            channels: Elements of the result per element of ``x``, for the size of the blocks.
+            consume: True if the caller does not read ``x`` again, so that its memory may hold the result.
+            out: Tensor for the result, used if no gradients are recorded.
         """
         blocks = list(self.slices(x, dim, channels))
         results = []
@@ -169,38 +172,38 @@ class ExecutionPolicy:
 
 
 class PairRows:
-    """A pair tensor ``[*, N, N, c]`` that is read and updated by rows.
+    """Accessor of a pair tensor ``[*, N, N, c]`` that reads and updates rows.
 
     Args:
         pair: The tensor.
 
     Attributes:
-        pair: A tensor of its shape, to be cut into blocks; its contents come from :meth:`read` alone.
+        pair: Tensor of the same shape, to be cut into blocks. Only :meth:`read` returns valid contents.
     """
 
     def __init__(self, pair: Tensor) -> None:
         self.pair = pair
 
     def read(self, rows: slice) -> Tensor:
-        """Rows ``[*, rows, N, c]`` on the device."""
+        """Return rows ``[*, rows, N, c]`` on the device."""
         return self.pair[..., rows, :, :]
 
     def add(self, block: Block, update: Tensor) -> Tensor:
-        """The end of a branch over :attr:`pair`, as :meth:`Block.add`."""
+        """Add ``update [*, rows, N, c]`` to the block's rows, as :meth:`Block.add` does."""
         return block.add(update)
 
     def restore(self) -> Tensor:
-        """The tensor as it is now, on the device."""
+        """Return the updated tensor ``[*, N, N, c]`` on the device."""
         return self.pair
 
 
 class OffloadedPairRows(PairRows):
-    """A pair tensor whose contents are on the host until :meth:`restore`; its memory on the device is free.
+    """Accessor of a pair tensor that is on the host until :meth:`restore`; its device memory is released.
 
     Args:
-        pair: Contiguous and alone in its memory; not to be used before :meth:`restore`.
-        host: Where it goes.
-        kept: Share of its rows that stay on the device, in memory of their own.
+        pair: Contiguous and the only user of its storage; must not be used before :meth:`restore`.
+        host: Host memory for the contents.
+        kept: Share of the rows that stay on the device, in memory of their own.
     """
 
     def __init__(self, pair: Tensor, host: HostBuffers, *, kept: float = 0.0) -> None:
@@ -208,26 +211,26 @@ class OffloadedPairRows(PairRows):
         super().__init__(self._offloaded.placeholder)
 
     def read(self, rows: slice) -> Tensor:
-        """Rows ``[*, rows, N, c]``, copied from the host."""
+        """Return rows ``[*, rows, N, c]``, copied from the host."""
         return self._offloaded.rows(rows)
 
     def add(self, block: Block, update: Tensor) -> Tensor:
-        """Add ``update [*, rows, N, c]`` to the block's rows on the host; what is on the device has no contents."""
+        """Add ``update [*, rows, N, c]`` to the block's rows on the host, and return the placeholder ``block.x``."""
         self._offloaded.write(block.rows, self._offloaded.rows(block.rows).add_(update))
         return block.x
 
     def restore(self) -> Tensor:
-        """The tensor as it is now, back on the device."""
+        """Return the updated tensor ``[*, N, N, c]``, copied back to the device."""
         return self._offloaded.restore()
 
 
 class LazyRows:
-    """A tensor of residue pairs ``[*, N, N, c]`` whose rows are computed whenever they are asked for.
+    """Tensor of residue pairs ``[*, N, N, c]`` with rows computed on demand.
 
     Args:
-        function: Gives rows ``[*, rows, N, c]``.
+        function: Computes rows ``[*, rows, N, c]``.
         shape: Shape of the whole tensor.
-        policy: Decides how many rows are a block.
+        policy: Sets the number of rows of a block.
     """
 
     def __init__(
@@ -236,7 +239,7 @@ class LazyRows:
         self.rows, self.shape, self.policy = function, torch.Size(shape), policy
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """All rows in order, a block at a time, each with its index."""
+        """Yield the blocks of rows in order, each with its index."""
         size, limit = self.shape[-3], self.policy.block_elements
         step = size if limit is None else max(1, limit * size // max(1, self.shape.numel()))
         for start in range(0, size, max(1, step)):
@@ -244,17 +247,17 @@ class LazyRows:
             yield index, self.rows(index)
 
     def whole(self) -> Tensor:
-        """The tensor ``[*, N, N, c]``."""
+        """Return the whole tensor ``[*, N, N, c]``."""
         return self.rows(slice(0, self.shape[-3]))
 
 
 def rows_of(x: Tensor | LazyRows, index: slice) -> Tensor:
-    """Rows ``[*, rows, N, c]`` of a tensor of residue pairs."""
+    """Return rows ``[*, rows, N, c]`` of a tensor of residue pairs."""
     return x.rows(index) if isinstance(x, LazyRows) else x[..., index, :, :]
 
 
 def columns(x: Tensor | None) -> Tensor | None:
-    """A tensor of rows seen as columns, ``[*, A, B, c]`` as ``[*, B, A, c]``, without a copy; None stays None."""
+    """Return a view of ``x [*, A, B, c]`` as ``[*, B, A, c]``; None for None."""
     return None if x is None else x.transpose(-3, -2)
 
 
@@ -268,7 +271,7 @@ class PolicyModule(nn.Module):
     """Base of modules that run under a policy.
 
     Attributes:
-        operator: What plans call modules of this kind.
+        operator: Name of this kind of module in plans.
         policy: The policy.
     """
 
@@ -279,12 +282,12 @@ class PolicyModule(nn.Module):
 def set_policy(
     model: nn.Module, policy: ExecutionPolicy, blocks: Mapping[str, int | None] | None = None
 ) -> None:
-    """Give every module of ``model`` that runs under a policy the same one.
+    """Set the policy of every :class:`PolicyModule` in ``model``.
 
     Args:
         model: The network, or a part of it.
-        policy: What every module gets.
-        blocks: ``block_elements`` by :attr:`PolicyModule.operator`, for those that have others.
+        policy: Policy of every module.
+        blocks: ``block_elements`` by :attr:`PolicyModule.operator`, for kinds that differ from ``policy``.
     """
     for module in model.modules():
         if isinstance(module, PolicyModule):

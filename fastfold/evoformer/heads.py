@@ -1,4 +1,4 @@
-"""Prediction heads (supplement, section 1.9); what is read off their logits is in ``confidence``."""
+"""Prediction heads (supplement, section 1.9); ``confidence`` computes scores from their logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DistogramHead(PolicyModule):
     """Distribution of CB distances from the symmetrised pair (supplement, section 1.9.8)."""
 
     operator = "heads"
-    has_columns = True  # a layout may leave other processes the columns that mirror the rows which are here
+    has_columns = True  # False in layouts where other processes hold the mirrored columns
 
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class DistogramHead(PolicyModule):
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Any]:
-        """``pair [*, N, N, c_z]`` to ``logits [*, N, N, bins]`` and ``bin_edges [bins - 1]`` in Å."""
+        """Return ``logits [*, N, N, bins]`` and ``bin_edges [bins - 1]`` in Å from ``pair [*, N, N, c_z]``."""
         pair, c = representations["pair"], self.config
         edges = torch.linspace(c.first_break, c.last_break, c.num_bins - 1, device=pair.device)
 
@@ -41,31 +41,31 @@ class DistogramHead(PolicyModule):
         return {"logits": half + self.transposed(half), "bin_edges": edges}
 
     def transposed(self, half: Tensor) -> Tensor:
-        """``half [*, N, N, bins]`` with rows and columns exchanged."""
+        """Return ``half [*, N, N, bins]`` with rows and columns exchanged."""
         return half.transpose(-2, -3)
 
 
 class MaskedMsaHead(nn.Module):
-    """Residue types of masked MSA positions (section 1.9.9)."""
+    """Distribution of the residue types at masked MSA positions (section 1.9.9)."""
 
     def __init__(self, num_output: int, c_m: int, *, zero_init: bool) -> None:
         super().__init__()
         self.logits = Linear(c_m, num_output, init=_last(zero_init))
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``msa [*, S, N, c_m]`` to ``logits [*, S, N, num_output]``."""
+        """Return ``logits [*, S, N, num_output]`` from ``msa [*, S, N, c_m]``."""
         return {"logits": _exactly(self.logits, representations["msa"])}
 
 
 class ExperimentallyResolvedHead(nn.Module):
-    """Whether each atom is resolved in the experiment (section 1.9.10)."""
+    """Probability that each atom is resolved in the experiment (section 1.9.10)."""
 
     def __init__(self, c_s: int, *, zero_init: bool) -> None:
         super().__init__()
         self.logits = Linear(c_s, 37, init=_last(zero_init))
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``single [*, N, c_s]`` to ``logits [*, N, 37]``."""
+        """Return ``logits [*, N, 37]`` from ``single [*, N, c_s]``."""
         return {"logits": _exactly(self.logits, representations["single"])}
 
 
@@ -73,8 +73,8 @@ class PredictedLDDTHead(nn.Module):
     """Distribution of the per-residue lDDT-CA (supplement Algorithm 29).
 
     - Line 1: the structure module's single representation is normalised and runs through two layers with ReLU.
-    - Line 2: a last layer gives the logits of the bins; their softmax and its mean (line 3) are taken in
-      :func:`plddt`.
+    - Line 2: a last layer gives the logits of the bins. :func:`fastfold.evoformer.confidence.scores.plddt` takes their
+      softmax and its mean (line 3).
     """
 
     def __init__(self, config: Any, c_s: int, *, zero_init: bool) -> None:
@@ -86,13 +86,13 @@ class PredictedLDDTHead(nn.Module):
         self.logits = Linear(c, config.num_bins, init=_last(zero_init))
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``structure_module [*, N, c_s]`` to ``logits [*, N, bins]``."""
+        """Return ``logits [*, N, bins]`` from ``structure_module [*, N, c_s]``."""
         x = self.norm(representations["structure_module"].to(self.logits.weight.dtype))
         return {"logits": self.logits(F.relu(self.hidden_2(F.relu(self.hidden(x)))))}
 
 
 class PredictedAlignedErrorHead(PolicyModule):
-    """Distribution of the error of residue j when aligned on residue i (section 1.9.7)."""
+    """Distribution of the error of residue j after alignment on residue i (section 1.9.7)."""
 
     operator = "heads"
 
@@ -102,7 +102,7 @@ class PredictedAlignedErrorHead(PolicyModule):
         self.logits = Linear(c_z, config.num_bins, init=_last(zero_init))
 
     def forward(self, representations: dict[str, Tensor]) -> dict[str, Any]:
-        """``pair [*, N, N, c_z]`` to ``logits [*, N, N, bins]`` and ``breaks [bins - 1]`` in Å."""
+        """Return ``logits [*, N, N, bins]`` and ``breaks [bins - 1]`` in Å from ``pair [*, N, N, c_z]``."""
         pair, c = representations["pair"], self.config
         breaks = torch.linspace(0.0, c.max_error_bin, c.num_bins - 1, device=pair.device)
 
@@ -118,7 +118,7 @@ class PredictedAlignedErrorHead(PolicyModule):
 
 
 def _exactly(linear: Linear, x: Tensor) -> Tensor:
-    """The layer in the precision of its parameters, whatever the trunk ran in."""
+    """Apply the layer in the precision of its parameters, because the trunk may run in less."""
     return linear(x.to(linear.weight.dtype))
 
 

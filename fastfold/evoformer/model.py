@@ -31,31 +31,31 @@ from fastfold.protein import residue_constants as rc
 
 Features = dict[str, Tensor]
 FeatureSource = Mapping[str, Tensor] | Callable[[int, int], Mapping[str, Tensor]]
-"""Features stacked along a leading axis (cycles times ensemble members), or a function that makes those of one
-cycle and ensemble member when they are needed."""
+"""Features stacked along a leading axis (cycles times ensemble members), or a function that creates the features of
+one cycle and ensemble member on demand."""
 OnCycle = Callable[[int, dict[str, Any]], None]
 PassResult = tuple[Features, dict[str, Any]]
 """Representations and structure of a pass."""
 RunPass = Callable[[Callable[[list[Features], Features], PassResult], list[Features], Features], PassResult]
-"""Something that carries out a pass: given the function of one, the features of each ensemble member, which that
-takes out of their dicts, and what the pass before left."""
+"""Function that runs a pass. Its arguments are the pass function, the features of each ensemble member and the results
+of the previous pass. The pass function removes features from their dicts."""
 
 
 class KeptState(Protocol):
-    """Where what a pass leaves to the next is kept, for a fold that is interrupted."""
+    """Store of the recycling state between passes, from which an interrupted fold resumes."""
 
     def load(self, device: torch.device) -> tuple[int, int, Features] | None:
-        """The pass to go on with, the last one, and what the one before left; None to begin at the beginning."""
+        """Return the next pass, the last pass and the previous pass's results; None to start at the first pass."""
 
     def save(self, cycle: int, limit: int, previous: Features) -> None:
-        """Keep what is left to pass ``cycle``; ``limit`` is the number of the last one."""
+        """Save the results that pass ``cycle`` starts from; ``limit`` is the number of the last pass."""
 
 
 class AlphaFold(PolicyModule):
-    """The AlphaFold 2 network (supplement Algorithm 2), monomer or multimer, as its configuration says.
+    """AlphaFold 2 network (supplement Algorithm 2), monomer or multimer by its configuration.
 
-    - Lines 1 and 21: each cycle starts from what the one before it left, the first from zeros.
-    - Lines 5-6: the features and the last cycle are embedded (Algorithms 3, 4 and 32).
+    - Lines 1 and 21: each cycle starts from the results of the previous one, the first from zeros.
+    - Lines 5-6: the features and the previous cycle are embedded (Algorithms 3, 4 and 32).
     - Lines 7-8: torsion angles of templates become rows of the MSA.
     - Lines 9-13: templates update the pair (Algorithms 16 and 17).
     - Lines 14-15: the extra MSA updates the pair (Algorithm 18).
@@ -64,14 +64,12 @@ class AlphaFold(PolicyModule):
     - Line 20: the structure module predicts atoms (Algorithm 20); the heads follow after the last cycle.
 
     The code is single-device code; precision, memory policy and parallel layout are applied from outside.
-
-    With a policy that works in place (:mod:`fastfold.evoformer.execution`), there is one pair tensor from the first
-    cycle to the heads; with one that gives logits lazily, those of pairs come as
-    :class:`~fastfold.evoformer.execution.LazyRows`.
+    With a policy that works in place (:mod:`fastfold.evoformer.execution`), one pair tensor serves from the first
+    cycle to the heads. With ``lazy_logits``, logits of pairs are :class:`~fastfold.evoformer.execution.LazyRows`.
 
     Args:
         config: Official configuration tree, for example from :func:`fastfold.evoformer.config.model_config`.
-        name: What predictions say they were made by.
+        name: Name of the model in predictions.
     """
 
     operator = "embedding"
@@ -133,7 +131,7 @@ class AlphaFold(PolicyModule):
             )
 
     def set_checkpointing(self, enabled: bool) -> None:
-        """Keep only block inputs for the backward pass of every stack (activation checkpointing), or not."""
+        """Turn activation checkpointing of every stack on or off: keep only block inputs for the backward pass."""
         for module in self.modules():
             if isinstance(module, BlockStack):
                 module.checkpointing = enabled
@@ -149,26 +147,27 @@ class AlphaFold(PolicyModule):
         state: KeptState | None = None,
         run_pass: RunPass | None = None,
     ) -> dict[str, Any]:
-        """Fold.
+        """Predict a structure in recycling passes.
 
         Args:
-            features: AlphaFold's features. Either a dict whose tensors have a leading axis of size
-                ``(num_recycles + 1) * num_ensemble``, cycle by cycle, or a function ``(cycle, member)`` that gives
-                one cycle's dict. Batch axes may follow. ``initial_positions [N, 37, 3]`` (Å), which is optional,
-                stands for the structure of a cycle before the first (AF2 initial guess, Bennett et al., 2023).
+            features: AlphaFold's features. Either a dict of tensors with a leading axis of size
+                ``(num_recycles + 1) * num_ensemble``, cycle by cycle, or a function ``(cycle, member)`` that returns
+                one cycle's dict. Batch axes may follow. The optional ``initial_positions [N, 37, 3]`` (Å) replace the
+                structure of a cycle before the first (AF2 initial guess, Bennett et al., 2023).
             num_recycles: Extra passes after the first; by default the configuration's.
             num_ensemble: Feature samples whose representations are averaged in each cycle.
-            recycle_tolerance: Passes end when the mean change of CA distances is not above it, in Å, one pass after
-                that; 0 to make them all; by default the configuration's.
+            recycle_tolerance: Recycling stops one pass after the mean change of CA distances is at most this, in Å.
+                0 to run all passes; by default the configuration's.
             on_cycle: Called after each pass with its number and ``mean_plddt``, a number from 0 to 100, ``plddt [N]``,
                 ``atom_positions [N, 37, 3]`` (Å) and ``atom_mask [N, 37]``.
-            state: Where to go on from, and where what each pass leaves is kept; None for nowhere. The result is that
-                of a fold without interruption, if it looks after PyTorch's generators where there is dropout.
-            run_pass: Carries out each pass, from a CUDA graph for example; None to call its function.
+            state: Store of the recycling state, to resume from and to save to after each pass; None for no store. The
+                result equals that of an uninterrupted fold if the store also restores PyTorch's generators for
+                dropout.
+            run_pass: Runs each pass, from a CUDA graph for example; None to call the pass function.
 
         Returns:
             AlphaFold's result tree: a dict per head, ``structure_module``, ``representations`` and
-            ``num_recycles``, the extra passes that were run. Only the last pass records gradients.
+            ``num_recycles``, the number of extra passes. Only the last pass records gradients.
         """
         limit = self.config.model.num_recycle if num_recycles is None else num_recycles
         tolerance = recycle_tolerance
@@ -196,7 +195,7 @@ class AlphaFold(PolicyModule):
                     "prev_pair": representations["pair"],
                 }
                 if tolerance > 0 and _change(previous, updated, members[0]["seq_mask"]) <= tolerance:
-                    # The official loop always runs once more after it stops.
+                    # The official loop runs one more pass after the tolerance is met.
                     limit = cycle + 1
                 previous = updated
                 del representations, structure, updated
@@ -221,7 +220,7 @@ class AlphaFold(PolicyModule):
 
     @property
     def _structure_dtype(self) -> torch.dtype:
-        """Precision of the structure module and the heads, whatever the trunk runs in."""
+        """Precision of the structure module and the heads, independent of the trunk's."""
         return self.structure_module.initial.weight.dtype
 
     def _features(self, source: FeatureSource, cycle: int, member: int, num_ensemble: int) -> Features:
@@ -233,7 +232,7 @@ class AlphaFold(PolicyModule):
         return {key: torch.as_tensor(value).to(device) for key, value in chosen.items()}
 
     def _first_previous(self, features: Features) -> Features:
-        """Zeros in the place of a previous cycle's results, but for atoms that were given to start from."""
+        """Return zeros for the results of a previous cycle, except positions from ``initial_positions``."""
         c = self.config.model.embeddings_and_evoformer
         shape = tuple(features["aatype"].shape)
         own, like = self._own_rows(shape[-1]), self.single_projection.weight
@@ -247,16 +246,17 @@ class AlphaFold(PolicyModule):
         }
 
     def _iterate(self, members: list[Features], previous: Features) -> PassResult:
-        """One cycle: representations averaged over the ensemble, then the structure."""
+        """Run one cycle: average representations over the ensemble, then predict the structure."""
         total: Features = {}
         for number, features in enumerate(members, 1):
-            # The embedder writes into what it is given, which the next member needs.
+            # The embedder overwrites the previous pair, which the next member needs.
             pair = previous["prev_pair"] if number == len(members) else previous["prev_pair"].clone()
             found = self._represent(features, previous | {"prev_pair": pair})
             del pair
             for key, value in found.items():
                 if key == "msa":
-                    # Not averaged: the monomer program keeps the first sample's, the multimer's the last.
+                    # The MSA is not averaged: the monomer program keeps the first sample, the multimer program the
+                    # last.
                     if self.multimer or key not in total:
                         total[key] = value
                 elif len(members) == 1:
@@ -271,7 +271,7 @@ class AlphaFold(PolicyModule):
         return total, structure
 
     def _add_share(self, total: Tensor | None, value: Tensor, count: int) -> Tensor:
-        """A member's part of the mean of ``count``, added to those before it; in place if the policy says so."""
+        """Add one member's share of the mean over ``count`` members; in place if the policy allows it."""
         inplace = self.policy.inplace and not torch.is_grad_enabled()
         share = value.div_(count) if inplace else value / count
         if total is None:
@@ -279,9 +279,10 @@ class AlphaFold(PolicyModule):
         return total.add_(share) if inplace else total + share
 
     def _represent(self, features: Features, previous: Features) -> Features:
-        """Representations of one cycle and ensemble member (supplement Algorithm 2, lines 5-16).
+        """Compute the representations of one cycle and ensemble member (supplement Algorithm 2, lines 5-16).
 
-        Features are taken out of the dict when nothing needs them any more. Each step can be overridden by itself.
+        Features are removed from the dict after their last use. Each step is a method, so that layouts can override
+        it.
         """
         msa, pair = self._embed_inputs(features, previous)
         sequences, dtype = msa.shape[-3], pair.dtype
@@ -299,26 +300,26 @@ class AlphaFold(PolicyModule):
         return found | {"msa": msa[..., :sequences, :, :]} if self._wants("masked_msa") else found
 
     def _embed_inputs(self, features: Features, previous: Features) -> tuple[Tensor, Tensor]:
-        """Lines 5-6: ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]`` of the features and the last cycle."""
+        """Return ``msa [*, S, N, c_m]`` and ``pair [*, N, N, c_z]`` of features and previous cycle (lines 5-6)."""
         msa, pair = self.input_embedder(features, previous)
         return msa, pair
 
     def _append_template_rows(
         self, msa: Tensor, msa_mask: Tensor, features: Features
     ) -> tuple[Tensor, Tensor]:
-        """Lines 7-8: the MSA and its mask with a row of torsion angles per template, if the network has them."""
+        """Append a row of torsion angles per template to the MSA and its mask, if the network has them (lines 7-8)."""
         if self.template_torsion_embedder is None:
             return msa, msa_mask
         rows, mask = self._template_rows(self.template_torsion_embedder, features)
         return torch.cat([msa, rows], dim=-3), torch.cat([msa_mask, mask.to(msa_mask.dtype)], dim=-2)
 
     def _template_rows(self, embedder: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
-        """Rows ``[*, T, N, c_m]`` for the MSA, and their mask ``[*, T, N]``."""
+        """Return MSA rows ``[*, T, N, c_m]`` and their mask ``[*, T, N]``."""
         rows, mask = embedder(features)
         return rows, mask
 
     def _add_templates(self, pair: Tensor, features: Features, pair_mask: Tensor) -> Tensor:
-        """Lines 9-13: the pair updated by templates, if the network has them."""
+        """Update the pair by templates, if the network has them (lines 9-13)."""
         if self.template_embedder is None:
             return pair
         updated: Tensor = self.template_embedder(
@@ -327,7 +328,7 @@ class AlphaFold(PolicyModule):
         return updated
 
     def _add_extra_msa(self, pair: Tensor, features: Features, pair_mask: Tensor) -> Tensor:
-        """Lines 14-15: the pair updated by the extra MSA, if the network has one; its features leave the dict."""
+        """Update the pair by the extra MSA, if the network has one, and drop its features (lines 14-15)."""
         if self.extra_msa_embedder is None:
             return pair
         extra = self._embed_extra_msa(self.extra_msa_embedder, features)
@@ -336,7 +337,7 @@ class AlphaFold(PolicyModule):
         return updated
 
     def _embed_extra_msa(self, embedder: Linear, features: Features) -> Tensor:
-        """Embedded extra MSA ``[*, E, N, c_e]``."""
+        """Return the embedded extra MSA ``[*, E, N, c_e]``."""
         taken = {key: features.pop(key) for key in EXTRA_MSA_FEATURES}
 
         def embed_rows(_: Tensor, index: slice) -> Tensor:
@@ -347,11 +348,11 @@ class AlphaFold(PolicyModule):
         return self.policy.map(extra, embed_rows, dim=-3, channels=embedder.out_features)
 
     def _first_row(self, msa: Tensor) -> Tensor:
-        """The target's row ``[*, N, c_m]`` of the MSA: a copy, so that the rest of the MSA can go."""
+        """Return the target's row ``[*, N, c_m]`` of the MSA: a copy, so that the MSA can be freed."""
         return msa[..., 0, :, :].clone()
 
     def _own_rows(self, residues: int) -> slice:
-        """The rows of the pair that are here: all, unless a layout leaves some to other processes."""
+        """Return the pair's rows on this process: all, unless a parallel layout overrides this."""
         return slice(0, residues)
 
     def _report(
@@ -366,7 +367,7 @@ class AlphaFold(PolicyModule):
 
 
 def _change(before: Features, after: Features, seq_mask: Tensor) -> float:
-    """Root mean square change of CA-CA distances between two cycles in Å."""
+    """Return the root mean square change of CA-CA distances between two cycles in Å."""
     ca = rc.atom_order["CA"]
     old, new = (x["prev_pos"][..., ca, :] for x in (before, after))
     mask = seq_mask.to(new.dtype)

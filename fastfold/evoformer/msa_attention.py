@@ -47,13 +47,13 @@ class MSARowAttention(PolicyModule):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``msa + dropout_rowwise(attention(norm(msa), pair))``, ``[*, S, N, c_m]``.
+        """Return ``msa + dropout_rowwise(attention(norm(msa), pair))``, ``[*, S, N, c_m]``.
 
         Args:
             msa: ``[*, S, N, c_m]``.
             pair: ``[*, N, N, c_z]``.
             msa_mask: ``[*, S, N]``, 0 for padding.
-            bias: That of the pair if it was computed before.
+            bias: Precomputed :meth:`bias` of the pair; None to compute it.
         """
         bias = bias_for_blocks(self.attention, self.bias(pair) if bias is None else bias)
 
@@ -63,7 +63,7 @@ class MSARowAttention(PolicyModule):
         return self.policy.apply_residual(msa, add_attention, dim=-3, dropout=self.dropout(msa))
 
     def bias(self, pair: Tensor) -> Tensor:
-        """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
+        """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``."""
         return kernels.pair_bias(
             pair, self.pair_norm.weight, self.pair_norm.bias, self.pair_bias.weight, aligned=True
         )
@@ -100,7 +100,7 @@ class MSAColumnAttention(PolicyModule):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
-        """``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``, under ``msa_mask [*, S, N]``."""
+        """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_m]``; mask ``[*, S, N]``."""
 
         def add_attention(block: Block) -> Tensor:
             mask = msa_mask[..., block.rows].transpose(-2, -1)
@@ -135,7 +135,7 @@ class MSAColumnGlobalAttention(PolicyModule):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-2)
 
     def forward(self, msa: Tensor, msa_mask: Tensor) -> Tensor:
-        """``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``, under ``msa_mask [*, S, N]``."""
+        """Return ``msa + dropout_columnwise(attention(norm(msa)))``, ``[*, S, N, c_e]``; mask ``[*, S, N]``."""
 
         def add_attention(block: Block) -> Tensor:
             mask = msa_mask[..., block.rows].transpose(-2, -1)

@@ -14,7 +14,7 @@ from fastfold.evoformer.primitives import LayerNorm, Linear
 
 
 class OuterProductMean(PolicyModule):
-    """Mean over sequences of outer products of two residues' columns (supplement Algorithm 10), added to the pair.
+    """Mean over sequences of outer products of two residues' columns, added to the pair (supplement Algorithm 10).
 
     - Line 1: the MSA is normalised.
     - Line 2: every position has a left and a right projection.
@@ -22,7 +22,7 @@ class OuterProductMean(PolicyModule):
     - Line 4: the averages are projected to the pair's channels.
     - Algorithm 6, line 5: the result is added.
 
-    As in the official program the bias of the output projection is divided by the number of sequences too.
+    As in the official program, the bias of the output projection is also divided by the number of sequences.
 
     Args:
         config: Official config node (``num_outer_channel``).
@@ -42,7 +42,7 @@ class OuterProductMean(PolicyModule):
         self.output = Linear(c * c, c_z, init="final" if zero_init else "relu")
 
     def forward(self, msa: Tensor, pair: Tensor, msa_mask: Tensor) -> Tensor:
-        """``pair + output(mean(left ⊗ right))``, ``[*, N, N, c_z]``.
+        """Return ``pair + output(mean(left ⊗ right))``, ``[*, N, N, c_z]``.
 
         Args:
             msa: ``[*, S, N, c_m]``.
@@ -51,12 +51,12 @@ class OuterProductMean(PolicyModule):
         """
         if torch.is_grad_enabled():
             return self.recorded(*self.sides(msa), pair, msa_mask, msa_mask)
-        # Of a deep alignment a side is much: the left one is made for the rows that need it.
+        # A side of a deep alignment is large, so the left one is computed for a block's rows only.
         parts = (self.right(self.norm(msa[..., part, :, :])) for part in self.policy.slices(msa, -3))
         updates = self.rows(parts, msa_mask)
 
         def left(rows: slice) -> Tensor:
-            # A column lies in memory evenly, a part of every row does not.
+            # Transposed because columns have an even stride in memory; parts of rows do not.
             columns = msa[..., rows, :].transpose(-3, -2)
             return self.left(self.norm(columns)).transpose(-3, -2)
 
@@ -65,7 +65,15 @@ class OuterProductMean(PolicyModule):
     def recorded(
         self, left: Tensor, right: Tensor, pair: Tensor, left_mask: Tensor, right_mask: Tensor
     ) -> Tensor:
-        """Updated ``pair [*, I, J, c_z]`` from both sides, with gradients."""
+        """Return the updated ``pair [*, I, J, c_z]``, with gradients.
+
+        Args:
+            left: ``[*, S, I, c]``.
+            right: ``[*, S, J, c]``.
+            pair: ``[*, I, J, c_z]``.
+            left_mask: ``[*, S, I]``, 0 for padding.
+            right_mask: ``[*, S, J]``, 0 for padding.
+        """
         weight, bias = self.output.weight, self.output.bias
         return kernels.outer_product_mean(left, right, left_mask, right_mask, weight, bias, residual=pair)
 
@@ -76,7 +84,7 @@ class OuterProductMean(PolicyModule):
         pair: Tensor,
         left_mask: Tensor,
     ) -> Tensor:
-        """Updated ``pair [*, I, J, c_z]`` without gradients; ``left`` gives ``[*, S, rows, c]`` of some residues."""
+        """Return the updated ``pair [*, I, J, c_z]`` without gradients; ``left(rows)`` returns ``[*, S, rows, c]``."""
 
         def add_mean(block: Block) -> Tensor:
             assert block.out is not None  # without gradients there is one
@@ -85,11 +93,11 @@ class OuterProductMean(PolicyModule):
         return self.policy.apply_residual(pair, add_mean, dim=-3)
 
     def rows(self, right: Iterable[Tensor], right_mask: Tensor) -> kernels.OuterProductRows:
-        """Updates of rows of the pair, from right sides ``[*, s, N, c]`` of blocks of sequences."""
+        """Return the updates of pair rows, from right sides ``[*, s, N, c]`` of blocks of sequences."""
         return kernels.OuterProductRows(right, right_mask, self.output.weight, self.output.bias)
 
     def sides(self, msa: Tensor) -> tuple[Tensor, Tensor]:
-        """What the products are of: ``left`` and ``right`` ``[*, S, N, c]``."""
+        """Return the factors ``left`` and ``right`` ``[*, S, N, c]`` of the products from ``msa [*, S, N, c_m]``."""
 
         def project(rows: Tensor, _: slice) -> Tensor:
             x = self.norm(rows)

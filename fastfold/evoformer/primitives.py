@@ -13,17 +13,17 @@ from fastfold import kernels
 
 Init = Literal["default", "relu", "glorot", "gating", "final"]
 
-# Standard deviation of a unit normal truncated at two: what is drawn is divided by it.
+# Standard deviation of a unit normal truncated at two; divides the requested standard deviation.
 _TRUNCATED_STD = 0.87962566103423978
 
 
 class Linear(nn.Linear):
-    """Linear layer ``[*, c_in] -> [*, c_out]``, initialised as the supplement prescribes.
+    """Linear layer ``[*, c_in] -> [*, c_out]``, initialised by supplement section 1.11.4.
 
     Args:
         c_in: Input channels.
         c_out: Output channels.
-        bias: Whether there is a bias.
+        bias: True to add a bias.
         init: ``default`` (LeCun), ``relu`` (He), ``glorot`` (uniform, attention projections), ``gating``
             (weights zero, bias one: the gate starts open), ``final`` (zero: a residual branch starts silent).
         heads: For ``glorot``: the number of heads that the outputs are split into. Haiku counts a tensor
@@ -37,8 +37,9 @@ class Linear(nn.Linear):
         super().__init__(c_in, c_out, bias=bias)
 
     def reset_parameters(self) -> None:
+        """Draw weight and bias by ``init``."""
         if self.weight.is_meta:
-            return  # no values to set; drawing them would be half of the time that an empty network takes
+            return  # meta parameters hold no values; drawing them would slow the construction down
         with torch.no_grad():
             if self.init in ("default", "relu"):
                 std = math.sqrt((2.0 if self.init == "relu" else 1.0) / self.in_features) / _TRUNCATED_STD
@@ -62,12 +63,12 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x [*, channels]``; the dtype stays."""
+        """Normalise ``x [*, channels]``; the result has the same dtype."""
         return kernels.layer_norm(x, self.weight, self.bias)
 
 
 def one_hot_linear(linear: Linear, index: Tensor, offset: int = 0) -> Tensor:
-    """Product of a linear layer's weight with one-hot vectors, as a lookup, without the bias.
+    """Return the product of a linear layer's weight with one-hot vectors, as a lookup, without the bias.
 
     Args:
         linear: The layer, ``c_in`` inputs.
@@ -94,7 +95,7 @@ class SharedDropout(nn.Module):
         self.rate, self.shared_dim = rate, shared_dim
 
     def forward(self, x: Tensor) -> Tensor | None:
-        """Factors for ``x [*, rows, columns, c]``, of size one along the shared axis; None when nothing drops."""
+        """Draw factors for ``x [*, rows, columns, c]``, of size one along the shared axis; None without dropout."""
         if not self.training or self.rate == 0.0:
             return None
         shape = list(x.shape)
@@ -103,4 +104,5 @@ class SharedDropout(nn.Module):
         return torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(keep).div_(keep)
 
     def extra_repr(self) -> str:
+        """Return the arguments for the representation of the module."""
         return f"rate={self.rate}, shared_dim={self.shared_dim}"

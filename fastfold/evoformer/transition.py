@@ -15,8 +15,8 @@ class Transition(PolicyModule):
     """Two-layer perceptron on every position (supplement Algorithms 9 and 15), as a residual update.
 
     - Line 1: the input is normalised.
-    - Line 2: a linear layer makes ``num_intermediate_factor`` times the channels.
-    - Line 3: ReLU and a second linear layer lead back.
+    - Line 2: a linear layer widens the channels by ``num_intermediate_factor``.
+    - Line 3: ReLU and a second linear layer restore the number of channels.
     - Algorithm 6, lines 4 and 10: the result is added.
 
     Args:
@@ -35,7 +35,7 @@ class Transition(PolicyModule):
         self.output = Linear(hidden, c, init="final" if zero_init else "default")
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x + output(relu(hidden(norm(x))))``, ``[*, rows, columns, c]``."""
+        """Return ``x + output(relu(hidden(norm(x))))``, ``[*, rows, columns, c]``."""
 
         def add_transition(block: Block) -> Tensor:
             return kernels.transition(

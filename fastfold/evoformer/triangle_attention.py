@@ -19,7 +19,7 @@ class TriangleAttention(PolicyModule):
 
     - Line 1: the pair is normalised.
     - Lines 2 and 4: queries, keys, values and gate are projected from it.
-    - Line 3: the bias of each head is projected from it too: the third edge of each triangle.
+    - Line 3: the bias of each head is also projected from it: the third edge of each triangle.
     - Lines 5-7: the edges of a node attend to each other; see :class:`~fastfold.evoformer.attention.Attention`.
     - Algorithm 6, lines 8 and 9: the result is added with dropout factors that rows (starting) or columns share.
 
@@ -48,15 +48,15 @@ class TriangleAttention(PolicyModule):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3 if self.starting else -2)
 
     def forward(self, pair: Tensor, pair_mask: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``pair + dropout(attention(norm(pair)))``, ``[*, N, N, c_z]``.
+        """Return ``pair + dropout(attention(norm(pair)))``, ``[*, N, N, c_z]``.
 
         Args:
             pair: ``[*, N, N, c_z]``.
             pair_mask: ``[*, N, N]``, 0 for padding.
-            bias: That of the pair if it was computed before.
+            bias: Precomputed :meth:`bias` of the pair; None to compute it.
         """
         bias = self.bias(pair) if bias is None else bias
-        # Transposed and aligned once, not for every block.
+        # Outside of the branch, so that blocks do not each transpose and align the bias.
         bias = bias_for_blocks(self.attention, bias if self.starting else bias.transpose(-2, -1))
 
         def add_attention(block: Block) -> Tensor:
@@ -70,7 +70,7 @@ class TriangleAttention(PolicyModule):
         return self.policy.apply_residual(pair, add_attention, dim=dim, dropout=self.dropout(pair))
 
     def bias(self, pair: Tensor) -> Tensor:
-        """Bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, as read along its rows."""
+        """Return the bias of the logits ``[*, H, N, N]`` from ``pair [*, N, N, c_z]``, for attention along its rows."""
         return kernels.pair_bias(
             pair, self.norm.weight, self.norm.bias, self.pair_bias.weight, aligned=self.starting
         )

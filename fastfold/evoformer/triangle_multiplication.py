@@ -17,8 +17,8 @@ class TriangleMultiplication(PolicyModule):
     Supplement Algorithm 11 with outgoing edges, Algorithm 12 with incoming ones:
 
     - Line 1: the pair is normalised.
-    - Line 2: two projections of every edge are gated. They are one layer of twice the width: the first half is the
-      official program's ``left``, the second its ``right``.
+    - Line 2: two projections of every edge are gated. One layer of twice the width computes both: first the official
+      program's ``left``, then its ``right``.
     - Line 3: an output gate is projected.
     - Line 4: the products of a triangle's other two edges are summed over the third node, normalised, projected and
       gated. Outgoing edges are ``left[i, k] right[j, k]``; with incoming ones the official program contracts
@@ -46,7 +46,7 @@ class TriangleMultiplication(PolicyModule):
         self.dropout = SharedDropout(config.dropout_rate, shared_dim=-3)
 
     def forward(self, pair: Tensor, pair_mask: Tensor) -> Tensor:
-        """``pair + dropout_rowwise(multiplication(pair))``, ``[*, N, N, c_z]``, under ``pair_mask [*, N, N]``."""
+        """Return ``pair + dropout_rowwise(multiplication(pair))``, ``[*, N, N, c_z]``; mask ``[*, N, N]``."""
 
         def add_multiplication(block: Block) -> Tensor:
             return kernels.triangle_multiplication(

@@ -218,7 +218,7 @@ def test_numbers_that_are_not_finite_are_never_a_prediction(cli: CommandLine):
             ORACLES / "synthetic_monomer/params.npz",
             {"precision": "fp8"},
             ConfigError,
-            "there is no precision 'fp8'",
+            "found 'fp8'",
         ),
     ],
 )

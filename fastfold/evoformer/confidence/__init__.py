@@ -1,4 +1,4 @@
-"""What a network thinks of its prediction, computed from the logits of its heads in blocks of rows."""
+"""Confidence of a prediction, computed from the logits of the heads in blocks of rows."""
 
 from fastfold.evoformer.confidence.chains import chain_confidence
 from fastfold.evoformer.confidence.scores import plddt, predicted_aligned_error, predicted_tm_score

@@ -1,9 +1,9 @@
-"""Confidences of chains and of pairs of chains from the logits of residue pairs: pTM, ipTM and actifpTM.
+"""pTM, ipTM and actifpTM of chains and pairs of chains, from the logits of residue pairs.
 
 pTM of one chain and ipTM of two are :func:`fastfold.evoformer.confidence.scores.predicted_tm_score` of a part of the
-residues. actifpTM (Varga et al. 2025, doi:10.1093/bioinformatics/btaf107) is ipTM in which residue pairs count by the
-probability that they touch, so that disordered parts of the chains do not dilute a sure interface. Details are
-ColabFold's.
+residues. actifpTM (Varga et al. 2025, doi:10.1093/bioinformatics/btaf107) is ipTM with residue pairs weighted by
+the probability that they touch. Disordered parts of the chains then do not dilute a confident interface. The details
+follow ColabFold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastfold.evoformer.confidence.scores import bin_centres, row_blocks, tm_sco
 from fastfold.evoformer.execution import LazyRows, rows_of
 
 CONTACT_DISTANCE = 8.0
-"""Residues whose CB atoms are nearer than this, in Å, touch."""
+"""Residues touch if their CB atoms are nearer than this, in Å."""
 
 _EPSILON = 1e-8
 
@@ -29,19 +29,19 @@ def chain_confidence(
     bin_edges: Tensor | None = None,
     contact_threshold: float | None = None,
 ) -> dict[str, Tensor]:
-    """Score each chain and each pair of chains, in blocks of rows.
+    """Compute pTM of each chain and ipTM of each pair of chains, in blocks of rows.
 
-    As in ColabFold, d0 of a pair comes from the length of the whole complex, that of one chain from its own; neither
-    length is taken below 19, so the pTM of a very short chain is near 0 whatever its structure.
+    As in ColabFold, d0 of a pair comes from the length of the whole complex, and d0 of a chain from the chain's
+    length. Lengths below 19 count as 19, so the pTM of a very short chain is near 0 for any structure.
 
     Args:
         logits: Aligned error logits ``[N, N, bins]``.
         breaks: ``[bins - 1]`` bin edges in Å.
-        asym_id: ``[N]`` chain of each residue; residues of one chain stand together.
-        distogram: Distogram logits ``[N, N, bins]``, symmetric; without them there is no actifpTM.
+        asym_id: ``[N]`` chain of each residue; residues of one chain are contiguous.
+        distogram: Distogram logits ``[N, N, bins]``, symmetric; None to leave out actifpTM.
         bin_edges: ``[bins - 1]`` of the distogram in Å.
-        contact_threshold: Count residues alike if they touch the other chain with at least this probability, and
-            not at all otherwise (ColabFold's option, with 0.6); by default pairs count by their probability.
+        contact_threshold: Weight 1 for residues that touch the other chain with at least this probability, 0 for
+            the others (ColabFold's option, with 0.6). None to weight pairs by their contact probability.
 
     Returns:
         ``chain_ptm [C]``, ``chain_pair_iptm [C, C]`` and, with a distogram, ``chain_pair_actifptm [C, C]`` and the
@@ -92,12 +92,12 @@ def chain_confidence(
 
 
 def contact_probability(logits: Tensor, bin_edges: Tensor) -> Tensor:
-    """Probability ``[*, N, N]`` that two residues touch, from distogram logits ``[*, N, N, bins]``.
+    """Return the probability ``[*, N, N]`` that two residues touch.
 
-    As in ColabFold a bin counts whole if its lower edge is under :data:`CONTACT_DISTANCE`.
+    As in ColabFold, all of a bin counts if its lower edge is under :data:`CONTACT_DISTANCE`.
 
     Args:
-        logits: ``[*, N, N, bins]``.
+        logits: Distogram logits ``[*, N, N, bins]``.
         bin_edges: ``[bins - 1]`` in Å.
     """
     near = torch.cat([bin_edges.new_zeros(1), bin_edges]) < CONTACT_DISTANCE
@@ -105,7 +105,7 @@ def contact_probability(logits: Tensor, bin_edges: Tensor) -> Tensor:
 
 
 def _touching(distogram: Tensor | LazyRows, bin_edges: Tensor, member: Tensor, threshold: float) -> Tensor:
-    """``[N, C]``, 1 where a residue touches some residue of another chain with at least this probability."""
+    """Return ``[N, C]``, 1 where a residue touches another chain with at least this probability."""
     found = [
         (contact_probability(part, bin_edges) >= threshold).float() @ member
         for _, part in row_blocks(distogram)
@@ -114,13 +114,16 @@ def _touching(distogram: Tensor | LazyRows, bin_edges: Tensor, member: Tensor, t
 
 
 def _span(chosen: Tensor) -> slice:
-    """The slice that covers the True values of a mask ``[n]`` in one piece."""
+    """Return the slice from the first to the last True of a mask ``[n]``."""
     places = chosen.nonzero()
     return slice(int(places[0]), int(places[-1]) + 1)
 
 
 def _pairs(scores: Tensor, member: Tensor) -> Tensor:
-    """Best score ``[C, C]`` of any residue of either chain, from those of residues with chains ``[N, C]``."""
+    """Return the best residue score ``[C, C]`` of each pair of chains.
+
+    ``scores [N, C]`` are those of residues with chains, ``member [N, C]`` the chains of residues, one-hot.
+    """
     best = torch.stack([scores[mask].amax(0) for mask in member.mT.bool()])
     best = torch.maximum(best, best.mT)
     return best.fill_diagonal_(0.0)

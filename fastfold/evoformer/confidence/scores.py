@@ -11,21 +11,25 @@ from fastfold.evoformer.execution import LazyRows
 
 
 def plddt(logits: Tensor) -> Tensor:
-    """Expected lDDT-CA per residue, 0 to 100, ``[*, N]`` from logits ``[*, N, bins]``."""
+    """Return the expected lDDT-CA per residue ``[*, N]``, 0 to 100, from logits ``[*, N, bins]``."""
     bins = logits.shape[-1]
     centres = (torch.arange(bins, device=logits.device, dtype=torch.float32) + 0.5) / bins
     return 100.0 * (torch.softmax(logits.float(), -1) * centres).sum(-1)
 
 
 def bin_centres(breaks: Tensor) -> Tensor:
-    """Centres ``[bins]`` in Å of the error bins; the last bin is as wide as the others."""
+    """Return the centres ``[bins]`` of the error bins in Å; the last bin is as wide as the others.
+
+    Args:
+        breaks: ``[bins - 1]`` bin edges in Å.
+    """
     step = breaks[1] - breaks[0]
     centres = breaks + step / 2
     return torch.cat([centres, centres[-1:] + step])
 
 
 def predicted_aligned_error(logits: Tensor | LazyRows, breaks: Tensor) -> tuple[Tensor, Tensor]:
-    """Expected aligned error and its largest possible value, in Å.
+    """Return the expected aligned error and its largest possible value, in Å.
 
     Args:
         logits: ``[*, N, N, bins]``.
@@ -48,16 +52,16 @@ def predicted_tm_score(
     residue_weights: Tensor | None = None,
     asym_id: Tensor | None = None,
 ) -> Tensor:
-    """Predicted TM-score (pTM), or interface pTM when chains are given.
+    """Return the predicted TM-score (pTM), or the interface pTM (ipTM) if ``asym_id`` is given.
 
     Args:
         logits: Aligned error logits ``[N, N, bins]``.
         breaks: ``[bins - 1]`` bin edges in Å.
         residue_weights: ``[N]`` weight of each residue; ones by default.
-        asym_id: ``[N]`` chain of each residue: only pairs in different chains count (ipTM).
+        asym_id: ``[N]`` chain of each residue; only pairs in different chains count (ipTM). None for pTM.
 
     Returns:
-        Scalar in [0, 1]: the best of the scores seen from each residue.
+        Scalar in [0, 1]: the best score over all residues that the others are aligned on.
     """
     if residue_weights is None:
         residue_weights = torch.ones(logits.shape[-2], device=breaks.device)
@@ -76,18 +80,18 @@ def predicted_tm_score(
 
 
 def tm_score_of_bins(centres: Tensor, residues: float) -> Tensor:
-    """What an error in each bin adds to a TM-score, ``[bins]``.
+    """Return the TM-score term ``[bins]`` of an aligned error in each bin.
 
     Args:
         centres: ``[bins]`` in Å.
-        residues: Length that gives TM-score's d0; it is not taken below 19.
+        residues: Length from which d0 of the TM-score is computed; lengths below 19 count as 19.
     """
     d0 = 1.24 * (max(residues, 19.0) - 15.0) ** (1.0 / 3.0) - 1.8
     return 1.0 / (1.0 + (centres / d0).square())
 
 
 def row_blocks(logits: Tensor | LazyRows) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows ``[*, rows, N, bins]`` with their indices."""
+    """Yield blocks of rows ``[*, rows, N, bins]`` with their indices."""
     if isinstance(logits, LazyRows):
         yield from logits.blocks()
     else:

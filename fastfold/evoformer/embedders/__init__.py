@@ -1,1 +1,1 @@
-"""From features, the last cycle and templates to the first MSA and pair representations."""
+"""Embed features, the previous cycle and templates into the initial MSA and pair representations."""

@@ -16,16 +16,16 @@ from fastfold.protein.all_atom import pseudo_beta
 
 
 def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) -> Tensor:
-    """Distance bin of each pair of residues, counted from 1; 0 where a distance falls in no bin.
+    """Return the distance bin of each pair of residues, counted from 1; 0 for distances outside all bins.
 
     Args:
         positions: ``[*, N, 3]`` in Å.
         config: ``min_bin``, ``max_bin`` (lower edge of the first and last bin, Å) and ``num_bins``.
-        rows: Residues whose rows are wanted.
+        rows: Residues whose rows are computed.
 
     Returns:
-        ``[*, rows, N]`` int64. As in the official program a distance on an edge, under the first edge or over
-        10,000 Å is in no bin.
+        ``[*, rows, N]`` int64. As in the official program, distances on an edge, under the first edge or over
+        10,000 Å are outside all bins.
     """
     edges = torch.linspace(
         config.min_bin, config.max_bin, config.num_bins, dtype=positions.dtype, device=positions.device
@@ -37,13 +37,13 @@ def distogram_bins(positions: Tensor, config: Any, rows: slice = slice(None)) ->
 
 
 class SequenceConvolution(nn.Module):
-    """Residual 1-D convolutions over what is known of each residue: cheap local context for small networks.
+    """Residual 1-D convolutions over the features of each residue: cheap local context for small networks.
 
     AlphaFold has no such layer.
 
     Args:
-        config: ``num_layer``, ``kernel_size`` (odd), ``num_channel``, and ``dropout_rate`` (before each layer and after
-            the last).
+        config: ``num_layer``, ``kernel_size`` (odd), ``num_channel``, and ``dropout_rate`` (before each layer and
+            after the last).
         c_in: Input channels.
     """
 
@@ -57,7 +57,7 @@ class SequenceConvolution(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """From ``[*, N, c_in]`` to ``[*, N, c]``; chains are taken as one after another."""
+        """Convolve ``x [*, N, c_in]`` along the residues into ``[*, N, c]``; chains count as one sequence."""
         x = self.input(x).transpose(-1, -2)
         for layer in self.layers:
             x = x + layer(F.dropout(F.relu(x), self.dropout_rate, self.training))
@@ -65,7 +65,7 @@ class SequenceConvolution(nn.Module):
 
 
 class InputEmbedder(PolicyModule):
-    """First MSA and pair representations, with what the last cycle found (supplement Algorithms 3 and 32).
+    """Initial MSA and pair representations from features and the previous cycle (supplement Algorithms 3 and 32).
 
     Algorithm 3:
 
@@ -75,15 +75,15 @@ class InputEmbedder(PolicyModule):
 
     Algorithm 32:
 
-    - Lines 1-2: distances between the last cycle's CB atoms are binned and projected.
-    - Line 3: these and the normalised pair of the last cycle are added to the pair.
-    - Line 4: its normalised first row is added to the first row of the MSA.
+    - Lines 1-2: distances between the previous cycle's CB atoms are binned and projected.
+    - Line 3: the projection and the previous cycle's normalised pair are added to the pair.
+    - Line 4: the previous cycle's normalised first MSA row is added to the first row of the MSA.
 
-    A network with coevolution, which no official one is, adds that to the target's features and to the pair.
+    A network with coevolution (not an official one) adds its projection to the target's features and to the pair.
 
     Args:
-        config: Official ``embeddings_and_evoformer`` config node. ``coevolution`` and ``sequence_convolution`` are
-            read if they are there.
+        config: Official ``embeddings_and_evoformer`` config node. The keys ``coevolution`` and
+            ``sequence_convolution`` are optional.
         c_target: Channels of ``target_feat`` (22 monomer, 21 multimer).
         multimer: Use the chain-relative position encoding.
     """
@@ -119,16 +119,16 @@ class InputEmbedder(PolicyModule):
         first_sequence: int = 0,
         first_row: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Embed one cycle's features, or some rows of the MSA and of the pair.
+        """Embed one cycle's features, or a part of the rows of the MSA and of the pair.
 
         Args:
             features: AlphaFold's keys: ``target_feat [*, N, c_target]``, ``msa_feat [*, S, N, 49]``,
-                ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, and what
-                :func:`fastfold.data.features.coevolution.features` gives for a network with coevolution.
+                ``residue_index [*, N]``, ``aatype [*, N]``, the chain ids for a multimer, and the result of
+                    :func:`fastfold.data.features.coevolution.features` for a network with coevolution.
             previous: ``prev_pos [*, N, 37, 3]`` (Å), ``prev_msa_first_row [*, N, c_m]`` and
-                ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. ``prev_pair`` is consumed: its memory
-                may hold the result.
-            first_sequence: Number in the MSA of the first row of ``msa_feat``.
+                ``prev_pair [*, rows, N, c_z]``; zeros in the first cycle. The memory of ``prev_pair``
+                    may be reused for the result.
+            first_sequence: Index in the MSA of the first row of ``msa_feat``.
             first_row: Residue of the first row of ``prev_pair``.
 
         Returns:
@@ -139,7 +139,7 @@ class InputEmbedder(PolicyModule):
         return msa, self._pair(features, target, previous, first_row)
 
     def _target(self, features: dict[str, Tensor]) -> Tensor:
-        """What is known of each residue by itself ``[*, N, c_target]``."""
+        """Return the features ``[*, N, c_target]`` of single residues."""
         dtype = self.msa.weight.dtype
         target = features["target_feat"].to(dtype)
         if self.coevolution is not None:
@@ -158,7 +158,7 @@ class InputEmbedder(PolicyModule):
 
         def sequences(rows: Tensor, index: slice) -> Tensor:
             msa = self.msa(rows.to(dtype)) + target
-            # No row where the MSA's first is elsewhere, so that the graph is the same on all processes.
+            # Zero rows if another process has the MSA's first row, so that all processes record the same graph.
             count = 1 if index.start == 0 else 0
             if self.prev_msa_norm is not None and (count or torch.is_grad_enabled()):
                 recycled = self.prev_msa_norm(previous["prev_msa_first_row"]).unsqueeze(-3)[..., :count, :, :]
@@ -187,18 +187,18 @@ class InputEmbedder(PolicyModule):
                 pair = pair + self.coevolution(coupled.to(left.dtype))
             if self.prev_pair_norm is not None:
                 pair = pair + self.prev_pair_norm(previous_rows)
-            # Under autocast some terms are float32, which would make all operators of the trunk work in float32.
+            # Under autocast some terms are float32, and a float32 pair would make the whole trunk run in float32.
             return (pair + self.relative_position(features, rows)).to(left.dtype)
 
         return self.policy.map(previous["prev_pair"], pair_rows, dim=-3, start=first_row, consume=True)
 
 
 EXTRA_MSA_FEATURES = ("extra_msa", "extra_has_deletion", "extra_deletion_value")
-"""What :func:`extra_msa_features` reads."""
+"""Keys that :func:`extra_msa_features` reads."""
 
 
 def extra_msa_features(features: dict[str, Tensor]) -> Tensor:
-    """Features ``[*, E, N, 25]`` of the extra MSA: one-hot residue, has-deletion flag, deletion value."""
+    """Return the features ``[*, E, N, 25]`` of the extra MSA: one-hot residue, has-deletion flag, deletion value."""
     one_hot = F.one_hot(features["extra_msa"].long(), 23).to(features["extra_deletion_value"].dtype)
     return torch.cat(
         [one_hot, features["extra_has_deletion"][..., None], features["extra_deletion_value"][..., None]], -1

@@ -19,7 +19,7 @@ from fastfold.protein.all_atom import chi_angles, pseudo_beta, pseudo_beta_mask
 class MultimerTemplateEmbedder(PolicyModule):
     """Pair update from templates (AlphaFold-Multimer, section 7.2).
 
-    - Distances, masks, residue types and directions of each template are projected one by one and added.
+    - Distances, masks, residue types and directions of each template are projected separately and added.
     - The query's pair is normalised, projected and added.
     - The template pair stack updates each template's pair (Algorithm 16), which is then normalised.
     - The mean over the templates is projected and added to the query's pair.
@@ -56,7 +56,7 @@ class MultimerTemplateEmbedder(PolicyModule):
     def forward(
         self, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor, first_row: int = 0
     ) -> Tensor:
-        """Updated ``pair [*, rows, N, c_z]``.
+        """Return the updated ``pair [*, rows, N, c_z]``.
 
         Args:
             pair: Pair representation, all rows or a part of them.
@@ -64,7 +64,7 @@ class MultimerTemplateEmbedder(PolicyModule):
                 ``template_all_atom_mask [*, T, N, 37]`` and ``asym_id [*, N]``: templates are of single chains,
                 so only pairs within a chain are used.
             pair_mask: ``[*, N, N]``.
-            first_row: The residue of the first row.
+            first_row: Residue of the first row.
         """
         asym_id = features["asym_id"]
         count = features["template_aatype"].shape[-2]
@@ -98,7 +98,7 @@ class MultimerTemplateEmbedder(PolicyModule):
         target.pair = self.policy.apply_residual(target.pair, add_mean, dim=-3)
 
     def _sum(self, total: Tensor, embedded: Tensor) -> Tensor:
-        """The sum of both, in the memory of the first where that is allowed."""
+        """Return the sum, written into ``total`` if the policy works in place."""
         return self.policy.apply_residual(
             total, lambda block: block.add(embedded[..., block.rows, :, :]), dim=-3
         )
@@ -144,7 +144,7 @@ class MultimerTemplateEmbedder(PolicyModule):
 
 
 class MultimerTemplateTorsionEmbedder(nn.Module):
-    """Rows for the MSA from the templates' side-chain angles (AlphaFold-Multimer, section 7.2).
+    """MSA rows from the templates' side-chain angles (AlphaFold-Multimer, section 7.2).
 
     Args:
         c_m: MSA channels.
@@ -156,7 +156,7 @@ class MultimerTemplateTorsionEmbedder(nn.Module):
         self.projection = Linear(c_m, c_m, init="relu")
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Rows ``[*, T, N, c_m]`` and their mask ``[*, T, N]`` from the ``template_*`` keys."""
+        """Return rows ``[*, T, N, c_m]`` and their mask ``[*, T, N]`` from the ``template_*`` keys."""
         aatype = features["template_aatype"]
         chi, mask = chi_angles(
             aatype, features["template_all_atom_positions"], features["template_all_atom_mask"]

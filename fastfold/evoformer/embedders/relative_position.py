@@ -1,4 +1,4 @@
-"""Relative positions, in a chain, a ring or between chains (supplement Algorithms 4 and 5)."""
+"""Relative positions within a chain, within a cyclic chain and between chains (supplement Algorithms 4 and 5)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from fastfold.evoformer.primitives import Linear, one_hot_linear
 
 
 def ring_offset(offset: Tensor, features: dict[str, Tensor], rows: slice) -> Tensor:
-    """Differences of residue numbers, taken the shorter way around in chains that are rings.
+    """Return differences of residue numbers, the shorter way around in cyclic chains.
 
-    The cyclic offset of Rettie et al. (2023): residue 1 of a ring of 10 follows residue 10. Halfway around, the sign
-    stays.
+    The cyclic offset of Rettie et al. (2023): residue 1 of a ring of 10 follows residue 10. Residues exactly half a
+    ring apart keep the sign of their difference.
 
     Args:
         offset: ``[*, rows, N]`` integers.
-        features: ``ring_length [*, N]``, the number of residues of each residue's ring and 0 in open chains, if any
-            chain is a ring. Counts within a chain alone.
-        rows: The residues of ``offset``'s rows.
+        features: ``ring_length [*, N]`` (optional), the size of each residue's ring, 0 in open chains. Only pairs
+            within a chain have a meaning.
+        rows: Residues of the rows of ``offset``.
     """
     if "ring_length" not in features:
         return offset
@@ -45,7 +45,7 @@ class RelativePosition(nn.Module):
         self.linear = Linear(2 * self.max_offset + 1, config.pair_channel)
 
     def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
-        """Encoding ``[*, rows, N, c_z]`` from ``residue_index [*, N]``, and ``ring_length [*, N]`` if there are any."""
+        """Encode ``residue_index [*, N]`` and the optional ``ring_length [*, N]`` as ``[*, rows, N, c_z]``."""
         position = features["residue_index"].long()
         offset = ring_offset(position[..., rows, None] - position[..., None, :], features, rows)
         index = offset.clamp(-self.max_offset, self.max_offset) + self.max_offset
@@ -57,10 +57,10 @@ class ChainRelativePosition(nn.Module):
 
     - Within a chain the difference of residue numbers is clipped and one-hot encoded; pairs of different chains have
       a class of their own.
-    - One channel says whether both residues are of the same entity.
+    - One channel is 1 if both residues are of the same entity.
     - Within an entity the difference of copy numbers is clipped and one-hot encoded; pairs of different entities have
       a class of their own.
-    - All of it is projected.
+    - The concatenation is projected.
 
     Args:
         config: Official multimer ``embeddings_and_evoformer`` config node.
@@ -72,9 +72,10 @@ class ChainRelativePosition(nn.Module):
         self.linear = Linear(2 * self.max_offset + 2 + 1 + 2 * self.max_chain + 2, config.pair_channel)
 
     def forward(self, features: dict[str, Tensor], rows: slice) -> Tensor:
-        """Encoding ``[*, rows, N, c_z]`` from residue index, ``asym_id``, ``entity_id``, ``sym_id`` ``[*, N]``.
+        """Encode residue numbers, chains and entities as ``[*, rows, N, c_z]``.
 
-        And from ``ring_length [*, N]``, if there are rings.
+        Reads ``residue_index``, ``asym_id``, ``entity_id`` and ``sym_id``, each ``[*, N]``, and the optional
+        ``ring_length [*, N]``.
         """
 
         def difference(key: str) -> Tensor:

@@ -21,34 +21,37 @@ from fastfold.utils.device import reads_are_free
 
 
 def shown_templates(template_mask: Tensor) -> tuple[int, ...]:
-    """Numbers of the templates that the mask ``[*, T]`` shows; the others have a weight of exactly zero."""
+    """Return the indices of the templates that ``template_mask [*, T]`` keeps.
+
+    The other templates have a weight of exactly zero.
+    """
     present = template_mask.reshape(-1, template_mask.shape[-1]).any(0).tolist()
     return tuple(t for t, is_shown in enumerate(present) if is_shown)
 
 
 def outer(mask: Tensor, rows: slice = slice(None)) -> Tensor:
-    """``mask [*, N]`` with itself: ``[*, rows, N]``."""
+    """Return the outer product ``[*, rows, N]`` of ``mask [*, N]`` with itself."""
     return mask[..., rows, None] * mask[..., None, :]
 
 
 def distance_one_hot(positions: Tensor, config: Any, rows: slice) -> Tensor:
-    """One-hot distance bins ``[*, rows, N, num_bins]`` of ``positions [*, N, 3]`` in Å."""
+    """Return one-hot distance bins ``[*, rows, N, num_bins]`` of ``positions [*, N, 3]`` in Å."""
     bins = distogram_bins(positions, config, rows)
     return F.one_hot(bins, config.num_bins + 1)[..., 1:].to(positions.dtype)
 
 
 def backbone_mask(mask: Tensor) -> Tensor:
-    """Residues ``[*, N]`` whose N, CA and C all exist, from the atom37 mask ``[*, N, 37]``."""
+    """Return 1 for residues ``[*, N]`` that have N, CA and C, from the atom37 mask ``[*, N, 37]``."""
     n, ca, c = (mask[..., rc.atom_order[name]] for name in ("N", "CA", "C"))
     return n * ca * c
 
 
 def backbone_vectors(positions: Tensor, rows: slice) -> Tensor:
-    """Every residue's CA in every other residue's backbone frame.
+    """Return the CA position of every residue in the backbone frame of every other residue.
 
     Args:
         positions: ``[*, N, 37, 3]`` in Å.
-        rows: Residues whose frames are wanted.
+        rows: Residues whose frames are used.
 
     Returns:
         ``[*, rows, N, 3]`` in Å.
@@ -63,7 +66,7 @@ class TemplateEmbedder(PolicyModule):
     """Pair update from templates (supplement Algorithm 2, lines 9-13).
 
     - Line 9: each template's pair features are projected.
-    - Lines 10-12: each runs through the template pair stack by itself (Algorithm 16), and is normalised.
+    - Lines 10-12: each template runs through the template pair stack alone (Algorithm 16), and is normalised.
     - Line 13: each pair of residues attends to its embeddings in all templates, and the result is added. Algorithm 17:
       queries come from the pair (line 1), keys and values from the templates (line 2), softmax and sum go over the
       templates (lines 3-4), and all heads together are projected (line 5).
@@ -79,7 +82,7 @@ class TemplateEmbedder(PolicyModule):
     def __init__(self, config: Any, c_z: int, *, zero_init: bool) -> None:
         super().__init__()
         if config.attention.gating:
-            raise ConfigError("attention to templates has no gates in this network family")
+            raise ConfigError("expected template.attention.gating: false, found true")
         self.config = config
         stack = config.template_pair_stack
         c_t = stack.triangle_attention_ending_node.value_dim
@@ -104,20 +107,20 @@ class TemplateEmbedder(PolicyModule):
     def forward(
         self, pair: Tensor, features: dict[str, Tensor], pair_mask: Tensor, first_row: int = 0
     ) -> Tensor:
-        """Updated ``pair [*, rows, N, c_z]``.
+        """Return the updated ``pair [*, rows, N, c_z]``.
 
         Args:
             pair: Pair representation, all rows or a part of them.
             features: AlphaFold's ``template_*`` keys with a template axis ``T`` before the residues.
             pair_mask: ``[*, N, N]``.
-            first_row: The residue of the first row.
+            first_row: Residue of the first row.
         """
         template_mask = features["template_mask"].to(pair.dtype)
         shown = tuple(range(template_mask.shape[-1]))
         if not torch.is_grad_enabled() and self.policy.templates is not None:
             shown = self.policy.templates
         elif not torch.is_grad_enabled() and (not self.training or reads_are_free(template_mask.device)):
-            # On a GPU a training step would wait for the mask.
+            # Reading the mask would make a training step on a GPU wait.
             shown = shown_templates(template_mask)
         if not shown:
             return pair
@@ -134,7 +137,7 @@ class TemplateEmbedder(PolicyModule):
             }
             return self._embed(one, target.pair, pair_mask, first_row)
 
-        # The weights need the pair as it was and all templates; after that each template adds its part.
+        # The attention weights need the unchanged pair and all templates. Only then may templates update the pair.
         held: dict[int, Tensor] = {}
         logits = []
         scores: Tensor | None = None
@@ -147,7 +150,7 @@ class TemplateEmbedder(PolicyModule):
             if self.policy.hold_templates or torch.is_grad_enabled() or len(shown) == 1:
                 held[t] = template
             del template
-        # No list as index, which would be copied to the device.
+        # Indexing by a list would copy the list to the device.
         hidden = torch.stack([template_mask[..., t] == 0 for t in shown], -1)[..., None, None, None, :]
 
         def softmax(rows: Tensor, _: slice) -> Tensor:
@@ -169,7 +172,7 @@ class TemplateEmbedder(PolicyModule):
         return torch.promote_types(target.pair.dtype, torch.float32)
 
     def _logits(self, target: PairRows, template: Tensor, out: Tensor | None) -> Tensor:
-        """How much each pair attends to a template ``[*, rows, N, c_t]``: ``[*, rows, N, H]``, at least float32."""
+        """Return attention logits ``[*, rows, N, H]`` for ``template [*, rows, N, c_t]``, at least float32."""
         dtype = self._logits_dtype(target)
 
         def logits_of(_: Tensor, rows: slice) -> Tensor:
@@ -188,7 +191,7 @@ class TemplateEmbedder(PolicyModule):
         any_template: Tensor,
         bias: Tensor | None,
     ) -> None:
-        """Add one template's part of the attention to the pair, and the bias if it is given."""
+        """Add one template's part of the attention to the pair, and the bias if given."""
 
         def add_attended(block: Block) -> Tensor:
             rows = block.rows
@@ -230,7 +233,7 @@ class TemplateEmbedder(PolicyModule):
 
 
 class TemplateTorsionEmbedder(nn.Module):
-    """Rows for the MSA from the templates' torsion angles (supplement Algorithm 2, lines 7-8).
+    """MSA rows from the templates' torsion angles (supplement Algorithm 2, lines 7-8).
 
     - Line 7: residue types, angles and their masks run through two linear layers with a ReLU between them.
     - Line 8: the network appends the result to the MSA.
@@ -247,7 +250,7 @@ class TemplateTorsionEmbedder(nn.Module):
         self.projection = Linear(c_m, c_m, init="relu")
 
     def forward(self, features: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Rows ``[*, T, N, c_m]`` and their mask ``[*, T, N]`` from AlphaFold's ``template_*`` keys."""
+        """Return rows ``[*, T, N, c_m]`` and their mask ``[*, T, N]`` from AlphaFold's ``template_*`` keys."""
         aatype = features["template_aatype"]
         torsions = atom37_to_torsion_angles(
             aatype,
@@ -265,5 +268,5 @@ class TemplateTorsionEmbedder(nn.Module):
             ],
             -1,
         ).to(self.single.weight.dtype)
-        # Psi depends on one residue's backbone alone, so its mask says whether the residue is there.
+        # Psi needs only its own residue's backbone, so its mask is 1 where the template has the residue.
         return self.projection(F.relu(self.single(inputs))), mask[..., 2]

@@ -1,17 +1,16 @@
-"""What float32 rounding leaves of a residue's own position in its own backbone frame.
+"""Rounding error of a residue's own CA position in its own backbone frame, as the official program computes it.
 
 The multimer network reads, for each pair of residues, the direction of one residue's CA in the other's backbone
-frame. In its own frame a residue lies at the origin and has no direction, but the official program normalises what
-rounding left: the difference between a rotated position and the same rotation of the frame's origin, in whole units
-in the last place, divided by its length or by 1e-6 if it is shorter. Templates' pair features contain these numbers
-on their diagonal, and outputs depend on them in the third digit.
+frame. In its own frame a residue is at the origin and has no direction. The official program however normalises the
+rounding error: the difference between a rotated position and the same rotation of the frame's origin, in whole units
+in the last place, divided by its length or by 1e-6 if it is shorter. The diagonal of the templates' pair features
+contains these numbers, and outputs depend on them in the third digit.
 
-Which products are rounded before they are added is the compiler's choice. The orders below are those of the machine
-code that jaxlib 0.4.26 makes for an x86 CPU with fused multiply-adds, read there for 50 and for 140 residues, where
-they are the same: loops take eight residues at a time and the ``N % 8`` last ones singly, in other orders. Below 16
-residues a loop has one order throughout. From 16 to 23 the order of the last ones changes with their number and only
-the first 16 residues are reproduced. Nothing in the model prescribes all this: jaxlib 0.10.2 chooses other orders, and
-with it the official pair representation of one dimer changes by a relative 2.5e-3.
+The compiler chooses which products are rounded before they are added. The orders below are those of the machine code
+that jaxlib 0.4.26 generates for an x86 CPU with fused multiply-adds. Loops process eight residues at a time and the
+last ``N % 8`` one by one, in other orders. Below 16 residues a loop has a single order. From 16 to 23 residues the
+order of the last ones changes with their number, and only the first 16 residues are reproduced. Other versions of
+jaxlib choose other orders and give other pair representations.
 """
 
 from __future__ import annotations
@@ -29,18 +28,19 @@ _SMALLEST_SQUARE = 1e-12
 
 
 def own_frame_direction(positions: Tensor) -> Tensor:
-    """Normalised rounding residue of each residue's CA in its own backbone frame.
+    """Return the normalised rounding error of each residue's CA in its own backbone frame.
 
-    The frame is that of the AlphaFold supplement's algorithm 21: the first axis from CA to C, the second in the
-    plane of N. A position is rotated as ``(x + y) + z`` with y's product rounded, the frame's origin with x's.
+    The frame is that of supplement Algorithm 21: the first axis from CA to C, the second in the plane of N. A position
+    is rotated as ``(x + y) + z`` with y's product rounded, the frame's origin with x's.
 
     Args:
-        positions: atom37 positions ``[*, N, 37, 3]`` in Å, taken as float32. All ``N`` residues of the input belong
-            together: how many follow a residue decides how its sums are rounded.
+        positions: atom37 positions ``[*, N, 37, 3]`` in Å, cast to float32. Pass all ``N`` residues of the
+            input together: the number of residues that follow decides how sums are rounded.
 
     Returns:
-        ``[*, N, 3]`` float32, often zero. Vectors have length 1 or less, but from 16 residues on the last ``N % 8``
-        are divided by the length of their first two components alone (the third is exactly 0 where that loop computes
+        ``[*, N, 3]`` float32, often zero. Vectors have length 1 or less, except the last ``N % 8`` of 16 or more
+        residues: those are divided by the length of their first two components (the third is exactly 0 where that loop
+            computes
         the length) and can be longer.
     """
     n, ca, c = (_components(positions[..., rc.atom_order[name], :].float()) for name in ("N", "CA", "C"))
@@ -51,7 +51,7 @@ def own_frame_direction(positions: Tensor) -> Tensor:
     e0 = _difference(c, ca)
     e0 = _divide(e0, _length(torch.where(single, _dot_z_fused(e0, e0), _dot_y_rounded(e0, e0))))
 
-    # Each component of the second axis recomputes the projection on the first, the middle one in an order of its own.
+    # Each component of the second axis recomputes the projection on the first; the middle one uses another order.
     arm = _difference(n, ca)
     outer = torch.where(single, _dot_z_fused(arm, e0), _dot_y_rounded(arm, e0))
     middle = torch.where(single, _dot_x_fused(arm, e0), _dot_x_rounded(arm, e0))
@@ -77,14 +77,14 @@ def _divide(a: Vector, length: Tensor) -> Vector:
 
 
 def _length(square: Tensor) -> Tensor:
-    """The correctly rounded float32 root, which a float32 ``sqrt`` need not be: through float64, it is."""
+    """Return the correctly rounded float32 root, by float64, because a float32 ``sqrt`` may be off by one bit."""
     return square.clamp(min=_SMALLEST_SQUARE).double().sqrt().float()
 
 
 def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """``a * b + c`` in float32, rounded once: products of float32 are exact in float64.
+    """Return ``a * b + c`` in float32, rounded once: products of float32 are exact in float64.
 
-    The sum is rounded to float64 before, which reaches the result of about one in 2**29 operations.
+    The sum is first rounded to float64, which changes the result of about one in 2**29 operations.
     """
     return (a.double() * b.double() + c.double()).float()
 

@@ -1,4 +1,4 @@
-"""Ground truth under the atom names that fit the prediction better (supplement Algorithm 26)."""
+"""Renaming of symmetric ground truth atoms to fit the prediction (supplement Algorithm 26)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastfold.utils.device import reads_are_free
 
 
 def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Choose between the two namings of symmetric atoms, residue by residue.
+    """Rename symmetric ground truth atoms, residue by residue, to fit the prediction better.
 
     Args:
         positions: Predicted atom14 positions ``[*, N, 14, 3]`` in Å.
@@ -31,16 +31,22 @@ def rename_ground_truth(positions: Tensor, batch: dict[str, Tensor]) -> dict[str
 
 
 def _used(mask: Tensor) -> Tensor:
-    """Indices that any sample has, of a mask ``[*, 14 N]``; on a GPU all, whose number needs no waiting."""
+    """Return the indices that are set in any sample of a mask ``[*, 14 N]``.
+
+    On a GPU all indices are returned, because the host would have to wait for the number of the others.
+    """
     if not reads_are_free(mask.device):
         return torch.arange(mask.shape[-1], device=mask.device)
     return mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1)
 
 
 def _better(predicted: Tensor, truth: Tensor, alternative: Tensor, moving: Tensor, fixed: Tensor) -> Tensor:
-    """1 for residues ``[*, N]`` whose ``moving [*, N, 14]`` atoms fit the ``fixed`` ones better in the alternative."""
+    """Return 1 for residues ``[*, N]`` that fit better under the alternative names.
+
+    The fit compares distances between ``moving`` and ``fixed`` atoms, masks ``[*, N, 14]``.
+    """
     moving, fixed = moving.flatten(-2), fixed.flatten(-2)
-    # Few atoms move, so only the distances between those that move and those that do not are taken.
+    # Few atoms move, so computing only distances from moving to fixed atoms saves memory.
     rows, columns = (_used(mask) for mask in (moving, fixed))
 
     def distances(points: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""CA trace loss: overlaps, bond lengths and the radius of gyration, which smooth lDDT does not punish.
+"""CA trace loss: overlaps, bond lengths and the radius of gyration, which smooth lDDT does not penalise.
 
-Smooth lDDT counts pairs that are near in the experiment, so a false contact costs nothing and a collapsed structure can
-score well. FAPE is clamped. These three terms make a collapsed structure expensive after every layer.
+Smooth lDDT counts pairs that are near in the experiment, so a false contact costs nothing and a collapsed structure
+can score well. FAPE is clamped. These three terms penalise collapsed structures after every layer.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 
 _EPSILON = 1e-6
-"""In Å²: two atoms at one place have no direction to be pushed in."""
+"""In Å²; keeps the gradient finite for two atoms at the same position."""
 _BOND = 3.8
 """CA-CA distance of neighbours in a chain with trans peptide bonds, in Å."""
 _BONDED = 2
-"""Residues that lie at most this far apart in the chain may be near each other."""
+"""Residues at most this far apart in the chain do not count as overlaps."""
 
 
 def ca_trace_losses(
     positions: Tensor, target: Tensor, mask: Tensor, residue_index: Tensor, *, overlap_distance: float
 ) -> dict[str, Tensor]:
-    """Compute the three terms for CA traces.
+    """Compute the overlap, bond and radius terms of CA traces.
 
     - ``overlap``: mean over residues of the sum over pairs, more than two residues apart in the chain, of
       ``max(overlap_distance - d, 0)²``, in Å².
-    - ``bond``: mean over neighbours in the chain of ``(d - 3.8 Å)²``, cut to a straight line above 1 Å.
+    - ``bond``: mean over neighbours in the chain of ``(d - 3.8 Å)²``, linear for errors above 1 Å.
     - ``radius``: ``log(R_predicted / R_true)²`` of the radii of gyration.
 
     Args:
         positions: Predicted ``[*, N, 3]`` in Å.
-        target: The experiment's ``[*, N, 3]`` in Å; leading axes broadcast against those of ``positions``.
-        mask: ``[*, N]``, 1 where the experiment has the atom.
+        target: Experimental ``[*, N, 3]`` in Å; leading axes broadcast against those of ``positions``.
+        mask: ``[*, N]``, 1 for atoms that the experiment resolved.
         residue_index: Numbers of the residues ``[*, N]``; neighbours differ by 1.
         overlap_distance: Distance below which a pair overlaps, in Å.
 
     Returns:
-        The terms by name, each ``[*]``; zero where no residue or pair counts.
+        The terms by name, each ``[*]``; zero if no residue or pair counts.
     """
     count = mask.sum(-1).clamp(min=1)
     distances = ((positions[..., :, None, :] - positions[..., None, :, :]).square().sum(-1) + _EPSILON).sqrt()

@@ -1,4 +1,4 @@
-"""Chain center-of-mass loss: chains of a complex that lie nearer than in the experiment are pushed apart."""
+"""Chain center-of-mass loss: penalises chains of a complex that are nearer than in the experiment."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 from fastfold.protein import residue_constants as rc
 
 _EPSILON = 1e-8
-"""In Å²: two centers at one place, as those of a network's first structures, have no direction to be pushed in."""
+"""In Å²; keeps the gradient finite for two centers at the same position, as in an untrained network's structures."""
 
 
 def chain_center_of_mass_loss(
     positions: Tensor, target: Tensor, mask: Tensor, asym_id: Tensor, config: Any
 ) -> Tensor:
-    """Mean over pairs of chains of ``min(1/20 (d_predicted - d_true + 4 Å), 0)²``.
+    """Return the mean over pairs of chains of ``min(1/20 (d_predicted - d_true + 4 Å), 0)²``.
 
     AlphaFold-Multimer, section 2.5, equation 1 (Evans et al. 2021, doi:10.1101/2021.10.04.463034). ``d`` is the
-    distance between the centers of mass of two chains' CA atoms, here of those that the experiment resolved.
+    distance between the centers of mass of two chains' CA atoms, counting atoms that the experiment resolved.
 
     Args:
         positions: Predicted CA positions ``[*, N, 3]`` in Å.
-        target: The experiment's, ``[*, N, 3]`` in Å.
-        mask: ``[*, N]``, 1 where the experiment has a CA.
+        target: Experimental CA positions ``[*, N, 3]`` in Å.
+        mask: ``[*, N]``, 1 for CA atoms that the experiment resolved.
         asym_id: Chain of each residue ``[*, N]``.
-        config: Has ``tolerance`` (4 Å: so much nearer chains may lie) and ``length_scale`` (20 Å).
+        config: Has ``tolerance`` (4 Å: chains may be nearer by this much) and ``length_scale`` (20 Å).
 
     Returns:
-        ``[*]``; zero where there are not two chains.
+        ``[*]``; zero for fewer than two chains.
     """
     chains = torch.unique(asym_id)
     member = (asym_id[..., None, :] == chains[:, None]) * mask[..., None, :]  # [*, C, N]
@@ -43,12 +43,12 @@ def chain_center_of_mass_loss(
 
 
 def _distances(points: Tensor) -> Tensor:
-    """Distances ``[*, C, C]`` between points ``[*, C, 3]``, with a gradient of zero where two coincide."""
+    """Return distances ``[*, C, C]`` between points ``[*, C, 3]``; coincident points have a gradient of zero."""
     return ((points[..., :, None, :] - points[..., None, :, :]).square().sum(-1) + _EPSILON).sqrt()
 
 
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """:func:`chain_center_of_mass_loss` ``[*]`` of the structure module's result.
+    """Return :func:`chain_center_of_mass_loss` ``[*]`` of the structure module's result.
 
     Args:
         structure: Has ``final_atom_positions [*, N, 37, 3]`` in Å.

@@ -12,7 +12,7 @@ from fastfold.utils.device import reads_are_free
 
 _N, _CA, _C = 0, 1, 2
 _SULPHUR = rc.restype_atom14_names[rc.restype_order["C"]].index("SG")
-"""As in the official program this slot counts as a disulfide bridge whatever the residues are."""
+"""As in the official program, this atom14 slot counts as a disulfide bridge in residues of any type."""
 
 
 def between_residue_clashes(
@@ -23,9 +23,9 @@ def between_residue_clashes(
     aatype: Tensor,
     tolerance: float,
 ) -> dict[str, Tensor]:
-    """Overlaps of van der Waals spheres that exceed the tolerance.
+    """Compute overlaps of van der Waals spheres that exceed the tolerance.
 
-    Only residues near enough to overlap are taken apart into atoms; the mean is over all pairs nevertheless.
+    Atom pairs are computed only for residues near enough to overlap; the mean is over all pairs.
 
     Args:
         positions: atom14 ``[*, N, 14, 3]`` in Å.
@@ -33,7 +33,7 @@ def between_residue_clashes(
         residue_index: ``[*, N]``.
         chain: ``[*, N]``, None for a single chain.
         aatype: ``[*, N]``.
-        tolerance: Overlap that is allowed, in Å.
+        tolerance: Allowed overlap in Å.
 
     Returns:
         ``clashes_mean_loss [*]`` in Å, ``clashes_per_atom_loss_sum [*, N, 14]`` in Å and
@@ -65,7 +65,7 @@ def between_residue_clashes(
     hits = zero.index_add(0, first, clash.sum(-1)).index_add(0, second, clash.sum(-2)).reshape(shape)
     total = _number_of_pairs(exists, counted, follows)
     return {
-        # Every overlap stands at both of its atoms.
+        # per_atom counts every overlap at both of its atoms.
         "clashes_mean_loss": 0.5 * per_atom.sum((-2, -1)) / (1e-6 + total),
         "clashes_per_atom_loss_sum": per_atom,
         "clashes_per_atom_clash_mask": (hits > 0).to(positions.dtype),
@@ -73,10 +73,10 @@ def between_residue_clashes(
 
 
 def _places(near: Tensor) -> tuple[Tensor, ...]:
-    """Sample, first and second residue of the pairs that are near, of ``[B, N, N]``.
+    """Return sample, first and second residue of the near pairs of ``[B, N, N]``.
 
-    On a GPU of all pairs, because the host would have to wait for the number of those that are near; it takes about
-    eight tensors ``[B, N, N, 14, 14]``, 0.4 GB for 256 residues.
+    On a GPU all pairs are returned, because the host would have to wait for the number of near ones. This takes about
+    eight tensors ``[B, N, N, 14, 14]``.
     """
     if reads_are_free(near.device):
         return near.nonzero().unbind(-1)
@@ -85,29 +85,32 @@ def _places(near: Tensor) -> tuple[Tensor, ...]:
 
 
 def _residue_pairs(residue_index: Tensor, chain: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pairs of residues ``[*, N, N]`` that count (each once), and those of which the second follows the first."""
+    """Return the counted pairs of residues ``[*, N, N]`` (each once), and the pairs of chain neighbours."""
     offset = residue_index[..., None, :] - residue_index[..., :, None]
     if chain is None:
         return offset > 0, offset == 1
-    # The official program orders all pairs by residue number alone, and so misses equal numbers of two chains.
+    # Ordering by residue number alone, as in the official program, misses equal numbers of two chains.
     step = chain[..., None, :] - chain[..., :, None]
     return torch.where(step == 0, offset > 0, step > 0), (offset == 1) & (step == 0)
 
 
 def _within_reach(positions: Tensor, exists: Tensor, margin: float) -> Tensor:
-    """Pairs of residues ``[*, N, N]`` that may have atoms nearer than ``margin`` Å, by spheres around their CA."""
+    """Return pairs of residues ``[*, N, N]`` that may have atoms nearer than ``margin`` Å.
+
+    Each residue is bounded by a sphere around its CA.
+    """
     with torch.no_grad():
         center = positions[..., _CA, :]
         reach = ((positions - center[..., None, :]).square().sum(-1) * exists).amax(-1).sqrt()
         apart = torch.cdist(center, center, compute_mode="donot_use_mm_for_euclid_dist")
-        # A thousandth of an Å for rounding.
+        # 1e-3 Å allows for rounding.
         near = apart < reach[..., :, None] + reach[..., None, :] + margin + 1e-3
         some = exists.amax(-1) > 0
         return near & some[..., :, None] & some[..., None, :]
 
 
 def _number_of_pairs(exists: Tensor, counted: Tensor, follows: Tensor) -> Tensor:
-    """Pairs of atoms ``[*]`` that could clash: all but peptide bonds and sulphur bridges."""
+    """Return the number of atom pairs ``[*]`` that could clash: all but peptide bonds and sulphur bridges."""
 
     def pairs(first: Tensor, second: Tensor, of: Tensor) -> Tensor:
         return ((first[..., None, :] @ of.to(first.dtype)).squeeze(-2) * second).sum(-1)

@@ -24,7 +24,7 @@ def frame_aligned_point_error(
     pair_mask: Tensor | None = None,
     eps: float = 1e-4,
 ) -> Tensor:
-    """Mean distance between points seen from predicted and from true frames.
+    """Return the mean distance between points in predicted frames and in true frames.
 
     Args:
         predicted: Frames ``[*, F]``, Å.
@@ -34,14 +34,14 @@ def frame_aligned_point_error(
         target_points: ``[*, P, 3]`` in Å.
         points_mask: ``[*, P]``.
         length_scale: Unit of the result in Å.
-        clamp_distance: Errors are cut off there, in Å; None for no clamping.
-        pair_mask: ``[*, F, P]``, 1 for the pairs of frame and point that count; by default all do.
+        clamp_distance: Largest error that counts, in Å; None for no clamping.
+        pair_mask: ``[*, F, P]``, 1 for the pairs of frame and point that count; None for all.
         eps: Added to squared errors and to the count.
 
     Returns:
         ``[*]``.
     """
-    # Of the 8 frames and 14 atoms of a residue half do not exist; a sixth of the pairs is left.
+    # About half of the 8 frames and 14 atoms of a residue do not exist, so most pairs can be skipped.
     frames, points = _used(frames_mask), _used(points_mask)
     predicted, target = predicted[..., frames], target[..., frames]
     predicted_points, target_points = predicted_points[..., points, :], target_points[..., points, :]
@@ -60,17 +60,20 @@ def frame_aligned_point_error(
 
 
 def _used(mask: Tensor) -> Tensor | slice:
-    """Indices that any sample has, of a mask ``[*, F]``; on a GPU all, whose number the host knows without waiting."""
+    """Return the indices that are set in any sample of a mask ``[*, F]``.
+
+    On a GPU all indices are returned, because the host would have to wait for the number of the others.
+    """
     if not reads_are_free(mask.device):
         return slice(None)
     return mask.reshape(-1, mask.shape[-1]).amax(0).nonzero().squeeze(-1)
 
 
 def _seen(frames: Rigid, points: Tensor) -> list[Tensor]:
-    """The three coordinates ``[*, F, P]`` of ``points [*, P, 3]`` seen from ``frames [*, F]``.
+    """Return the three coordinates ``[*, F, P]`` of ``points [*, P, 3]`` in ``frames [*, F]``.
 
-    Coordinate by coordinate and by products and sums: three numbers for each pair instead of nine, and exact
-    float32 where a matrix product may run in tf32.
+    Products and sums of single coordinates need three numbers per pair instead of nine. They are also exact in
+    float32, where a matrix product may run in tf32.
     """
     origin = frames.invert_apply(torch.zeros_like(frames.translation))
     x, y, z = (points[..., None, :, k] for k in range(3))
@@ -89,14 +92,15 @@ def _seen(frames: Rigid, points: Tensor) -> list[Tensor]:
 
 
 def affine_to_rigid(affine: Tensor) -> Rigid:
-    """Rigid transforms from ``[*, 7]`` (unit quaternion, translation in Å)."""
+    """Return rigid transforms ``[*]`` from ``affine [*, 7]`` (unit quaternion, translation in Å)."""
     return Rigid(quaternion_to_rotation(affine[..., :4]), affine[..., 4:])
 
 
 def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """Backbone FAPE of every structure module layer ``[layers, *]`` (Algorithm 20, line 17).
+    """Return the backbone FAPE ``[layers, *]`` of every structure module layer (Algorithm 20, line 17).
 
-    With ``use_clamped_fape [*]`` in the batch, the share of samples that are clamped (section 1.11.5) is blended.
+    ``use_clamped_fape [*]`` in the batch, optional, is the weight of the clamped error against the unclamped one
+    (section 1.11.5).
     """
     trajectory = affine_to_rigid(structure["traj"])
     target = affine_to_rigid(batch["backbone_affine_tensor"])
@@ -124,11 +128,11 @@ def backbone_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: A
 def complex_backbone_fape(
     structure: dict[str, Any], batch: dict[str, Tensor], config: Any
 ) -> tuple[Tensor, Tensor]:
-    """Backbone FAPE of every layer ``[layers, *]`` within chains and between them.
+    """Return the backbone FAPE ``[layers, *]`` of every layer within chains, and between chains.
 
-    Evans et al. 2021 (doi:10.1101/2021.10.04.463034). The chains' own error is clamped as in a monomer, the
-    interface's (frames of one chain, points of another) much later or not at all, and measured in a larger unit, as
-    ``intra_chain_fape`` and ``interface_fape`` of the configuration say.
+    Evans et al. 2021 (doi:10.1101/2021.10.04.463034). The error within chains is clamped as in a monomer. The error
+    between chains (frames of one chain, points of another) has its own clamp and unit. The nodes ``intra_chain_fape``
+    and ``interface_fape`` of the configuration set both.
     """
     trajectory = affine_to_rigid(structure["traj"])
     target = affine_to_rigid(batch["backbone_affine_tensor"])
@@ -152,7 +156,7 @@ def complex_backbone_fape(
 
 
 def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """FAPE ``[*]`` of all atoms in all rigid groups' frames, last layer (Algorithm 20, line 28).
+    """Return the last layer's FAPE ``[*]`` of all atoms in all rigid groups' frames (Algorithm 20, line 28).
 
     ``structure`` holds the renamed ground truth of
     :func:`fastfold.evoformer.losses.ambiguous_atoms.rename_ground_truth`.
@@ -175,11 +179,11 @@ def sidechain_fape(structure: dict[str, Any], batch: dict[str, Tensor], config: 
 
 
 def aligned_errors(structure: dict[str, Any], batch: dict[str, Tensor], position_scale: float) -> Tensor:
-    """Squared error in Å² of every residue's CA in every residue's frame ``[*, N, N]``, without gradient.
+    """Return squared errors ``[*, N, N]`` in Å² of every residue's CA in every residue's frame, without gradient.
 
-    A residue has no error in its own frame, but the lowest bin of the aligned error ends at 0 Å, so rounding decides.
-    The official program scales positions to Å in a fused multiply-add and keeps its rounding residue there: the
-    error is above zero unless the product was exact in float32. That is reproduced here.
+    A residue has no error in its own frame. The lowest bin of the aligned error ends at 0 Å, however, so rounding
+    decides the bin. The official program scales positions to Å in a fused multiply-add, which leaves a rounding error:
+    the aligned error is above zero unless the product was exact in float32. This function reproduces that.
     """
     with torch.no_grad():
         predicted = affine_to_rigid(structure["final_affines"])

@@ -21,11 +21,14 @@ Batch = dict[str, Tensor]
 
 
 def distogram_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
-    """Cross entropy ``loss [*]`` of binned CB distances, and ``true_dist [*, N, N]`` in Å (section 1.9.8)."""
+    """Compute the cross entropy ``loss [*]`` of binned CB distances, and ``true_dist [*, N, N]`` in Å.
+
+    Supplement, section 1.9.8.
+    """
     head = result["distogram"]
     beta, mask = batch["pseudo_beta"], batch["pseudo_beta_mask"]
     squared = (beta[..., :, None, :] - beta[..., None, :, :]).square().sum(-1)
-    # Half-open bins like the official program's: an edge belongs to the bin under it.
+    # As in the official program, an edge belongs to the bin below it.
     bins = torch.bucketize(squared, head["bin_edges"].to(squared.dtype).square())
     pair_mask = mask[..., :, None] * mask[..., None, :]
     loss = masked_mean(pair_mask, cross_entropy(head["logits"], bins, head.get("rows")), 2, eps=1e-6)
@@ -33,21 +36,21 @@ def distogram_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[st
 
 
 def masked_msa_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
-    """Cross entropy ``[*]`` of the residue types at masked MSA positions (section 1.9.9)."""
+    """Compute the cross entropy ``[*]`` of residue types at masked MSA positions (section 1.9.9)."""
     head = result["masked_msa"]
     errors = cross_entropy(head["logits"], batch["true_msa"], head.get("rows"))
     return {"loss": masked_mean(batch["bert_mask"], errors, 2, eps=1e-8)}
 
 
 def experimentally_resolved_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
-    """Binary cross entropy ``[*]`` of which atoms the experiment resolved (section 1.9.10)."""
+    """Compute the binary cross entropy ``[*]`` of the experiment's resolved atoms (section 1.9.10)."""
     errors = binary_cross_entropy(result["experimentally_resolved"]["logits"], batch["all_atom_mask"])
     loss = masked_mean(batch["atom37_atom_exists"], errors, 2, eps=1e-8)
     return {"loss": loss * within_resolution(batch["resolution"], config)}
 
 
 def predicted_lddt_loss(result: dict[str, Any], batch: Batch, config: Any) -> dict[str, Tensor]:
-    """Cross entropy ``[*]`` of the binned lDDT-CA of the prediction (section 1.9.6)."""
+    """Compute the cross entropy ``[*]`` of the prediction's binned lDDT-CA (section 1.9.6)."""
     logits = result["predicted_lddt"]["logits"]
     ca = rc.atom_order["CA"]
     mask = batch["all_atom_mask"][..., ca]
@@ -62,7 +65,7 @@ def predicted_lddt_loss(result: dict[str, Any], batch: Batch, config: Any) -> di
 def predicted_aligned_error_loss(
     result: dict[str, Any], batch: Batch, config: Any, position_scale: float
 ) -> dict[str, Tensor]:
-    """Cross entropy ``[*]`` of the binned aligned errors of the prediction (section 1.9.7).
+    """Compute the cross entropy ``[*]`` of the prediction's binned aligned errors (section 1.9.7).
 
     ``position_scale`` is the structure module's length unit in Å.
     """

@@ -1,4 +1,4 @@
-"""Means under masks and cross entropies: the arithmetic that the losses share."""
+"""Masked means and cross entropies that the losses share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 def full_precision(tree: Any) -> Any:
-    """A tree of dicts with tensors of half precision in float32; losses are never taken in less."""
+    """Return a tree of dicts with half-precision tensors cast to float32, the least precision of a loss."""
     if isinstance(tree, Mapping):
         return {key: full_precision(value) for key, value in tree.items()}
     half = isinstance(tree, Tensor) and tree.dtype in (torch.bfloat16, torch.float16)
@@ -19,7 +19,7 @@ def full_precision(tree: Any) -> Any:
 
 
 def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> Tensor:
-    """Mean of ``value`` over its last ``dims`` axes where ``mask`` is 1; the mask broadcasts.
+    """Return the mean of ``value`` over its last ``dims`` axes where ``mask`` is 1.
 
     Args:
         mask: Broadcasts against ``value``.
@@ -33,20 +33,21 @@ def masked_mean(mask: Tensor, value: Tensor, dims: int, eps: float = 1e-10) -> T
 
 
 class RowPart(Protocol):
-    """Which rows of something are here, and how to get the others: what a layout adds to its logits."""
+    """Rows of a tensor that this process holds, and the means to join all rows; set by parallel layouts."""
 
     @property
     def own(self) -> slice:
-        """The rows that are here."""
+        """Rows that this process holds."""
 
     def join(self, x: Tensor, dim: int = -2) -> Tensor:
-        """All rows of a tensor of which ``x`` holds these along ``dim``."""
+        """Return the whole tensor from every process's part ``x``, which holds its rows along ``dim``."""
 
 
 def cross_entropy(logits: Tensor, target: Tensor, part: RowPart | None = None) -> Tensor:
-    """Cross entropy ``[*]`` of ``logits [*, classes]`` with class indices ``target [*]``.
+    """Return the cross entropy ``[*]`` of ``logits [*, classes]`` with class indices ``target [*]``.
 
-    Where ``logits`` are a part of the rows, they are compared where they are, and the errors alone are joined.
+    If ``part`` is given, ``logits`` hold only its rows. Each process computes the errors of its rows, and only the
+    errors are joined.
     """
     if part is not None:
         return part.join(cross_entropy(logits, target[..., part.own, :]))
@@ -54,14 +55,14 @@ def cross_entropy(logits: Tensor, target: Tensor, part: RowPart | None = None) -
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Binary cross entropy ``[*]`` of ``logits [*]`` with ``labels [*]`` in [0, 1]."""
+    """Return the binary cross entropy ``[*]`` of ``logits [*]`` with ``labels [*]`` in [0, 1]."""
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
 
 
 def within_resolution(resolution: Tensor, config: Any) -> Tensor:
-    """1 where the structure's ``resolution [*]`` (Å) lies in the head's range, else 0.
+    """Return 1 for structures with ``resolution [*]`` (Å) in the head's range, 0 for others.
 
-    NMR and distillation structures have resolution 0 and are left out.
+    NMR and distillation structures have resolution 0 and are excluded.
     """
     if not config.filter_by_resolution:
         return torch.ones_like(resolution)

@@ -1,7 +1,7 @@
-"""Which chain of the experiment is which chain of the prediction.
+"""Matching of the experiment's chains to the predicted chains (multi-chain permutation alignment).
 
-Copies of one sequence are interchangeable, and the network cannot know their order in the file. Before the losses
-are taken, the labels of each predicted chain are therefore those of the copy that fits best (Evans et al. 2021,
+Copies of one sequence are interchangeable, and the network cannot know their order in the file. Each predicted chain
+therefore gets the labels of the copy that fits best before losses are computed (Evans et al. 2021,
 AlphaFold-Multimer, doi:10.1101/2021.10.04.463034, section 7.3).
 """
 
@@ -19,18 +19,18 @@ from fastfold.protein.metrics.superposition import superpose
 ChainLabels = Mapping[str, Tensor]
 """Labels of one whole chain of the experiment. Every tensor has a leading residue axis ``[L]``; among them are
 ``residue_index`` (of the numbering that the prediction uses), ``asym_id``, ``entity_id``, ``all_atom_positions``
-``[L, 37, 3]`` (Å) and ``all_atom_mask [L, 37]``. The list of them holds every chain of the assembly, those outside of
-the prediction's crop as well."""
+``[L, 37, 3]`` (Å) and ``all_atom_mask [L, 37]``. A list of chains holds every chain of the assembly, including those
+outside of the prediction's crop."""
 
 _CA = rc.atom_order["CA"]
 _FEWEST = 3
-"""Resolved residues in common that a superposition needs."""
+"""Minimum number of common resolved residues for a superposition."""
 _MARGIN = 1e-3
-"""A permutation must fit better by this much (Å): in a perfect symmetry all fit alike, and the given one stays."""
+"""Improvement in Å that a permutation needs: under perfect symmetry all fit equally and the given one is kept."""
 
 
 def split_chains(labels: Mapping[str, Tensor], asym_id: Tensor) -> list[dict[str, Tensor]]:
-    """Labels chain by chain, in the order of ``asym_id [N]`` (padding, 0, left out); all tensors are ``[N, ...]``."""
+    """Split labels ``[N, ...]`` into chains, in the order of ``asym_id [N]``; padding (0) is left out."""
     chains = [int(i) for i in asym_id.unique() if i > 0]
     return [{key: value[asym_id == chain] for key, value in labels.items()} for chain in chains]
 
@@ -42,18 +42,18 @@ def permute_labels(
     residue_index: Tensor,
     chains: Sequence[ChainLabels],
 ) -> dict[str, Tensor]:
-    """Labels of every predicted residue, from the chains that :func:`match_chains` chooses.
+    """Return the labels of every predicted residue, from the chains that :func:`match_chains` chooses.
 
     Args:
         predicted: CA positions ``[N, 3]`` in Å, of any precision.
         asym_id: ``[N]`` chain of each residue, 0 for padding.
         entity_id: ``[N]``, equal for chains of one sequence.
         residue_index: ``[N]``.
-        chains: Labels of the whole chains (a crop takes its residues from them).
+        chains: Labels of the whole chains.
 
     Returns:
-        For each label that all chains have, but the four that name residues and chains, a tensor ``[N, ...]``;
-        zeros for padding, for residues that the chosen chain lacks, and for a chain without any of its sequence.
+        A tensor ``[N, ...]`` for each label that all chains have, except the four that name residues and chains.
+        Zeros for padding, for residues that the chosen chain lacks, and for chains without a matching sequence.
     """
     chosen = match_chains(predicted, asym_id, entity_id, residue_index, chains)
     identity = {"residue_index", "asym_id", "entity_id", "sym_id"}
@@ -76,15 +76,17 @@ def match_chains(
     residue_index: Tensor,
     chains: Sequence[ChainLabels],
 ) -> dict[int, int]:
-    """The chain of the experiment for each chain of the prediction; arguments as of :func:`permute_labels`.
+    """Match the chains of the experiment to the chains of the prediction; arguments as of :func:`permute_labels`.
 
-    The anchor is the sequence with fewest copies, of those the one with most resolved residues. Each of its copies in
-    the prediction is superposed on each in the experiment, and every time all other chains are given away: the pair
-    of the same sequence with the least deviation first. The pairs that deviate least when all are superposed together,
-    as root mean square over the resolved CA atoms, win. Every chain of the experiment is used at most once.
+    The anchor is the sequence with the fewest copies, and of these the one with most resolved residues. Each of its
+    predicted copies is superposed on each of its experimental copies. Each time all other chains are assigned
+    greedily: the pair of the same sequence with the smallest deviation first. The assignment with the smallest root
+        mean square
+    deviation of the resolved CA atoms, superposed together, wins. Every chain of the experiment is used at most once.
 
     Returns:
-        For each ``asym_id`` the index in ``chains``. A predicted chain is left out if no chain of its sequence is left.
+        For each ``asym_id`` the index in ``chains``. Predicted chains without an unused chain of their sequence are
+            left out.
     """
     with torch.no_grad():
         pairs = _Pairs.of(predicted, asym_id, entity_id, residue_index, chains)
@@ -103,12 +105,12 @@ class _Pairs:
     """All pairs of a predicted and an experimental chain of one sequence.
 
     Attributes:
-        asym: ``[K]`` the predicted chain's ``asym_id``.
+        asym: ``[K]`` ``asym_id`` of the predicted chain.
         chain: ``[K]`` index of the experimental chain.
-        entity: ``[K]`` their sequence.
-        given: ``[K]`` whether both have the same ``asym_id``.
+        entity: ``[K]`` entity of both.
+        given: ``[K]`` True if both have the same ``asym_id``.
         predicted: ``[K, L, 3]`` CA positions in Å, padded to the longest chain.
-        true: ``[K, L, 3]`` those of the same residues in the experiment.
+        true: ``[K, L, 3]`` CA positions in Å of the same residues in the experiment.
         mask: ``[K, L]`` residues that the experiment resolved.
     """
 
@@ -155,11 +157,11 @@ class _Pairs:
         )
 
     def as_given(self) -> list[int]:
-        """Pairs of the same ``asym_id``, and for chains without one the first of their sequence that is left."""
+        """Return pairs of the same ``asym_id``; chains without one get the first unused chain of their sequence."""
         return self._greedy([0.0 if given else 1.0 for given in self.given])
 
     def anchors(self) -> list[int]:
-        """Pairs of the anchor's sequence that can be superposed."""
+        """Return the pairs of the anchor's sequence that can be superposed."""
         resolved = self.mask.sum(-1).tolist()
         usable = [k for k in range(len(self.asym)) if resolved[k] >= _FEWEST]
         copies = {e: len({self.asym[k] for k in usable if self.entity[k] == e}) for e in self.entity}
@@ -168,9 +170,9 @@ class _Pairs:
         return [k for k in usable if self.entity[k] == anchor]
 
     def assign(self, anchor: int) -> list[int]:
-        """Pairs that give each predicted chain at most one of the experiment, as the anchor's superposition has them.
+        """Return a greedy assignment of experimental to predicted chains, superposed by the anchor pair.
 
-        Chains without a common resolved residue come last.
+        Each chain is used at most once. Pairs without a common resolved residue come last.
         """
         squared, count = self._squared([anchor]), self.mask.sum(-1)
         deviation = torch.where(count > 0, squared / count.clamp(min=1.0), torch.inf)
@@ -178,12 +180,12 @@ class _Pairs:
         return self._greedy(deviation.tolist())
 
     def deviation(self, pairs: list[int]) -> float:
-        """Root mean square deviation in Å of all resolved residues in these pairs, superposed together."""
+        """Return the root mean square deviation in Å of all resolved residues in these pairs, superposed together."""
         squared = self._squared(pairs)[pairs].sum()
         return float((squared / self.mask[pairs].sum().clamp(min=1.0)).sqrt())
 
     def _squared(self, superposed: list[int]) -> Tensor:
-        """Sum of squared deviations ``[K]`` in Å² of all pairs after superposing some of them."""
+        """Return sums of squared deviations ``[K]`` in Å² of all pairs after superposing some of them."""
         true, predicted, mask = (x[superposed].flatten(0, 1) for x in (self.true, self.predicted, self.mask))
         motion = superpose(true, predicted, mask)
         moved = self.true @ motion.rotation.mT + motion.translation
@@ -192,7 +194,7 @@ class _Pairs:
     def _greedy(self, cost: list[float]) -> list[int]:
         taken: list[int] = []
         asym, chain = set[int](), set[int]()
-        # The order of equals is that of the chains, the given partner first.
+        # Ties keep the given partner, then the order of the chains.
         for k in sorted(range(len(cost)), key=lambda k: (cost[k], not self.given[k], k)):
             if self.asym[k] not in asym and self.chain[k] not in chain:
                 taken.append(k)
@@ -202,6 +204,6 @@ class _Pairs:
 
 
 def _rows(wanted: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of ``present [L]`` that hold the ``wanted [M]`` numbers (0 where there is none), and which were found."""
+    """Return the rows of ``present [L]`` with the ``wanted [M]`` numbers (0 if missing), and a mask of found ones."""
     equal = wanted[:, None] == present[None, :]
     return equal.int().argmax(-1), equal.any(-1)

@@ -1,8 +1,8 @@
-"""Smooth lDDT loss: distances between CA atoms, each worth as much as it is right, however wrong it may be.
+"""Smooth lDDT loss: a bounded loss on distances between CA atoms.
 
-FAPE grows with a residue's distance from its place, so where a network is unsure, what is least wrong on average
-lies in the middle, and structures come out too compact. Here a distance that is wrong by 10 Å is hardly better than one
-that is wrong by 20 Å: the network gains by settling for one of the possible structures.
+FAPE grows with a residue's distance from its true position. An unsure network therefore minimises it by averaging
+the possible structures, which come out too compact. In this loss a distance that is wrong by 10 Å is hardly better
+than one that is wrong by 20 Å, so the network gains by choosing one of the possible structures.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from fastfold.protein import residue_constants as rc
 
 _THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 _EPSILON = 1e-8
-"""In Å²: a residue has a distance to itself, whose gradient must be a number; and two may lie at one place."""
+"""In Å²; keeps the gradient finite for the diagonal and for two atoms at the same position."""
 
 
 def smooth_lddt_loss(positions: Tensor, target: Tensor, mask: Tensor, *, cutoff: float) -> Tensor:
-    """One less the lDDT, with sigmoids in place of its thresholds.
+    """Return 1 - lDDT, with sigmoids in place of its thresholds.
 
     AlphaFold 3, supplement Algorithm 27 (Abramson et al. 2024, doi:10.1038/s41586-024-07487-w), for one kind of atom.
 
     Args:
         positions: Predicted ``[*, N, 3]`` in Å.
-        target: The experiment's ``[*, N, 3]`` in Å; leading axes broadcast against those of ``positions``.
-        mask: ``[*, N]``, 1 where the experiment has the atom.
-        cutoff: Pairs that lie nearer in the experiment count, in Å.
+        target: Experimental ``[*, N, 3]`` in Å; leading axes broadcast against those of ``positions``.
+        mask: ``[*, N]``, 1 for atoms that the experiment resolved.
+        cutoff: Pairs count if they are nearer than this in the experiment, in Å.
 
     Returns:
-        ``[*]``, 0 to 1; 0 where no pair counts.
+        ``[*]``, 0 to 1; 0 if no pair counts.
     """
     true = _distances(target)
     errors = (_distances(positions) - true).abs()
@@ -44,12 +44,11 @@ def smooth_lddt_loss(positions: Tensor, target: Tensor, mask: Tensor, *, cutoff:
 
 
 def _distances(points: Tensor) -> Tensor:
-    """Distances ``[*, N, N]`` between points ``[*, N, 3]``."""
     return ((points[..., :, None, :] - points[..., None, :, :]).square().sum(-1) + _EPSILON).sqrt()
 
 
 def of_structure(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> Tensor:
-    """:func:`smooth_lddt_loss` of the CA atoms after every layer of the structure module.
+    """Return :func:`smooth_lddt_loss` of the CA atoms after every layer of the structure module.
 
     Args:
         structure: Has ``traj [layers, *, N, 7]``, quaternions and CA positions in Å.

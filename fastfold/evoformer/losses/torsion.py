@@ -12,7 +12,7 @@ from fastfold.protein.all_atom import lookup
 
 
 def torsion_losses(structure: dict[str, Any], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``chi_loss`` and ``angle_norm_loss``, both ``[*]``, averaged over the structure module's layers.
+    """Compute ``chi_loss`` and ``angle_norm_loss``, both ``[*]``, averaged over the structure module's layers.
 
     Args:
         structure: Result of the structure module.

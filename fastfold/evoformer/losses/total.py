@@ -1,4 +1,4 @@
-"""The whole AlphaFold loss (supplement, section 1.9, equation 7) of monomers and of complexes."""
+"""Total AlphaFold loss (supplement, section 1.9, equation 7) of monomers and complexes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _HEADS = {
 
 
 def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: Any) -> dict[str, Any]:
-    """Loss of the structure module and all its parts, under AlphaFold's names.
+    """Compute the loss of the structure module and all its parts, under AlphaFold's names.
 
     Args:
         structure: Result of the structure module.
         batch: One cycle's features with the labels (``backbone_affine_*``, ``rigidgroups_*``, ``atom14_*``,
-            ``chi_*``), leading batch axes ``*``; for a multimer network with ``asym_id`` as well.
+            ``chi_*``), leading batch axes ``*``; for a multimer network also ``asym_id``.
         config: Official ``structure_module`` config node; a multimer network's has ``intra_chain_fape``.
 
     Returns:
         ``loss [*]``, ``fape``, ``sidechain_fape``, ``chi_loss``, ``angle_norm_loss``, the renamed ground truth,
-        ``violations`` and ``metrics``; of a multimer network also the addends of ``fape``, ``intra_chain_fape`` and
-        ``interface_fape``; and ``chain_center_of_mass``, ``smooth_lddt`` and ``ca_trace``, if the configuration has
+        ``violations`` and ``metrics``. For a multimer network also the terms of ``fape``, ``intra_chain_fape`` and
+        ``interface_fape``. Also ``chain_center_of_mass``, ``smooth_lddt`` and ``ca_trace`` if the configuration has
         them.
     """
     positions = structure["final_atom14_positions"]
@@ -75,13 +75,15 @@ def structure_loss(structure: dict[str, Any], batch: dict[str, Tensor], config: 
 def alphafold_loss(
     result: dict[str, Any], batch: dict[str, Tensor], config: Any
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
-    """Weighted sum of all losses of a monomer or multimer network, in float32 (or float64) whatever the network used.
+    """Return the weighted sum of all losses of a network, and the parts of each head.
+
+    Losses are computed in at least float32, also for networks in half precision.
 
     The chains of a complex must be in the prediction's order (:mod:`fastfold.evoformer.losses.permutation`).
 
     Args:
-        result: What :class:`fastfold.evoformer.model.AlphaFold` returned.
-        batch: The last cycle's features together with the labels.
+        result: Result tree of :class:`fastfold.evoformer.model.AlphaFold`.
+        batch: The last cycle's features and the labels.
         config: Official configuration tree.
 
     Returns:
@@ -99,7 +101,6 @@ def alphafold_loss(
 
 
 def _parts(result: dict[str, Any], batch: dict[str, Tensor], weights: Any) -> dict[str, dict[str, Any]]:
-    """The losses of each head that the network has, with their parts."""
     parts: dict[str, dict[str, Any]] = {
         "structure_module": structure_loss(result["structure_module"], batch, weights.structure_module)
     }

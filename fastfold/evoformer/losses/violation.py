@@ -19,12 +19,12 @@ Violations = dict[str, Any]
 
 
 def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) -> Violations:
-    """All violations of a prediction, soft (losses) and hard (masks).
+    """Find all violations of a prediction, soft (losses) and hard (masks).
 
     Args:
         positions: Predicted atom14 positions ``[*, N, 14, 3]`` in Å.
-        batch: ``atom14_atom_exists [*, N, 14]``, ``residue_index [*, N]``, ``aatype [*, N]``; of a complex also
-            ``asym_id [*, N]``: residues of different chains have no bond, whatever their numbers.
+        batch: ``atom14_atom_exists [*, N, 14]``, ``residue_index [*, N]``, ``aatype [*, N]``; for a complex also
+            ``asym_id [*, N]``, so that consecutive residues of different chains do not count as bonded.
         config: Official ``structure_module`` config node.
 
     Returns:
@@ -52,7 +52,7 @@ def find_violations(positions: Tensor, batch: dict[str, Tensor], config: Any) ->
 
 
 def violation_loss(violations: Violations, batch: dict[str, Tensor]) -> Tensor:
-    """The violation loss ``[*]`` (section 1.9.11, equations 44 to 46)."""
+    """Return the violation loss ``[*]`` (section 1.9.11, equations 44 to 46)."""
     between, within = violations["between_residues"], violations["within_residues"]
     atoms = batch["atom14_atom_exists"].sum((-2, -1))
     overlaps = (between["clashes_per_atom_loss_sum"] + within["per_atom_loss_sum"]).sum((-2, -1))
@@ -67,7 +67,10 @@ def violation_loss(violations: Violations, batch: dict[str, Tensor]) -> Tensor:
 def violation_metrics(
     positions: Tensor, violations: Violations, batch: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Shares ``[*]`` of residues (or neighbours) with a hard violation, under AlphaFold's names."""
+    """Return the shares ``[*]`` of residues (or neighbours) with a hard violation, under AlphaFold's names.
+
+    ``positions`` are predicted atom14 positions ``[*, N, 14, 3]`` in Å.
+    """
     exists, seq_mask = batch["atom14_atom_exists"], batch["seq_mask"]
     ca, ca_exists = positions[..., 1, :], exists[..., 1]
     distance = ((ca[..., :-1, :] - ca[..., 1:, :]).square().sum(-1) + 1e-6).sqrt()
@@ -87,7 +90,7 @@ def violation_metrics(
 
 
 def _neighbours(residue_index: Tensor, chain: Tensor | None) -> Tensor:
-    """1 between residues ``[*, N - 1]`` that follow each other in one chain without a gap."""
+    """Return 1 for neighbours ``[*, N - 1]`` that are consecutive in one chain, 0 for others."""
     follows = residue_index[..., 1:] - residue_index[..., :-1] == 1
     if chain is not None:
         follows = follows & (chain[..., 1:] == chain[..., :-1])
@@ -142,7 +145,7 @@ def _between_residue_bonds(
         result[f"{name}_loss_mean"] = masked_mean(mask, loss, 1, eps=1e-6)
         losses.append(loss)
         hard.append(mask * (error > tolerance * stddev))
-    # Each neighbour carries half of a bond's loss.
+    # Each neighbour gets half of a bond's loss.
     total = sum(losses[1:], losses[0])
     result["connections_per_residue_loss_sum"] = 0.5 * (F.pad(total, (0, 1)) + F.pad(total, (1, 0)))
     worst = torch.stack(hard).amax(0)
@@ -154,7 +157,7 @@ def _between_residue_bonds(
 
 @cache
 def distance_bounds(overlap_tolerance: float, bond_tolerance: float) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds ``[21, 14, 14]`` in Å for distances within a residue.
+    """Return lower and upper bounds ``[21, 14, 14]`` in Å for distances within a residue.
 
     Bonded atoms and atoms one angle apart stay within ``bond_tolerance`` standard deviations of their mean; all
     others may overlap by ``overlap_tolerance`` Å.
@@ -184,7 +187,10 @@ def distance_bounds(overlap_tolerance: float, bond_tolerance: float) -> tuple[np
 def _across_angle(
     first: tuple[float, float], second: tuple[float, float], degrees: float, stddev: float
 ) -> tuple[float, float]:
-    """Distance of two atoms bonded to a third, and its uncertainty (law of cosines, errors uncorrelated)."""
+    """Return the distance of two atoms bonded to a third, and its standard deviation.
+
+    By the law of cosines, with uncorrelated errors.
+    """
     (a, sa), (b, sb), gamma = first, second, math.radians(degrees)
     length = math.sqrt(a * a + b * b - 2 * a * b * math.cos(gamma))
     by_gamma = a * b * math.sin(gamma) / length * math.radians(stddev)

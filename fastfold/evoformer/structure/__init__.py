@@ -1,1 +1,1 @@
-"""From representations to atoms (supplement, section 1.8)."""
+"""Structure module: atom positions from representations (supplement, section 1.8)."""

@@ -26,15 +26,15 @@ class InvariantPointAttention(PolicyModule):
     - Line 10: value points are averaged in global space and moved back into the residue's frame.
     - Line 11: all averages and the lengths of the points are projected.
 
-    Points are projected as ``[heads, points, 3]``; the monomer and the multimer programs order these channels
-    differently, which is the weight adapter's business.
+    Points are projected as ``[heads, points, 3]``. The official monomer and multimer programs order these channels
+    differently; reading their weights reorders them.
 
     Args:
         config: Official ``structure_module`` config node.
         c_s: Single channels.
         c_z: Pair channels.
-        multimer: The multimer network has no biases on its scalar projections and bounds point norms
-            differently.
+        multimer: True for the multimer network, without biases on scalar projections and with another bound on
+            point norms.
         zero_init: Initialise the output projection with zeros.
     """
 
@@ -67,14 +67,14 @@ class InvariantPointAttention(PolicyModule):
         mask: Tensor,
         rows: slice = slice(None),
     ) -> Tensor:
-        """Update of the single representation.
+        """Compute the update of the single representation.
 
         Args:
             single: ``[*, N, c_s]``.
             pair: ``[*, rows, N, c_z]``.
-            frames: ``[*, N]`` backbone frames, translations in the network's own unit.
+            frames: ``[*, N]`` backbone frames, translations in the network's length unit.
             mask: ``[*, N]``, 0 for padding.
-            rows: Residues whose update is wanted, of which ``pair`` holds the rows; all by default.
+            rows: Residues to update; ``pair`` holds their rows. All by default.
 
         Returns:
             ``[*, rows, c_s]``.
@@ -106,7 +106,6 @@ class InvariantPointAttention(PolicyModule):
         rows: slice,
         keys: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> Tensor:
-        """Update of some residues from their rows of the pair."""
         h = self.heads
         k, v, k_points, v_points = keys
         q = self.query(single[..., rows, :]).unflatten(-1, (h, self.c_qk))
@@ -132,10 +131,10 @@ class InvariantPointAttention(PolicyModule):
 
 
 def _squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Summed squared distances ``[*, H, N, M]`` between points ``[*, N, H, P, 3]`` and ``[*, M, H, P, 3]``.
+    """Return summed squared distances ``[*, H, N, M]`` between points ``[*, N, H, P, 3]`` and ``[*, M, H, P, 3]``.
 
-    From differences: expanding the square would cancel digits. All differences at once would be ``3 P`` times the size
-    of the result; on a CPU one operator makes and sums them, elsewhere they are formed one point at a time.
+    Sums differences, because expanding the square cancels digits. All differences at once would be ``3 P`` times the
+    size of the result. On a CPU one operator forms and sums them; on other devices one point is processed at a time.
     """
     a, b = a.movedim(-3, -4), b.movedim(-3, -4)  # [*, H, N, P, 3]
     if a.device.type == "cpu" and a.dtype in (torch.float32, torch.float64):

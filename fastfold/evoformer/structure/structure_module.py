@@ -1,4 +1,4 @@
-"""The structure module: from representations to atoms (supplement Algorithm 20)."""
+"""Structure module: atom positions from representations (supplement Algorithm 20)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AngleResNet(nn.Module):
         self.angles = Linear(c, 14)
 
     def forward(self, single: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-        """``single`` and ``initial`` ``[*, N, c_s]`` to normalised and raw (sine, cosine) ``[*, N, 7, 2]``."""
+        """Return normalised and raw (sine, cosine) ``[*, N, 7, 2]`` from ``single`` and ``initial`` ``[*, N, c_s]``."""
         x = self.input(F.relu(single)) + self.initial_input(F.relu(initial))
         for block in self.blocks:
             x = x + block(x)
@@ -56,15 +56,15 @@ class AngleResNet(nn.Module):
 class StructureModule(PolicyModule):
     """Iterations of one layer with shared weights that move residue frames (supplement Algorithm 20).
 
-    - Lines 1-3: the single and the pair representation are normalised, the first is projected.
+    - Lines 1-3: single and pair representation are normalised, and the single one is projected.
     - Line 4: all frames start at the origin.
     - Lines 6-7: invariant point attention (Algorithm 22) updates the single representation; dropout and norm follow.
     - Lines 8-9: a transition updates it; dropout and norm follow.
     - Line 10: each frame is moved by an update projected from it (Algorithm 23).
-    - Lines 11-14: torsion angles are predicted (:class:`AngleResNet`), and atoms placed by them (Algorithm 24).
+    - Lines 11-14: torsion angles are predicted (:class:`AngleResNet`) and give the atom positions (Algorithm 24).
     - Line 20: no gradient flows through orientations from one iteration to the next.
 
-    Runs in the precision of its parameters, float32 by AlphaFold's practice, whatever the trunk ran in.
+    Computes in the precision of its parameters, by default float32 as in AlphaFold, also if the trunk runs in less.
 
     Args:
         config: Official ``structure_module`` config node.
@@ -121,7 +121,7 @@ class StructureModule(PolicyModule):
         def normed(rows: slice) -> Tensor:
             return self.pair_norm(pair[..., rows, :, :].to(dtype))
 
-        # Normalised once where all of it is read at once, and for each layer again where it is read in blocks.
+        # In blocks, the pair is normalised again by each layer, so that no second pair tensor is held.
         whole = self.policy.block_elements is None
         normed_pair = normed(slice(None)) if whole else LazyRows(normed, tuple(pair.shape), self.policy)
         mask = seq_mask.to(dtype)

@@ -1,1 +1,1 @@
-"""Weights files: AlphaFold's, OpenFold's and FastFold's own, read, written, and told apart."""
+"""Reading, writing and recognising weights files of AlphaFold, OpenFold and FastFold."""

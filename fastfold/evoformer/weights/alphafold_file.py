@@ -16,17 +16,17 @@ _MAX_DIMENSIONS = 8
 
 
 class NpzParameters:
-    """An official parameter file: a :class:`fastfold.evoformer.weights.mapping.Source`.
+    """Official parameter file: a :class:`fastfold.evoformer.weights.mapping.Source`.
 
-    Opening it reads the arrays' headers alone.
+    The constructor reads only the headers of the arrays.
 
     Args:
         archive: From :func:`open_archive`; must stay open while parameters are read.
         path: The file.
 
     Raises:
-        WeightsError: It holds something else than arrays of floating point numbers under official names, or an
-            array's header and size contradict each other.
+        WeightsError: A member is not an array of floating point numbers under an official name, or an array's header
+            contradicts its size.
     """
 
     flat = False
@@ -40,13 +40,11 @@ class NpzParameters:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if name == member.filename:
-                raise WeightsError(
-                    f"{path}: {member.filename} is not an array, so this is not a parameter file: {READABLE}"
-                )
+                raise WeightsError(f"{path}: expected arrays (.npy), found {member.filename}: {READABLE}")
             if not name.startswith(PREFIX):
                 raise WeightsError(
-                    f"{path}: array {name} is not a parameter of AlphaFold 2, whose names all begin with {PREFIX}; "
-                    "give a params_model_*.npz file"
+                    f"{path}: expected array names that start with {PREFIX}, found {name}; "
+                    "pass a params_model_*.npz file of AlphaFold 2"
                 )
             key = name.removeprefix(PREFIX)
             self.shapes[key], array_type = self._header(name, member)
@@ -55,21 +53,21 @@ class NpzParameters:
         self.dtype = ", ".join(sorted(types))
 
     def label(self, key: str) -> str:
-        """The parameter's name in the file."""
+        """Return the parameter's name in the file."""
         return PREFIX + key
 
     def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
-        """A shape as the file has it."""
+        """Return a shape in the axes of the file."""
         return str(list(shape))
 
     def read(self, key: str) -> np.ndarray:
-        """The float32 array of a parameter."""
+        """Read a parameter as a float32 array."""
         try:
             with self._archive.open(self._members[key]) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
-        except Exception:  # zlib, zipfile and numpy each raise what they like for damaged data
+        except Exception:  # zlib, zipfile and numpy raise different errors for damaged data
             raise WeightsError(
-                f"{self.origin}: the data of {self.label(key)} are damaged: get it again"
+                f"{self.origin}: the data of {self.label(key)} are damaged; download the file again"
             ) from None
         if array.dtype.kind == "V":
             return (array.view("<u2").astype(np.uint32) << 16).view(np.float32)
@@ -77,7 +75,7 @@ class NpzParameters:
             return array.astype(np.float32, copy=False)
 
     def _header(self, name: str, member: zipfile.ZipInfo) -> tuple[tuple[int, ...], str]:
-        """Shape and type of an array, which must account for every byte of its member."""
+        """Read shape and type of an array; they must account for every byte of its member."""
         try:
             with self._archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
@@ -88,21 +86,19 @@ class NpzParameters:
                 else:
                     raise ValueError("no such version")
                 start = file.tell()
-        except Exception:  # the header is a Python literal: its parser raises a dozen kinds of errors
-            raise WeightsError(f"{self.origin}: array {name} is damaged: get the file again") from None
+        except Exception:  # the header is a Python literal, whose parser raises many kinds of errors
+            raise WeightsError(f"{self.origin}: array {name} is damaged; download the file again") from None
         if dtype.hasobject:
             raise WeightsError(f"{self.origin}: array {name} holds Python objects; it {NO_PICKLES}")
-        # NumPy has no bfloat16: JAX's arrays are saved as two bytes without a meaning.
+        # NumPy lacks bfloat16: JAX saves such arrays as two raw bytes.
         is_bfloat16 = dtype.kind == "V" and dtype.itemsize == 2 and dtype.names is None and not dtype.subdtype
         if dtype.kind != "f" and not is_bfloat16:
-            raise WeightsError(
-                f"{self.origin}: array {name} is of type {dtype}; parameters are floating point numbers"
-            )
+            raise WeightsError(f"{self.origin}: array {name}: expected floating point numbers, found {dtype}")
         if len(shape) > _MAX_DIMENSIONS or any(size <= 0 for size in shape):
-            raise WeightsError(f"{self.origin}: array {name} has the impossible shape {list(shape)[:20]}")
+            raise WeightsError(f"{self.origin}: array {name} has the invalid shape {list(shape)[:20]}")
         if start + prod(shape) * dtype.itemsize != member.file_size:
             raise WeightsError(
-                f"{self.origin}: array {name} of shape {list(shape)} would not fill its {member.file_size} bytes; "
+                f"{self.origin}: array {name} of shape {list(shape)} does not match its {member.file_size} bytes; "
                 f"the file {DAMAGED}"
             )
         return tuple(int(size) for size in shape), "bfloat16" if is_bfloat16 else dtype.name

@@ -1,6 +1,6 @@
-"""Official AlphaFold parameter names, and where each parameter lies in ours.
+"""Official AlphaFold parameter names, and the parameter of ours that each one maps to.
 
-The names are Haiku's: scopes joined by slashes, then ``//`` and the parameter. Blocks of a stack lie along a
+The names are Haiku's: scopes joined by slashes, then ``//`` and the parameter. Blocks of a stack are stacked along the
 leading axis of one array. Each function below yields the mappings of one module: ``name`` is ours, ``scope`` theirs.
 """
 
@@ -23,26 +23,26 @@ from fastfold.evoformer.triangle_multiplication import TriangleMultiplication
 from fastfold.evoformer.weights.mapping import ParamMapping
 
 PREFIX = "alphafold/alphafold_iteration/"
-"""What every key of an official file begins with."""
+"""Prefix of every key of an official file."""
 
 
 def numbered(name: str, i: int) -> str:
-    """Haiku's name of the ``i``-th module called ``name`` in a scope: ``name``, ``name_1``, ``name_2``, …"""
+    """Return Haiku's name of the ``i``-th module ``name`` in a scope: ``name``, ``name_1``, ``name_2`` and so on."""
     return f"{name}_{i}" if i else name
 
 
 def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
-    """Where every official parameter lies in ``model``; each parameter of ours is covered exactly once.
+    """Return the mappings of all official parameters to those of ``model``, each of ours exactly once.
 
     Raises:
-        WeightsError: The network has other parts than AlphaFold's, as ``mini`` has.
+        WeightsError: The network has parts that AlphaFold does not have, such as ``mini``.
     """
     embedder = model.input_embedder
     own = (embedder.coevolution, embedder.sequence_convolution)
     if any(part is not None for part in own) or model.extra_msa_embedder is None:
         raise WeightsError(
-            "AlphaFold's format holds AlphaFold's networks; this one takes coevolution or lacks the extra MSA: keep it "
-            "as .safetensors"
+            ".npz files hold AlphaFold's networks only; this one reads coevolution or lacks the extra MSA. Save it as "
+            ".safetensors"
         )
     mappings = [*_embedders(model), *_templates(model)]
     for name in ("extra_msa_stack", "evoformer"):
@@ -55,7 +55,7 @@ def alphafold_mappings(model: AlphaFold) -> list[ParamMapping]:
 
 
 def _fused(config: Any, *, templates: bool = False) -> bool:
-    """Whether triangle multiplications have fused projections, which changes their names too."""
+    """Return True if triangle multiplications have fused projections, which have other names."""
     trunk = config.model.embeddings_and_evoformer
     steps = trunk.template.template_pair_stack if templates else trunk.evoformer
     return bool(steps.triangle_multiplication_outgoing.fuse_projection_weights)
@@ -64,7 +64,7 @@ def _fused(config: Any, *, templates: bool = False) -> bool:
 def _linear(
     name: str, scope: str, linear: nn.Linear, shape: tuple[int, ...] = (), **how: Any
 ) -> Iterator[ParamMapping]:
-    """A linear layer stored as ``weights`` (inputs first) and ``bias``; ``how`` are further fields of the mapping."""
+    """Yield a linear layer's ``weights`` (inputs first) and ``bias``; ``how`` are further fields of the mapping."""
     shape = shape or (linear.in_features, linear.out_features)
     view = how.pop("view", ())
     yield ParamMapping(f"{name}.weight", f"{scope}//weights", shape, view, inputs=1, **how)
@@ -87,7 +87,7 @@ def _attention(name: str, scope: str, module: Attention | GlobalAttention) -> It
     c = module.query.out_features // h
     for part in ("query", "key", "value"):
         linear = getattr(module, part)
-        # Global attention has one head for keys and values, and no axis for it.
+        # Global attention has one head for keys and values, without a head axis.
         per_head = (h, c) if linear.out_features == h * c else (c,)
         yield ParamMapping(
             f"{name}.{part}.weight", f"{scope}//{part}_w", (linear.in_features, *per_head), inputs=1
@@ -208,7 +208,7 @@ def _embedders(model: AlphaFold) -> Iterator[ParamMapping]:
             ("prev_pair_norm", "prev_pair_norm"),
         ):
             yield from _norm(f"input_embedder.{ours}", f"evoformer/{theirs}", getattr(embedder, ours))
-    assert model.extra_msa_embedder is not None  # networks without are refused
+    assert model.extra_msa_embedder is not None  # alphafold_mappings refuses networks without one
     yield from _linear("extra_msa_embedder", "evoformer/extra_msa_activations", model.extra_msa_embedder)
 
 
@@ -283,7 +283,10 @@ def _structure_module(module: Any, *, multimer: bool) -> Iterator[ParamMapping]:
 def _monomer_point_attention(
     name: str, scope: str, module: InvariantPointAttention
 ) -> Iterator[ParamMapping]:
-    """Keys and values share a layer; points are stored by axis, head, point. Ours: by head, point, axis."""
+    """Yield the monomer's attention layers.
+
+    Keys and values share a layer. Points are stored by axis, head, point; ours by head, point, axis.
+    """
     h, c_s = module.heads, module.query.in_features
     yield from _linear(f"{name}.query", f"{scope}/q_scalar", module.query)
     view, order = (c_s, 3, h, module.p_qk), (1, 2, 0)
@@ -306,7 +309,7 @@ def _monomer_point_attention(
 def _multimer_point_attention(
     name: str, scope: str, module: InvariantPointAttention
 ) -> Iterator[ParamMapping]:
-    """Points are stored by head, axis, point. Ours: by head, point, axis."""
+    """Yield the multimer's attention layers; points are stored by head, axis, point, ours by head, point, axis."""
     h, c_s = module.heads, module.query.in_features
     for part, c, p in (
         ("query", module.c_qk, module.p_qk),

@@ -1,7 +1,7 @@
-"""Where the published parameters are read from: an archive on a server or on the disk, or a folder of its files.
+"""Sources of the published parameters: an archive on a server or on the disk, or a folder of its files.
 
-An archive is data from anywhere: nothing in it decides where something is written, and its headers are read one block
-at a time. The wanted files are found in it by name, and read where they lie.
+An archive is untrusted data: its contents never decide where files are written, and its headers are read one block at
+a time. Requested files are found by name and read in place, without unpacking.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _WITHOUT_DATA = (
 
 
 class Readable(Protocol):
-    """A file on the disk or on a server."""
+    """Readable file on the disk or on a server."""
 
     def read(self, size: int, /) -> bytes:
-        """Read ``size`` bytes, fewer only at the end."""
+        """Read ``size`` bytes, or fewer at the end."""
 
     def seek(self, offset: int, /) -> int:
         """Set the position."""
@@ -44,14 +44,14 @@ class Readable(Protocol):
 
 @dataclass(frozen=True)
 class Piece:
-    """Where a wanted file is read from.
+    """Location of a requested file in its source.
 
     Attributes:
-        name: The file's name.
-        source: What it is in.
-        offset: Where it begins there.
-        size: Its bytes.
-        version: Changes whenever what it is in does.
+        name: Name of the file.
+        source: File or archive that contains it.
+        offset: Offset in the source, in bytes.
+        size: Size in bytes.
+        version: Changes whenever the source changes.
     """
 
     name: str
@@ -65,27 +65,29 @@ class Piece:
 def open_pieces(
     mirror: str | None, wanted: Sequence[str], say: Callable[[str], None]
 ) -> Iterator[Iterator[Piece] | list[Piece]]:
-    """Find wanted files.
+    """Open the source of published parameters and find files in it.
 
     Args:
-        mirror: Address of the archive or of the folder that it is in, an archive, or a folder of either; None for where
-            DeepMind publishes it.
+        mirror: Address of the archive or of its folder, path of an archive, or path of a folder with the archive or
+            its files; None for DeepMind's server.
         wanted: Names of files.
-        say: Told of connections that broke.
+        say: Called with messages about broken connections.
 
     Yields:
-        The files: all of them as a list, or one by one as they come if the archive can be read from its beginning to
-        its end alone.
+        The files: a list of all, or an iterator in the archive's order if the archive can only be read from beginning
+        to end.
 
     Raises:
-        ConfigError: There is nothing to read from, or it lacks a file.
-        NetworkError: The server cannot be reached, has no archive, or makes no sense.
-        WeightsError: It is not an archive, or lacks a file.
+        ConfigError: The mirror cannot be read, or lacks a file.
+        NetworkError: The server cannot be reached, lacks the archive, or sends an invalid response.
+        WeightsError: The source is not an archive, or lacks a file.
     """
     if mirror is None or "://" in mirror:
         url = SOURCE if mirror is None else check_url(mirror, setting="--mirror")
         if urlsplit(url).scheme == "http" and urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
-            say(f"--mirror {url}: files over http:// can be changed on the way; use https:// if you can")
+            say(
+                f"--mirror {url}: http:// does not protect files from changes on the way; use https:// if possible"
+            )
         with RemoteFile(url if url.endswith(".tar") else f"{url}/{ARCHIVE}", say=say) as remote:
             found = _pieces(remote, remote.url, wanted, (remote.version,))
             yield list(found) if remote.ranges else found
@@ -103,20 +105,19 @@ def open_pieces(
                 yield list(_pieces(whole.source, str(archive), wanted, whole.version))
         except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
             raise ConfigError(
-                f"--mirror {mirror}: cannot be read ({error.strerror}); check its name"
+                f"--mirror {mirror}: cannot be read ({error.strerror}); check the path"
             ) from None
 
 
 def _find(folders: list[Path], name: str, mirror: str) -> Path:
-    """A file in the first folder that has it."""
+    """Return the file in the first folder that has it."""
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    raise ConfigError(f"--mirror {mirror}: there is neither {ARCHIVE} nor {name} in it")
+    raise ConfigError(f"--mirror {mirror}: expected {ARCHIVE} or {name} in it, found neither")
 
 
 def _whole_file(path: Path, name: str, opened: contextlib.ExitStack) -> Piece:
-    """A file on the disk."""
     file = opened.enter_context(path.open("rb"))
     status = os.fstat(file.fileno())
     return Piece(name, file, 0, status.st_size, (status.st_size, status.st_mtime_ns))
@@ -125,22 +126,22 @@ def _whole_file(path: Path, name: str, opened: contextlib.ExitStack) -> Piece:
 def _pieces(
     source: Readable, place: str, wanted: Sequence[str], version: tuple[object, ...]
 ) -> Iterator[Piece]:
-    """The wanted members of a tar archive in its order, the first of each name."""
+    """Yield the wanted members of a tar archive in its order, the first of each name."""
     lacking, offset = list(wanted), 0
     for _ in range(_MAX_MEMBERS):
         source.seek(offset)
         header = source.read(_BLOCK)
-        if not header.strip(b"\0") and offset > 0:  # the end of the archive, or of the file
+        if not header.strip(b"\0") and offset > 0:  # end of the archive, or of the file
             break
         try:
             member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
         except tarfile.HeaderError:
             member = None
         if member is None or member.size < 0:
-            where = f"at byte {offset:,}" if offset else f"it begins {header[:40]!r}"
+            where = f"at byte {offset:,}" if offset else f"it starts with {header[:40]!r}"
             raise WeightsError(
-                f"{place}: is not a tar archive, or damaged ({where}); an error page, perhaps. Take it from another "
-                "place (--mirror)"
+                f"{place}: not a tar archive, or damaged ({where}); perhaps an error page. Use "
+                "another source (--mirror)"
             )
         offset += _BLOCK
         name = member.name.removeprefix("./").removeprefix("params/")
@@ -152,6 +153,6 @@ def _pieces(
         if member.type not in _WITHOUT_DATA:
             offset += -(-member.size // _BLOCK) * _BLOCK
     raise WeightsError(
-        f"{place}: the archive ends without {', '.join(lacking)}: it is truncated, or another one than {ARCHIVE}; take "
-        "it from another place (--mirror)"
+        f"{place}: the archive ends without {', '.join(lacking)}; it is truncated, or is not {ARCHIVE}. Use another "
+        "source (--mirror)"
     )

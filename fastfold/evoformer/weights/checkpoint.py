@@ -1,7 +1,7 @@
-"""Loading, saving and converting weights: AlphaFold's ``.npz``, OpenFold's ``.pt``, our own ``.safetensors``.
+"""Loading, saving and converting weights: AlphaFold's ``.npz``, OpenFold's ``.pt``, FastFold's ``.safetensors``.
 
-Names and shapes of a file are compared with those of the network before any data are read, and files are written
-next to their place and renamed into it.
+Names and shapes of a file are compared with those of the network before any data are read. Files are written under a
+temporary name and then renamed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AnyPath = str | os.PathLike[str]
 
 
 def weights_info(path: AnyPath) -> WeightsInfo:
-    """What a weights file is; names and shapes are checked, data are not read.
+    """Return a description of a weights file, after a check of names and shapes; data are not read.
 
     Raises:
         WeightsError: As :func:`read_weights`.
@@ -57,11 +57,11 @@ def read_weights(
     """Read any weights file.
 
     Args:
-        path: ``params_model_*.npz``, OpenFold's ``.pt`` or our ``.safetensors``; told apart by content.
-        config: The network's configuration; otherwise it is read or inferred from the file.
+        path: ``params_model_*.npz``, OpenFold's ``.pt`` or FastFold's ``.safetensors``; recognised by content.
+        config: The network's configuration; None to read or infer it from the file.
 
     Returns:
-        What the file is, and the network's state dict in float32.
+        Description of the file, and the network's state dict in float32.
 
     Raises:
         WeightsError: The file is missing, damaged, unsafe, or made for another network.
@@ -71,7 +71,7 @@ def read_weights(
 
 
 def load_model(path: AnyPath, *, config: Mapping[str, Any] | None = None) -> AlphaFold:
-    """The network of a weights file, in float32 on the CPU and in evaluation mode.
+    """Load the network of a weights file, in float32 on the CPU and in evaluation mode.
 
     Args:
         path: As :func:`read_weights`.
@@ -93,17 +93,17 @@ def save_weights(
     preset: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write our format; whatever happens, ``path`` holds the old file or all of the new one.
+    """Write weights in FastFold's format, atomically: ``path`` always holds the old or the whole new file.
 
     Args:
-        path: Where to; the name ends in ``.safetensors``.
+        path: The file; its name ends in ``.safetensors``.
         model_or_state: The network or its state dict. Element types are kept.
         config: The network's configuration.
-        preset: Official name of the network, if it is an official one.
-        metadata: Further texts for the header.
+        preset: Official name of the network; None for other networks.
+        metadata: Further entries of the header.
 
     Raises:
-        WeightsError: The parameters are not those of the configuration, or hold NaN or infinite values.
+        WeightsError: The parameters do not match the configuration, or hold NaN or infinite values.
         OutputError: The file cannot be written.
     """
     path = Path(path)
@@ -128,26 +128,28 @@ def convert(
 
     Args:
         path_in: As :func:`read_weights`.
-        path_out: ``.safetensors`` (ours) or ``.npz`` (official layout, which has no place for a configuration).
+        path_out: ``.safetensors`` (FastFold) or ``.npz`` (official layout, which cannot hold a configuration).
         config: As :func:`read_weights`.
         dtype: Element type of the parameters in a ``.safetensors`` file: float16 or bfloat16 halve it. ``.npz``
-            has float32 alone.
+            supports only float32.
 
     Returns:
-        What the new file is.
+        Description of the new file.
 
     Raises:
-        WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another ending; or a
+        WeightsError: As :func:`read_weights`; or the output would overwrite the input or has another suffix; or a
             parameter is too large for the element type.
-        OutputError: The output cannot be written.
+    OutputError: The output cannot be written.
     """
     path_in, path_out = Path(path_in), Path(path_out)
     _check_ending(path_out, (".safetensors", ".npz"))
     if path_out.suffix == ".npz" and dtype != torch.float32:
-        raise WeightsError(f"{path_out}: .npz files hold float32; choose a name that ends in .safetensors")
+        raise WeightsError(
+            f"{path_out}: .npz files hold float32 only; choose a name that ends in .safetensors"
+        )
     with suppress(OSError, ValueError):
         if os.path.samefile(path_in, path_out):
-            raise WeightsError(f"{path_out}: is the input itself; choose another name for the output")
+            raise WeightsError(f"{path_out}: the output is the same file as the input; choose another name")
     with _open(path_in, config) as file:
         info, model, state = file.info, file.model, file.read()
     if path_out.suffix == ".safetensors":
@@ -162,7 +164,7 @@ def convert(
 
 @dataclass(frozen=True)
 class _OpenFile:
-    """A file whose parameters fit ``model``, which is on the meta device; ``read`` gives its state dict."""
+    """Open file with parameters that fit ``model`` (on the meta device); ``read`` returns its state dict."""
 
     info: WeightsInfo
     model: AlphaFold
@@ -203,33 +205,31 @@ def _open_foreign(path: Path, kind: Kind, source: Source, config: Mapping[str, A
 def _not_openfold(path: Path, tensors: Mapping[str, Tensor]) -> str:
     if "input_embedder.target_to_msa.weight" in tensors:
         return (
-            f"{path}: is a FastFold state dict without its configuration; write it with "
+            f"{path}: is a FastFold state dict without a configuration; save it with "
             "fastfold.evoformer.weights.checkpoint.save_weights instead of torch.save"
         )
-    return f"{path}: is not an AlphaFold 2 of OpenFold (it holds {next(iter(tensors))}). {READABLE}"
+    return f"{path}: expected OpenFold's parameter names, found {next(iter(tensors))}. {READABLE}"
 
 
 def _network(config: Mapping[str, Any], origin: str) -> AlphaFold:
-    """The network of a configuration without memory for its parameters."""
+    """Build the network of a configuration on the meta device."""
     try:
         with torch.device("meta"):
             return AlphaFold(config if isinstance(config, ConfigDict) else ConfigDict(config))
-    except Exception as error:  # a tree may lack anything and have anything in its place
+    except Exception as error:  # an untrusted tree may raise any error
         raise WeightsError(
-            f"{origin}: no network can be built from the configuration ({error}); give a complete tree with "
+            f"{origin}: cannot build a network from the configuration ({error}); pass a complete tree with "
             "AlphaFold's keys"
         ) from None
 
 
 def _check_ending(path: Path, endings: tuple[str, ...]) -> None:
     if path.suffix not in endings:
-        raise WeightsError(
-            f"{path}: weights are written as {' or '.join(endings)}; give the file such an ending"
-        )
+        raise WeightsError(f"{path}: expected a name that ends in {' or '.join(endings)}")
 
 
 def _write_npz(path: Path, model: AlphaFold) -> None:
-    """Official layout: stored, without dates, so that equal weights make equal files."""
+    """Write the official layout, stored and without dates, so that equal weights give equal files."""
     with zipfile.ZipFile(path, "w") as archive:
         for key, array in write_parameters(model, alphafold_mappings(model)):
             member = zipfile.ZipInfo(f"{PREFIX}{key}.npy")
@@ -240,11 +240,11 @@ def _write_npz(path: Path, model: AlphaFold) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """:func:`fastfold.utils.atomic_files.replacing`, where the safetensors library has errors of its own."""
+    """Yield a temporary path as :func:`fastfold.utils.atomic_files.replacing`; convert safetensors errors."""
     with replacing(path) as temporary:
         try:
             yield temporary
         except SafetensorError as error:
             raise OutputError(
-                f"cannot write {str(path)!r}: {error}; free some space or choose another place"
+                f"cannot write {str(path)!r}: {error}; free some space or choose another folder"
             ) from error

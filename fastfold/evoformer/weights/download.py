@@ -1,7 +1,7 @@
-"""Fetching DeepMind's published parameters, through broken connections and kills, and nothing but what was asked for.
+"""Download of DeepMind's published parameters, resumable after broken connections and interruptions.
 
-What has arrived of a file lies beside its place under a name that ends in ``.partial``, from which a later run goes on
-if the archive is still the same one. A file gets its name when it is whole and has been looked at.
+Only requested files are downloaded. An incomplete file has a name that ends in ``.partial``, from which a later run
+resumes if the archive is unchanged. A file gets its final name after it is complete and checked.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from fastfold.utils.atomic_files import output_error, prepare_output_directory, 
 from fastfold.utils.hashing import file_digest, input_hash
 from fastfold.utils.locks import held
 
-_RESERVE = 16 << 20  # bytes that stay free on the disk
+_RESERVE = 16 << 20  # bytes to keep free on the disk
 _BLOCK = 1 << 16
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
 
 Progress = Callable[[str, int, int], None]
-"""Told the file, its bytes so far and all of its bytes."""
+"""Called with the file's name, the bytes downloaded so far and the total bytes."""
 
 
 def download_weights(
@@ -51,24 +51,25 @@ def download_weights(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda name, done, total: None,
 ) -> list[Path]:
-    """Bring published networks to this machine; what is there already is verified and stays.
+    """Download published networks to this machine; verify and keep files that are already present.
 
     Args:
         networks: Official names, from :data:`~fastfold.evoformer.weights.published.PUBLISHED`.
-        mirror: Where else to look: the address of the archive or of its folder, an archive on the disk, or a folder
-            with the archive or its files.
-        folder: Where to; the folder of all commands by default.
-        say: Told what happens.
-        progress: Told how far a file is.
+        mirror: Other source: the address of the archive or of its folder, an archive on the disk, or a folder with
+            the archive or its files. None for DeepMind's server.
+        folder: Target folder; by default that of all commands.
+        say: Called with log messages.
+        progress: Called with the progress of a file.
 
     Returns:
-        The files.
+        Paths of the files.
 
     Raises:
         ConfigError: The mirror is neither an address nor on the disk.
-        NetworkError: The server cannot be reached or makes no sense; names the files and what to do without it.
-        WeightsError: What arrived is no archive of parameters, or a file is not what was recorded.
-        WriteError: The files cannot be written, or the disk has no room for them.
+        NetworkError: The server cannot be reached or sends an invalid response; the message names the missing files
+            and how to add them by hand.
+        WeightsError: The source is not an archive of parameters, or a file differs from its record.
+        WriteError: The files cannot be written, or the disk lacks space.
     """
     folder = prepare_output_directory(folder or weights_folder())
     files = [file_name(network) for network in networks]
@@ -76,7 +77,7 @@ def download_weights(
         present = [name for name in files if (folder / name).is_file()]
         verify_recorded(folder, present)
         if present:
-            say(f"there already, and verified: {', '.join(present)}")
+            say(f"already present and verified: {', '.join(present)}")
         if missing := [name for name in files if name not in present]:
             write_atomic(folder / "LICENSE", LICENCE + "\n")
             try:
@@ -89,7 +90,7 @@ def download_weights(
             except NetworkError as error:
                 missing = [name for name in files if not (folder / name).is_file()]
                 raise NetworkError(
-                    f"{error}. What has arrived is kept: run the same command again to continue. Missing: "
+                    f"{error}. Run the same command again to resume. Missing: "
                     f"{listed(missing)}. {by_hand(missing, folder)}"
                 ) from error
     return [folder / name for name in files]
@@ -97,30 +98,30 @@ def download_weights(
 
 @contextlib.contextmanager
 def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Have the folder to ourselves; wait for another process that downloads into it."""
+    """Lock the folder; wait for another process that downloads into it."""
     path = folder / ".lock"
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(held(FileLock(path, timeout=0)))
         except Timeout:
-            say(f"another process downloads into {folder}; waiting for it")
+            say(f"waiting for another process that downloads into {folder}")
             stack.enter_context(held(FileLock(path)))
         yield
 
 
 def _partial(folder: Path, piece: Piece) -> Path:
-    """Where a file lies until it is whole; the name tells archives apart."""
+    """Return the path of an incomplete file; the name depends on the archive."""
     return folder / f"{piece.name}.{input_hash(piece.version, piece.offset, piece.size)[:8]}.partial"
 
 
 def _check_room(folder: Path, pieces: Sequence[Piece]) -> None:
-    """See that the disk has room for what is still to come."""
+    """Check that the disk has room for the remaining bytes."""
     needed = _RESERVE
     for piece in pieces:
         if piece.size > SIZE_LIMIT:
             raise WeightsError(
-                f"{piece.name} would take {piece.size / 2**30:.1f} GiB; weights take at most {SIZE_LIMIT >> 30} GiB. "
-                "This is not the published archive: do not use it"
+                f"{piece.name}: expected at most {SIZE_LIMIT >> 30} GiB, found {piece.size / 2**30:.1f} GiB. "
+                "This is not the published archive; do not use it"
             )
         with contextlib.suppress(FileNotFoundError):
             needed -= _partial(folder, piece).stat().st_size
@@ -128,13 +129,13 @@ def _check_room(folder: Path, pieces: Sequence[Piece]) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise WriteError(
-            f"{folder} has {free / 1e6:,.0f} MB free, and {needed / 1e6:,.0f} MB are needed for what is still to come; "
+            f"{folder} has {free / 1e6:,.0f} MB free, the remaining download needs {needed / 1e6:,.0f} MB; "
             "free some space, or set FASTFOLD_WEIGHTS to a folder on another disk, and run the same command again"
         )
 
 
 def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Progress) -> None:
-    """Write a file beside its place, look at it, and give it its name."""
+    """Download a file under a temporary name, check it, and rename it."""
     partial = _partial(folder, piece)
     try:
         for path in folder.glob(f"{piece.name}.*.partial"):
@@ -143,7 +144,7 @@ def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Pro
         with partial.open("ab") as file:
             done = file.tell()
             if done:
-                say(f"{piece.name}: continues after {done:,} of {piece.size:,} bytes")
+                say(f"{piece.name}: resuming after {done:,} of {piece.size:,} bytes")
             piece.source.seek(piece.offset + done)
             progress(piece.name, done, piece.size)
             while done < piece.size:
@@ -151,7 +152,7 @@ def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Pro
                 if not block:
                     raise WeightsError(
                         f"the archive ends in the middle of {piece.name}: it is truncated; run the same command again, "
-                        "or take it from another place (--mirror)"
+                        "or use another source (--mirror)"
                     )
                 file.write(block)
                 done += len(block)
@@ -163,30 +164,28 @@ def _bring(folder: Path, piece: Piece, say: Callable[[str], None], progress: Pro
         os.replace(partial, folder / piece.name)
     except OSError as error:
         problem = output_error(partial, "write", error)
-        raise WriteError(
-            f"{problem}. What has arrived is kept: run the same command again to continue"
-        ) from error
+        raise WriteError(f"{problem}. Run the same command again to resume") from error
 
 
 def _checked(partial: Path, name: str, recorded: str | None) -> str:
-    """SHA-256 of what arrived, if it is a network's parameters, whole, and what was recorded before.
+    """Check a downloaded file and return its SHA-256; remove a file that fails.
 
     Raises:
-        WeightsError: It is not; it was removed.
+        WeightsError: The file is not a network's parameters, is damaged, or differs from the recorded SHA-256.
     """
     try:
         with open_archive(partial) as archive:
             if damaged := archive.testzip():
-                raise WeightsError(f"{damaged} in it is damaged")
+                raise WeightsError(f"its member {damaged} is damaged")
         if weights_info(partial).multimer != ("multimer" in name):
-            raise WeightsError("it is a network of another kind")
+            raise WeightsError("monomer or multimer network contrary to its name")
         digest = file_digest(partial)
         if recorded not in (None, digest):
-            raise WeightsError(f"SHA-256 {digest[:16]}…, recorded in {SUMS} is {str(recorded)[:16]}…")
+            raise WeightsError(f"expected SHA-256 {str(recorded)[:16]}… ({SUMS}), found {digest[:16]}…")
     except (WeightsError, *_DAMAGED) as error:
         partial.unlink(missing_ok=True)
         raise WeightsError(
-            f"what arrived as {name} cannot be used ({error}) and was removed; run the same command again, or take it "
-            "from another place (--mirror)"
+            f"the downloaded {name} failed its check ({error}) and was removed; run the same command again, or use "
+            "another source (--mirror)"
         ) from None
     return digest

@@ -1,8 +1,8 @@
-"""The configuration of a network from the shapes of its parameters.
+"""Inference of a network's configuration from the shapes of its parameters.
 
-Shapes tell widths, heads, blocks, bins, and which parts there are. What they cannot tell (recycles, iterations of
-the structure module, position scale, MSA sizes) comes from the official model that the file is named after, or
-else from the one that is most alike.
+Shapes determine widths, heads, blocks, bins and the parts of the network. Other settings (recycles, iterations of the
+structure module, position scale, MSA sizes) come from the official model that the file is named after, or else from
+the most similar official model.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fastfold.evoformer.weights.alphafold_names import numbered
 
 Shape = tuple[int, ...]
 
-# Larger numbers cannot be meant; they are left for the comparison with the network's shapes to refuse.
+# Larger sizes are invalid; the comparison with the network's shapes reports them.
 LARGEST_SIZE = 2**16
 MAX_BLOCKS = 512
 
 
 class Sizes:
-    """Sizes read off shapes, None wherever there is nothing sensible to read.
+    """Sizes read from the shapes of parameters; None for missing or invalid ones.
 
     Args:
         shapes: Shapes by official key.
@@ -36,48 +36,48 @@ class Sizes:
         self.shapes = shapes
 
     def axis(self, key: str, axis: int, *, most: int = LARGEST_SIZE) -> int | None:
-        """Size of one axis of a parameter."""
+        """Return the size of one axis of a parameter."""
         shape = self.shapes.get(key, ())
         if not -len(shape) <= axis < len(shape):
             return None
         return shape[axis] if 0 < shape[axis] <= most else None
 
     def output(self, key: str, *, leading: int) -> int | None:
-        """Channels behind the ``leading`` axes, heads included, however they are split."""
+        """Return the product of the axes after the ``leading`` ones: channels of all heads."""
         shape = self.shapes.get(key, ())[leading:]
         size = prod(shape) if shape else 0
         return size if 0 < size <= LARGEST_SIZE else None
 
     def ratio(self, key: str, axis: int, over: int) -> int | None:
-        """Quotient of two axes of one parameter, if it is whole."""
+        """Return the quotient of two axes of one parameter, or None if it is not an integer."""
         return divide(self.axis(key, axis), self.axis(key, over))
 
     def count(self, scope: str, name: str) -> int | None:
-        """How many modules ``name``, ``name_1``, … there are in a scope."""
+        """Return the number of modules ``name``, ``name_1``, … in a scope, or None for zero."""
         found = 0
         while f"{scope}/{numbered(name, found)}//weights" in self.shapes:
             found += 1
         return found or None
 
     def has(self, key: str) -> bool:
-        """Whether there is such a parameter."""
+        """Return True if the parameter exists."""
         return key in self.shapes
 
 
 def divide(a: int | None, b: int | None) -> int | None:
-    """Quotient of two sizes if both are there and it is whole."""
+    """Return the quotient of two sizes, or None if one is missing or the quotient is not an integer."""
     return a // b if a and b and a % b == 0 else None
 
 
 def set_found(node: Any, **values: int | None) -> None:
-    """Put what was found into a config node; what was not stays."""
+    """Set values of a config node, except those that are None."""
     for name, value in values.items():
         if value is not None:
             node[name] = value
 
 
 def half(size: int) -> int | None:
-    """Half of an even size."""
+    """Return half of an even size, or None for an odd one."""
     return size // 2 if size % 2 == 0 else None
 
 
@@ -95,18 +95,18 @@ _PRESET_IN_NAME = re.compile(
 
 
 def infer_config(shapes: Mapping[str, Shape], *, name_hint: str | None = None) -> ConfigDict:
-    """Configuration of the network that parameters of these shapes belong to.
+    """Infer the configuration of the network that parameters of these shapes belong to.
 
     Args:
         shapes: Shapes by official key, without the common prefix. Head axes may be joined with their channels;
-            heads are then counted on the layers that have one channel per head, and are the preset's where there
-            is no such layer (template attention).
-        name_hint: File name; an official model's name in it (``params_model_1_ptm.npz``) decides what shapes
-            cannot tell, unless the shapes speak against it.
+            heads are then counted on the layers with one channel per head, or taken from the preset without such a
+            layer (template attention).
+        name_hint: File name. An official model's name in it (``params_model_1_ptm.npz``) decides settings that the
+            shapes leave open, unless the shapes contradict it.
 
     Returns:
-        A tree with AlphaFold's keys. Sizes that are absent or make no sense are the preset's: comparing the
-        network's shapes with the file's names them.
+        A tree with AlphaFold's keys. Missing and invalid sizes are the preset's; the comparison of the network's
+        shapes with the file's reports them.
     """
     config = model_config(_closest_preset(shapes, name_hint))
     found = Sizes(shapes)
@@ -119,14 +119,14 @@ def infer_config(shapes: Mapping[str, Shape], *, name_hint: str | None = None) -
 
 
 def preset_of(config: Mapping[str, Any], name_hint: str | None = None) -> str | None:
-    """Official name of a configuration, or None; of several that are equal the one that ``name_hint`` has."""
+    """Return the official name of a configuration, or None; ``name_hint`` decides between equal ones."""
     hinted = preset_in_name(name_hint)
     names = (hinted, *PRESETS) if hinted else PRESETS
     return next((name for name in names if config == _preset(name)), None)
 
 
 def preset_in_name(name: str | None) -> str | None:
-    """Official model's name in a file name, or None."""
+    """Return the official model's name in a file name, or None."""
     match = _PRESET_IN_NAME.search(name or "")
     if match is None:
         return None
@@ -135,12 +135,12 @@ def preset_in_name(name: str | None) -> str | None:
 
 
 def has_templates(config: Mapping[str, Any]) -> bool:
-    """Whether a network has template embedders."""
+    """Return True if a network has template embedders."""
     return bool(config["model"]["embeddings_and_evoformer"]["template"]["enabled"])
 
 
 def has_ptm(config: Mapping[str, Any]) -> bool:
-    """Whether a network has the head that predicted aligned error and pTM come from."""
+    """Return True if a network has the head for predicted aligned errors and pTM."""
     return bool(config["model"]["heads"]["predicted_aligned_error"]["weight"])
 
 
@@ -150,7 +150,7 @@ def _preset(name: str) -> ConfigDict:
 
 
 def _closest_preset(shapes: Mapping[str, Shape], name_hint: str | None) -> str:
-    """The hinted preset if it has the same parts as the shapes, else the first one that has most of them."""
+    """Return the preset that shares most parts with the shapes; ties go to the hinted one, then to the first."""
     parts = {key.split("//")[0] for key in shapes}
     multimer = f"{_CHAIN_POSITION}" in parts
     templates = f"{_SINGLE_TEMPLATE}/output_layer_norm" in parts
@@ -184,8 +184,8 @@ def _embedders(config: ConfigDict, found: Sizes) -> None:
     trunk.recycle_pos = found.has("evoformer/prev_pos_linear//weights")
     trunk.recycle_features = found.has("evoformer/prev_pair_norm//scale")
     if is_multimer(config):
-        # One-hot of the clipped offset and of "another chain", same entity, the same for copies. How the channels
-        # divide between offsets and copies is not told by their number; copies are the preset's.
+        # Channels: one-hot of the clipped offset and of "another chain", same entity, one-hot of copies. Their number
+        # leaves the split between offsets and copies open, so copies are the preset's.
         channels = found.axis(f"{_CHAIN_POSITION}//weights", 0)
         offsets = None if channels is None else channels - 2 * trunk.max_relative_chain - 5
         if offsets is not None and offsets >= 0:
@@ -207,7 +207,7 @@ def _evoformer(trunk: ConfigDict, found: Sizes) -> None:
     set_found(row, num_head=found.axis(f"{scope}//feat_2d_weights", 2))
     row.gating = found.has(f"{scope}/attention//gating_w")
     scope = f"{_EVOFORMER}/msa_column_attention"
-    # Without an axis of heads: OpenFold has as many as in rows.
+    # Without a head axis (OpenFold): as many heads as row attention.
     query = f"{scope}/attention//query_w"
     split = len(found.shapes.get(query, ())) == 4
     set_found(column, num_head=found.axis(query, 2) if split else row.num_head)
@@ -226,7 +226,6 @@ def _blocks(found: Sizes, scope: str) -> int | None:
 
 
 def _pair_steps(block: ConfigDict, found: Sizes, scope: str) -> None:
-    """Triangle steps and transition of an Evoformer or template block."""
     for node in ("starting_node", "ending_node"):
         step, at = block[f"triangle_attention_{node}"], f"{scope}/triangle_attention_{node}"
         set_found(step, num_head=found.axis(f"{at}//feat_2d_weights", 2))
@@ -263,7 +262,7 @@ def _templates(config: ConfigDict, found: Sizes) -> None:
         set_found(template.dgram_features, num_bins=found.axis(first, 0))
         scope = f"{_SINGLE_TEMPLATE}/template_embedding_iteration"
     else:
-        # Besides the distance bins: pseudo-beta mask, two residue types, unit vector, backbone mask.
+        # 49 other channels: pseudo-beta mask, two residue types, unit vector, backbone mask.
         features = found.axis(f"{_SINGLE_TEMPLATE}/embedding2d//weights", 0)
         set_found(template.dgram_features, num_bins=features - 49 if features and features > 49 else None)
         attention, at = template.attention, f"{_TEMPLATES}/attention"

@@ -1,4 +1,4 @@
-"""What a weights file is, in values and in words."""
+"""Description of a weights file, as values and as text."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _KINDS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """What a weights file is.
+    """Description of a weights file.
 
     Attributes:
         path: The file.
-        kind: Whose format it has.
-        preset: Official name of its network, where its configuration is an official one. Shapes do not tell all
-            official networks apart: the file's name decides between them, or the first one is meant.
-        multimer: Whether it is the multimer network.
-        has_templates: Whether the network uses templates.
-        has_ptm: Whether it predicts aligned errors, and so pTM.
+        kind: Program that defines its format.
+        preset: Official name of its network, None for other configurations. Some official networks have equal shapes:
+            the file's name decides between them, or else the first one is returned.
+        multimer: True for the multimer network.
+        has_templates: True if the network uses templates.
+        has_ptm: True if the network predicts aligned errors, and so pTM.
         parameters: Number of parameters.
-        dtype: Element types in the file; in memory they become float32.
+        dtype: Element types in the file; in memory they are float32.
         config: The network's configuration.
-        notes: Further texts in the file's header, such as what it was trained on.
+        notes: Further entries of the file's header, such as the training data.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class WeightsInfo:
         preset: str | None,
         notes: Mapping[str, str] | None = None,
     ) -> WeightsInfo:
-        """Of a file whose network is ``model``, which may be on the meta device."""
+        """Describe a file with the parameters of ``model``, which may be on the meta device."""
         return cls(
             path=path,
             kind=kind,
@@ -76,7 +76,7 @@ class WeightsInfo:
         )
 
     def describe(self) -> str:
-        """The file in a few lines for a person."""
+        """Return the description as a few lines of text."""
         trunk, heads = self.config.model.embeddings_and_evoformer, self.config.model.heads
         parts = [
             "multimer" if self.multimer else "monomer",
@@ -98,7 +98,7 @@ class WeightsInfo:
         lines = {
             "file": str(self.path),
             "format": _KINDS[self.kind],
-            "model": self.preset or "none of the official ones",
+            "model": self.preset or "not an official one",
             "network": ", ".join(parts),
             "size": ", ".join(sizes),
             "channels": ", ".join(channels),
@@ -109,5 +109,5 @@ class WeightsInfo:
 
 
 def _one_line(text: str) -> str:
-    """A text from a file as it can be shown to a person, whatever it holds."""
+    """Return the first 200 characters of an untrusted text, unprintable ones as blanks."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:200])

@@ -1,8 +1,7 @@
-"""How the parameters of weight files lie in ours: mappings, and the copying along them in both directions.
+"""Mappings between the parameters of weights files and ours, and copying in both directions.
 
-A :class:`ParamMapping` says where one official parameter, or a part of it, lies in a parameter of ours. The names
-themselves stand in :mod:`fastfold.evoformer.weights.alphafold_names` and
-:mod:`fastfold.evoformer.weights.openfold_names`.
+A :class:`ParamMapping` maps one official parameter, or a part of it, to a parameter of ours. The names are in
+:mod:`fastfold.evoformer.weights.alphafold_names` and :mod:`fastfold.evoformer.weights.openfold_names`.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from torch import Tensor, nn
 
 from fastfold.errors import WeightsError
 
-# Arrays are handled by NumPy throughout: on a busy machine PyTorch's threads take milliseconds to begin, which for
-# thousands of small tensors added up to twenty seconds instead of one.
+# NumPy handles all arrays, because starting PyTorch's threads for thousands of small tensors is slow on a busy
+# machine.
 
 _NAMED_PROBLEMS = 5
 
 
 @dataclass(frozen=True)
 class ParamMapping:
-    """One official parameter, or a part of its last axis, and the place in ours that holds it.
+    """Mapping of one official parameter, or a part of its last axis, to a parameter of ours.
 
     Attributes:
         name: Our parameter.
-        key: Official key ``scope//name``, without the prefix that all keys have.
+        key: Official key ``scope//name``, without the common prefix.
         shape: Official shape of one block.
-        view: Shape in which the official axes are told apart; ``shape`` when empty.
-        inputs: How many leading axes of ``view`` are input channels (0 for biases and vectors).
-        order: Order in which our layout has the remaining axes; as they are when empty.
+        view: ``shape`` with joined axes split; ``shape`` if empty.
+        inputs: Number of leading axes of ``view`` that are input channels (0 for biases and vectors).
+        order: Order of the remaining axes in our layout; unchanged if empty.
         part: Slice of the last axis of ``view``.
         rows: Slice of our parameter's first axis.
         block: Index along the official leading axis, for blocks of a stack.
@@ -54,33 +53,33 @@ class ParamMapping:
 
     @property
     def full_shape(self) -> tuple[int, ...]:
-        """Official shape, stack axis included."""
+        """Official shape with the stack axis."""
         return self.shape if self.block is None else (self.blocks, *self.shape)
 
     @property
     def flat_shape(self) -> tuple[int, ...]:
-        """Official shape with all input axes joined to one and all output axes too, stack axis included."""
+        """Official shape with the stack axis, one joined input axis and one joined output axis."""
         stack = () if self.block is None else (self.blocks,)
         if self.inputs == 0:
             return (*stack, prod(self.shape))
-        # The axes of shape and view hold the same channels; inputs are never split in shape.
+        # shape and view hold the same channels; shape never splits the inputs.
         channels = prod((self.view or self.shape)[: self.inputs])
         return (*stack, channels, prod(self.shape) // channels)
 
     def read(self, array: np.ndarray) -> np.ndarray:
-        """Our part, matrices as ``[out, in]``, of the official ``array``."""
+        """Return our part of the official ``array``, matrices as ``[out, in]``."""
         x = self._arranged(array)
         if self.inputs == 0:
             return x.reshape(-1)
         return x.reshape(prod(x.shape[: self.inputs]), -1).T
 
     def write(self, ours: np.ndarray, array: np.ndarray) -> None:
-        """Put our part into the official ``array`` (C order): the inverse of :meth:`read`."""
+        """Write our part into the official ``array`` (C order); inverse of :meth:`read`."""
         target = self._arranged(array)
         target[...] = (ours.T if self.inputs else ours).reshape(target.shape)
 
     def _arranged(self, array: np.ndarray) -> np.ndarray:
-        """View of the official ``array`` that has only our part, its axes in our order."""
+        """Return a view of our part of the official ``array``, with axes in our order."""
         x = array if self.block is None else array[self.block]
         x = x.reshape(self.view or self.shape)[..., self.part]
         axes = tuple(self.inputs + i for i in self.order)
@@ -88,12 +87,12 @@ class ParamMapping:
 
 
 class Source(Protocol):
-    """A weights file seen through official keys, whatever its own names are.
+    """Weights file under official keys, independent of the names in the file.
 
     Attributes:
-        origin: The file, for errors.
-        flat: Whether head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`.
-        dtype: Element types of its parameters, for people.
+        origin: Name of the file in errors.
+        flat: True if head axes are joined with their channels, as in :attr:`ParamMapping.flat_shape`.
+        dtype: Element types of its parameters, as text.
     """
 
     origin: str
@@ -105,32 +104,30 @@ class Source(Protocol):
         """Shape of each parameter by official key, blocks of a stack along the first axis."""
 
     def label(self, key: str) -> str:
-        """The file's own name of a parameter."""
+        """Return the parameter's name in the file."""
 
     def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
-        """A shape as the file has its axes."""
+        """Return a shape in the axes of the file."""
 
     def read(self, key: str) -> np.ndarray:
-        """The float32 array of :attr:`shapes`. A parameter is read once; its memory may be let go then."""
+        """Read a float32 array of the shape in :attr:`shapes`; may be called only once for a parameter."""
 
 
 def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
-    """See that a file has the network's parameters, all of them and no others, before anything is read.
+    """Check that a file has exactly the network's parameters, before any data are read.
 
     Raises:
-        WeightsError: A parameter is missing, has another shape, or has no place in the network; the first ones
-            are named as the file names them, the rest are counted.
+        WeightsError: A parameter is missing, unknown, or has a wrong shape. The message lists the first problems and
+            counts the rest.
     """
     wanted = {mapping.key: mapping.flat_shape if source.flat else mapping.full_shape for mapping in mappings}
     missing = [f"parameter {source.label(key)} is missing" for key in wanted if key not in source.shapes]
     extra = [
-        f"parameter {source.label(key)} has no place in this network"
-        for key in source.shapes
-        if key not in wanted
+        f"parameter {source.label(key)} is not in this network" for key in source.shapes if key not in wanted
     ]
     misshapen = [
-        f"parameter {source.label(key)} has shape {source.show_shape(key, source.shapes[key])}, "
-        f"the network needs {source.show_shape(key, shape)}"
+        f"parameter {source.label(key)}: expected shape {source.show_shape(key, shape)}, "
+        f"found {source.show_shape(key, source.shapes[key])}"
         for key, shape in wanted.items()
         if source.shapes.get(key, shape) != shape
     ]
@@ -138,15 +135,15 @@ def check_parameters(mappings: Iterable[ParamMapping], source: Source) -> None:
 
 
 def refuse_problems(origin: str, problems: list[str]) -> None:
-    """Raise a :class:`WeightsError` that names the first of ``problems`` and counts the rest; none is no error."""
+    """Raise a :class:`WeightsError` that lists the first ``problems`` and counts the rest, if there are any."""
     if not problems:
         return
     shown = "; ".join(problems[:_NAMED_PROBLEMS])
     if len(problems) > _NAMED_PROBLEMS:
         shown += f"; and {len(problems) - _NAMED_PROBLEMS} more"
     raise WeightsError(
-        f"{origin}: {shown}. The file is incomplete or was made for another network: "
-        "get it again, or give the configuration it belongs to"
+        f"{origin}: {shown}. The file is incomplete or belongs to another network; "
+        "download it again, or pass its configuration"
     )
 
 
@@ -155,20 +152,20 @@ def refuse_not_finite(origin: str, name: str, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         raise WeightsError(
             f"{origin}: parameter {name} holds NaN or infinite values; the file is damaged or its training "
-            "diverged: get another copy"
+            "diverged; use another copy"
         )
 
 
 def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: Source) -> dict[str, Tensor]:
-    """State dict of a network from a file that :func:`check_parameters` has passed.
+    """Read a network's state dict from a file that passed :func:`check_parameters`.
 
     Args:
-        model: The network; its parameters give names and shapes alone and may be on the meta device.
+        model: The network; only names and shapes are read, so it may be on the meta device.
         mappings: All mappings of that network.
         source: The file.
 
     Returns:
-        Float32 tensors by our names. One parameter of the file is in memory in addition to them at a time.
+        Float32 tensors by our names. The memory peak is these tensors plus one parameter of the file.
 
     Raises:
         WeightsError: A parameter holds NaN or infinite values, or its data are damaged.
@@ -190,7 +187,7 @@ def read_parameters(model: nn.Module, mappings: Iterable[ParamMapping], source: 
 
 
 def write_parameters(model: nn.Module, mappings: Iterable[ParamMapping]) -> Iterator[tuple[str, np.ndarray]]:
-    """Official float32 arrays of a network, one after the other.
+    """Yield the official float32 arrays of a network, one after the other.
 
     Yields:
         Official key (without the common prefix) and array.

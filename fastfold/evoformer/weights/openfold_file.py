@@ -1,6 +1,6 @@
-"""OpenFold's state dicts read as if they had official keys and axes.
+"""Reading OpenFold's state dicts under official keys, with official axes.
 
-OpenFold's matrices are the official ones transposed, head axes joined with their channels, one tensor per block.
+OpenFold's matrices are the transposed official ones, with head axes joined with their channels and a tensor per block.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from fastfold.errors import WeightsError
 from fastfold.evoformer.weights.openfold_names import official_keys, spell
 from fastfold.evoformer.weights.untrusted import types_of
 
-# Tables that older releases stored in addition to the parameters.
+# Constant tables that older releases store next to the parameters.
 _CONSTANTS = re.compile(r"structure_module\.(?:default_frames|group_idx|atom_mask|lit_positions)")
-# The official weight of a layer with one input channel is a vector.
+# Layers with one input channel, whose official weight is a vector.
 _VECTOR = re.compile(r"/template_pair_embedding_[14567]//weights$")
-# OpenFold contracts a with b for incoming edges too, where the official program has them exchanged.
+# For incoming edges OpenFold contracts a with b, the official program b with a.
 _EXCHANGED_HALVES = re.compile(r"/triangle_multiplication_incoming/(?:projection|gate)//")
 
 
 def is_openfold(names: Iterable[str]) -> bool:
-    """Whether parameter names look like OpenFold's."""
+    """Return True if parameter names are OpenFold's."""
     return any(name.endswith("input_embedder.linear_tf_m.weight") for name in names)
 
 
 class OpenFoldParameters:
-    """OpenFold's state dict behind official keys: a :class:`fastfold.evoformer.weights.mapping.Source`.
+    """OpenFold's state dict under official keys: a :class:`fastfold.evoformer.weights.mapping.Source`.
 
     Args:
-        tensors: State dict of any release. Taken over: a tensor is let go when it has been read.
-        origin: File name for errors.
+        tensors: State dict of any release. Reading a parameter removes its tensors from the dict.
+        origin: Name of the file in errors.
 
     Raises:
-        WeightsError: A name is not OpenFold's, or is there in two spellings, or the blocks of a stack differ.
+        WeightsError: A name is not OpenFold's or has two spellings, or the blocks of a stack differ.
     """
 
     flat = True
@@ -57,13 +57,13 @@ class OpenFoldParameters:
                 continue
             if not tensors[name].is_floating_point():
                 raise WeightsError(
-                    f"{origin}: parameter {name} is of type {tensors[name].dtype}; "
-                    "parameters are floating point numbers"
+                    f"{origin}: parameter {name}: expected floating point numbers, "
+                    f"found {tensors[name].dtype}"
                 )
             if spelling not in self._official:
                 raise WeightsError(
-                    f"{origin}: parameter {name} is in none of OpenFold's releases of AlphaFold 2; "
-                    "only these networks can be read"
+                    f"{origin}: parameter {name} is not in any AlphaFold 2 release of OpenFold; "
+                    "other networks cannot be read"
                 )
             blocks = self._names.setdefault(self._official[spelling], {})
             if block in blocks:
@@ -75,26 +75,26 @@ class OpenFoldParameters:
         self.shapes = {key: self._shape(key) for key in self._names}
 
     def label(self, key: str) -> str:
-        """OpenFold's name of a parameter: the file's, of the first block, or the table's where it has none."""
+        """Return OpenFold's name of a parameter: that in the file (of the first block), or else in our table."""
         if key in self._names:
             return next(iter(self._names[key].values()))
         return next((name for name, official in self._official.items() if official == key), key)
 
     def show_shape(self, key: str, shape: tuple[int, ...]) -> str:
-        """A shape of :attr:`shapes` as OpenFold has it."""
+        """Return a shape of :attr:`shapes` in OpenFold's axes."""
         if None in self._names[key]:
             return str(list(shape[::-1]))
         return f"{list(shape[:0:-1])} in {shape[0]} blocks"
 
     def read(self, key: str) -> np.ndarray:
-        """The float32 array of :attr:`shapes`; the file's tensors of this parameter are let go."""
+        """Read a float32 array of the shape in :attr:`shapes`, and release the file's tensors."""
         names = self._names[key]
         if None in names:
             return np.ascontiguousarray(self._take(key, names[None])).reshape(self.shapes[key])
         return np.stack([self._take(key, names[i]) for i in range(len(names))])
 
     def _take(self, key: str, name: str) -> np.ndarray:
-        """One tensor of the file, float32 with official axes."""
+        """Remove one tensor of the file and return it as float32 with official axes."""
         array = self._tensors.pop(name).float().numpy()
         if _EXCHANGED_HALVES.search(key):
             array = np.roll(array, len(array) // 2, axis=0)
@@ -105,8 +105,8 @@ class OpenFoldParameters:
         own = {tuple(self._tensors[name].shape) for name in names.values()}
         if len(own) > 1:
             raise WeightsError(
-                f"{self.origin}: parameter {self.label(key)} has another shape in other blocks; "
-                "the file is damaged: get it again"
+                f"{self.origin}: parameter {self.label(key)} has different shapes in different blocks; "
+                "the file is damaged, download it again"
             )
         shape = own.pop()[::-1]
         shape = shape[1:] if _VECTOR.search(key) and len(shape) == 2 and shape[0] == 1 else shape
@@ -116,7 +116,7 @@ class OpenFoldParameters:
         if absent is not None:
             name = re.sub(r"\.blocks\.\d+\.", f".blocks.{absent}.", self.label(key))
             raise WeightsError(
-                f"{self.origin}: parameter {name} is missing, though later blocks have it; "
-                "the file is incomplete: get it again"
+                f"{self.origin}: parameter {name} is missing, but later blocks have it; "
+                "the file is incomplete, download it again"
             )
         return (len(names), *shape)

@@ -1,8 +1,8 @@
-"""OpenFold's parameter names, of all its releases, and the official keys that they stand for.
+"""OpenFold's parameter names of all releases, and the official keys that they map to.
 
-One table, built from the modules as :mod:`fastfold.evoformer.weights.alphafold_names` builds its mappings. Names that
-changed between releases (published monomer weights, training checkpoints, the multimer refactoring) are first brought
-to one spelling.
+The table is built module by module, as in :mod:`fastfold.evoformer.weights.alphafold_names`. Names that changed
+between releases (published monomer weights, training checkpoints, the multimer refactoring) are first converted to one
+spelling.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from fastfold.evoformer.weights.alphafold_names import numbered
 
 _TORSIONS = "template_single_embedder"
-# Spelling of some release, and ours for all of them. Wrappers prefix all names; modules were moved around.
+# Spelling in some release, and our common spelling. Wrappers add prefixes, and releases moved modules.
 _SPELLINGS = tuple(
     (re.compile(pattern), spelling)
     for pattern, spelling in (
@@ -33,7 +33,7 @@ _MAX_RESIDUAL_BLOCKS = 32
 
 
 def spell(name: str) -> tuple[str, int | None]:
-    """One spelling for a name of any release, with ``*`` for the number of a block, and that number."""
+    """Return the common spelling of any release's name, with ``*`` for a block's number, and that number."""
     for pattern, spelling in _SPELLINGS:
         name = pattern.sub(spelling, name)
     match = _BLOCK.search(name)
@@ -42,15 +42,15 @@ def spell(name: str) -> tuple[str, int | None]:
 
 @cache
 def official_keys(*, multimer: bool, fused: bool, fused_templates: bool) -> Mapping[str, str]:
-    """Official key of each OpenFold name.
+    """Return the official key of each OpenFold name.
 
     Args:
-        multimer: Names of the multimer network.
-        fused: Whether triangle multiplications have fused projections (multimer version 3).
-        fused_templates: Likewise in the template pair stack.
+        multimer: True for the multimer network.
+        fused: True if triangle multiplications have fused projections (multimer version 3).
+        fused_templates: True if those of the template pair stack do.
 
     Returns:
-        Keys by name, in the one spelling of this module and with ``*`` for the number of a block.
+        Keys by name, in the common spelling and with ``*`` for the number of a block.
     """
     return (
         _embedders(multimer)
@@ -72,7 +72,6 @@ def _norm(name: str, scope: str) -> dict[str, str]:
 
 
 def _linears(name: str, scope: str, modules: Mapping[str, str]) -> dict[str, str]:
-    """Linear layers below ``name`` and ``scope``."""
     found: dict[str, str] = {}
     for ours, theirs in modules.items():
         found |= _linear(f"{name}.{ours}", f"{scope}/{theirs}")
@@ -196,7 +195,7 @@ def _templates(multimer: bool, fused: bool) -> dict[str, str]:
         "query_embedding",
     ]
     for i, part in enumerate(parts):
-        # The residue types of columns and of rows.
+        # aatype has two layers, one for columns and one for rows.
         number = f"_{i - 1}" if part == "aatype" else ""
         found |= _linear(f"{pair}.{part}_linear{number}", f"{single}/template_pair_embedding_{i}")
     found |= _norm(f"{pair}.query_embedding_layer_norm", f"{single}/query_embedding_norm")

@@ -1,7 +1,7 @@
-"""DeepMind's published parameters: which files there are, where they lie on this machine, and whether they are whole.
+"""DeepMind's published parameters: names, location on this machine, and verification of the files.
 
-They lie in one folder, which the variable ``FASTFOLD_WEIGHTS`` names. The SHA-256 of each file is written down when the
-file is first seen, in ``SHA256SUMS`` beside it (``sha256sum -c SHA256SUMS`` reads it too), and compared from then on.
+All files are in one folder, set by the variable ``FASTFOLD_WEIGHTS``. The SHA-256 of each file is recorded on first
+use in ``SHA256SUMS`` of the same folder (``sha256sum -c SHA256SUMS`` reads it) and compared on every later use.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from fastfold.utils.hashing import file_digest
 ARCHIVE = "alphafold_params_2022-12-06.tar"
 """Name of the published archive: the parameters of AlphaFold 2.3."""
 SOURCE = "https://storage.googleapis.com/alphafold"
-"""Where DeepMind publishes it."""
+"""DeepMind's address of the archive's folder."""
 FILE_MEGABYTES = 373
 """Size of each file: 93 million parameters in float32."""
 LICENCE = """\
 AlphaFold parameters, copyright DeepMind Technologies Limited, under the Creative Commons licence CC BY 4.0
-(https://creativecommons.org/licenses/by/4.0/). Whoever uses them in published work cites Jumper et al., Nature 596, 583
+(https://creativecommons.org/licenses/by/4.0/). Whoever uses them in published work cites Jumper et al., Nature 596,
+583
 (2021), and for complexes Evans et al., bioRxiv 2021.10.04.463034."""
 SUMS = "SHA256SUMS"
 """Name of the file with the recorded SHA-256 of each file."""
@@ -36,11 +37,11 @@ PUBLISHED: Mapping[str, tuple[str, ...]] = {
     **{kind: tuple(f"model_{i}{end}" for i in range(1, 6)) for kind, end in _ENDINGS.items()},
     "all": tuple(f"model_{i}{end}" for end in _ENDINGS.values() for i in range(1, 6)),
 }
-"""Official names of the networks in the archive by the name of their set."""
+"""Official names of the networks in the archive, by the name of a set."""
 
 
 def weights_folder() -> Path:
-    """The folder of downloaded parameters: ``FASTFOLD_WEIGHTS``, or one in the user's cache."""
+    """Return the folder of downloaded parameters: ``FASTFOLD_WEIGHTS``, or one in the user's cache."""
     if given := os.environ.get("FASTFOLD_WEIGHTS"):
         return Path(given).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -48,25 +49,25 @@ def weights_folder() -> Path:
 
 
 def file_name(network: str) -> str:
-    """Name of a published network's file."""
+    """Return the name of a published network's file."""
     return f"params_{network}.npz"
 
 
 def published_networks(name: str) -> tuple[str, ...]:
-    """The networks of a set, or the one of that name; none for a name of something else."""
+    """Return the networks of a set, or the network of that name; empty for other names."""
     return PUBLISHED.get(name) or ((name,) if name in PUBLISHED["all"] else ())
 
 
 def weights_files(name: str | os.PathLike[str]) -> list[Path]:
-    """The files that some weights are in.
+    """Return the files of a network or of a set of networks.
 
     Args:
-        name: A file; or, if there is no file called so, ``mini`` (the network that ships with the package), a set of
-            published networks (``monomer``, ``monomer_ptm``, ``multimer``, ``all``), or one of them
+        name: An existing file, or else ``mini`` (the network that ships with the package), a set of published
+            networks (``monomer``, ``monomer_ptm``, ``multimer``, ``all``), or a published network
             (``model_1_multimer_v3``).
 
     Raises:
-        WeightsError: A published network is not on this machine, or its file is not what was recorded.
+        WeightsError: A published network is not on this machine, or its file differs from its record.
     """
     text, path = os.fspath(name), Path(name)
     if not path.exists():
@@ -78,19 +79,21 @@ def weights_files(name: str | os.PathLike[str]) -> list[Path]:
             known = (*PUBLISHED, *PUBLISHED["all"], MINI)
             close = difflib.get_close_matches(text, known, n=1, cutoff=0.7)
             hint = f"; did you mean {close[0]!r}?" if close else "; check the path of the weights"
-            raise WeightsError(f"{text}: there is no such file, and no published network has that name{hint}")
+            raise WeightsError(f"{text}: there is no such file or published network{hint}")
     return [path]
 
 
 def one_weights_file(name: str | os.PathLike[str]) -> Path:
-    """The file of one network; see :func:`weights_files`.
+    """Return the file of one network; see :func:`weights_files`.
 
     Raises:
-        WeightsError: As there, or the name stands for several networks.
+        WeightsError: As :func:`weights_files`, or the name is a set of several networks.
     """
     paths = weights_files(name)
     if len(paths) > 1:
-        raise WeightsError(f"{name} stands for {len(paths)} networks; name one, such as {paths[0].stem[7:]}")
+        raise WeightsError(
+            f"expected one network, found {name} ({len(paths)} networks); name one, such as {paths[0].stem[7:]}"
+        )
     return paths[0]
 
 
@@ -108,7 +111,7 @@ def _on_this_machine(name: str, networks: Iterable[str]) -> list[Path]:
 
 
 def listed(files: list[str]) -> str:
-    """Names and sizes of missing files."""
+    """Return the names and sizes of missing files as text."""
     size = f"{FILE_MEGABYTES} MB"
     if len(files) == 1:
         return f"{files[0]} ({size})"
@@ -116,17 +119,17 @@ def listed(files: list[str]) -> str:
 
 
 def by_hand(files: list[str], folder: Path) -> str:
-    """What to do without a network."""
+    """Return instructions for adding missing files without a network connection."""
     gigabytes = 15 * FILE_MEGABYTES / 1000
     return (
-        f"Without a network, take {ARCHIVE} (about {gigabytes:.1f} GB, {SOURCE}/{ARCHIVE}) to this machine and give "
-        f"its folder with --mirror, or put the {'files' if len(files) > 1 else 'file'} into {folder}; the variable "
-        "FASTFOLD_WEIGHTS names another folder"
+        f"Without a network connection, copy {ARCHIVE} (about {gigabytes:.1f} GB, {SOURCE}/{ARCHIVE}) to this machine "
+        f"and pass its folder with --mirror, or copy the {'files' if len(files) > 1 else 'file'} into {folder}; the "
+        "variable FASTFOLD_WEIGHTS sets another folder"
     )
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """The recorded SHA-256 of the folder's files by name; empty if nothing is recorded.
+    """Read the recorded SHA-256 of the folder's files by name; empty without a record.
 
     Raises:
         WeightsError: The record cannot be read.
@@ -137,21 +140,21 @@ def read_sums(folder: Path) -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise WeightsError(
-            f"{folder / SUMS}: cannot be read ({error}); remove it to record the files anew"
+            f"{folder / SUMS}: cannot be read ({error}); remove it to record the files again"
         ) from None
     sums = {}
     for number, line in enumerate(text.splitlines(), 1):
         found = re.fullmatch(r"([0-9a-f]{64}) [ *](\S+)", line)
         if found is None:
             raise WeightsError(
-                f"{folder / SUMS}:{number}: is not '<SHA-256>  <file>'; remove the file to record the weights anew"
+                f"{folder / SUMS}:{number}: expected '<SHA-256>  <file>'; remove {SUMS} to record the weights again"
             )
         sums[found[2]] = found[1]
     return sums
 
 
 def record_sums(folder: Path, sums: Mapping[str, str]) -> None:
-    """Write the SHA-256 of files down, in addition to what is recorded.
+    """Add the SHA-256 of files to the record.
 
     Raises:
         WriteError: The record cannot be written.
@@ -162,10 +165,10 @@ def record_sums(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def verify_recorded(folder: Path, files: Iterable[str]) -> None:
-    """Compare files with their recorded SHA-256; what has no record gets one where the folder can be written to.
+    """Compare files with their recorded SHA-256; record new files if the folder is writable.
 
     Raises:
-        WeightsError: A file is not what was recorded, or cannot be read.
+        WeightsError: A file differs from its record, or cannot be read.
     """
     sums = read_sums(folder)
     new = {}
@@ -178,9 +181,8 @@ def verify_recorded(folder: Path, files: Iterable[str]) -> None:
             ) from None
         if sums.get(name, found) != found:
             raise WeightsError(
-                f"{folder / name}: was changed or damaged since it was recorded in {SUMS} (SHA-256 {found[:16]}…, "
-                f"recorded {sums[name][:16]}…). Remove it and download it again; if the new file is meant, remove its "
-                f"line from {SUMS}"
+                f"{folder / name}: expected SHA-256 {sums[name][:16]}… ({SUMS}), found {found[:16]}…; "
+                f"the file was changed or damaged. Download it again, or remove its line in {SUMS} to accept it"
             )
         if name not in sums:
             new[name] = found
@@ -188,4 +190,4 @@ def verify_recorded(folder: Path, files: Iterable[str]) -> None:
         try:
             record_sums(folder, new)
         except OutputError:
-            return  # a folder that others keep
+            return  # another user's folder, without write permission

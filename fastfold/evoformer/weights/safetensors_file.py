@@ -1,8 +1,7 @@
-"""FastFold's own weights files: safetensors with the network's configuration in the header.
+"""FastFold's weights files: safetensors with the network's configuration in the header.
 
-Header entries: ``fastfold_format`` (version of this layout), ``config`` (the tree as JSON), ``preset`` (official
-name, where the configuration is an official one), and whatever else the writer wanted to say. The tensors are the
-network's state dict.
+Header entries: ``fastfold_format`` (version of this layout), ``config`` (the tree as JSON), ``preset`` (official name,
+for official configurations), and further notes of the writer. The tensors are the network's state dict.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from fastfold.evoformer.weights.untrusted import DAMAGED, READABLE, check_size, 
 
 FORMAT_VERSION = "1"
 
-# The header of the full network takes under 1 MB.
+# Well above the full network's header, which takes under 1 MB.
 _LARGEST_HEADER = 16 << 20
 _LARGEST_NUMBER = 2**20
 _DEPTHS = (
@@ -39,13 +38,13 @@ _DEPTHS = (
     "num_residual_block",
     "num_layer_in_transition",
 )
-_OWN_NOTES = ("format", "fastfold_format", "config", "preset")  # what the header says for the program itself
+_OWN_NOTES = ("format", "fastfold_format", "config", "preset")  # header entries that the program reads
 _TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Where one tensor lies: element type, shape, and first byte counted from the beginning of the file."""
+    """Element type, shape and first byte (from the start of the file) of one tensor."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -53,14 +52,14 @@ class _Entry:
 
 
 class OwnFile:
-    """An open file of ours. Opening it reads the header alone.
+    """Open weights file of FastFold. The constructor reads only the header.
 
     Args:
         file: The file, which must stay open while parameters are read.
         path: Its path.
 
     Raises:
-        WeightsError: The file is damaged, not FastFold's, of a later version, or its configuration makes no sense.
+        WeightsError: The file is damaged, not FastFold's or of a later version, or its configuration is invalid.
     """
 
     def __init__(self, file: BufferedReader, path: Path) -> None:
@@ -73,13 +72,12 @@ class OwnFile:
         version = metadata.get("fastfold_format")
         if version is None:
             raise WeightsError(
-                f"{path}: is a safetensors file, but none that FastFold wrote: its header holds no configuration. "
-                f"{READABLE}; make one with fastfold weights convert"
+                f"{path}: expected a FastFold safetensors file, found one without a configuration in its header. "
+                f"{READABLE}; create one with fastfold weights convert"
             )
         if version != FORMAT_VERSION:
             raise WeightsError(
-                f"{path}: has format version {version[:20]}, this FastFold reads version {FORMAT_VERSION}; "
-                "update FastFold"
+                f"{path}: expected format version {FORMAT_VERSION}, found {version[:20]}; update FastFold"
             )
         self.config = self._parse(metadata.get("config", ""))
         preset = metadata.get("preset")
@@ -87,23 +85,23 @@ class OwnFile:
         self.notes = {name: text for name, text in metadata.items() if name not in _OWN_NOTES}
 
     def check(self, model: nn.Module) -> None:
-        """See that the file has the network's parameters, all of them and no others.
+        """Check that the file has exactly the network's parameters.
 
         Raises:
-            WeightsError: One is missing, has another shape or has no place.
+            WeightsError: A parameter is missing, unknown, or has a wrong shape.
         """
         compare_state(self.origin, self.shapes, model)
 
     def read(self) -> dict[str, Tensor]:
-        """All parameters as float32 tensors.
+        """Read all parameters as float32 tensors.
 
         Raises:
-            WeightsError: One holds NaN or infinite values, or the file has become shorter.
+            WeightsError: A parameter holds NaN or infinite values, or the file was truncated after it was opened.
         """
         return {name: self._read(name, entry) for name, entry in self._entries.items()}
 
     def _read(self, name: str, entry: _Entry) -> Tensor:
-        # Not mapped: a mapped file that another program writes to changes the network, or ends this program.
+        # Not mapped, because a write to a mapped file by another program changes the network or kills this process.
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         data = tensor.reshape(-1).view(torch.uint8).numpy()
         self._file.seek(entry.start)
@@ -120,13 +118,13 @@ class OwnFile:
                 raise ValueError("not a tree")
             self._check_numbers(tree)
             return ConfigDict(tree)
-        except Exception:  # of what a header may hold, parser and tree each refuse some in their own way
+        except Exception:  # parser and tree raise many kinds of errors for an untrusted header
             raise WeightsError(
-                f"{self.origin}: the configuration in its header is not a configuration tree; the file {DAMAGED}"
+                f"{self.origin}: the configuration in its header is invalid; the file {DAMAGED}"
             ) from None
 
     def _check_numbers(self, tree: Mapping[str, Any]) -> None:
-        """Refuse numbers that would keep the program busy building a network that the file cannot fill."""
+        """Refuse sizes of networks that are much larger than the file."""
         for name, value in tree.items():
             if isinstance(value, Mapping):
                 self._check_numbers(value)
@@ -137,29 +135,29 @@ class OwnFile:
 
 
 def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict[str, _Entry]]:
-    """Metadata and entries; the tensors must fill the file without gaps, overlaps or a rest, as the format says."""
+    """Read metadata and entries; by the format, tensors must fill the file without gaps or overlaps."""
     size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if length > min(_LARGEST_HEADER, size - 8):
-        raise WeightsError(f"{path}: its header claims {length} bytes; the file {DAMAGED}")
+        raise WeightsError(f"{path}: the header has an invalid length of {length} bytes; the file {DAMAGED}")
     try:
         header = json.loads(file.read(length), object_pairs_hook=_without_repeats)
         metadata = header.pop("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):
-            raise ValueError("metadata that are no texts")
+            raise ValueError("metadata must be texts")
         entries: dict[str, _Entry] = {}
         end = 8 + length
         for name, about in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             start, stop = (8 + length + offset for offset in about["data_offsets"])
             entries[name] = entry = _entry(name, about, start, path)
             if start != end or stop - start != prod(entry.shape) * entry.dtype.itemsize:
-                raise ValueError(f"{name} is not where it should be")
+                raise ValueError(f"{name} has a wrong offset or size")
             end = stop
         if end != size:
-            raise ValueError("another size")
+            raise ValueError("wrong size of the file")
     except WeightsError:
         raise
-    except Exception:  # a header may have anything anywhere
+    except Exception:  # an untrusted header may raise any error
         raise WeightsError(f"{path}: {DAMAGED}") from None
     return metadata, entries
 
@@ -167,27 +165,27 @@ def _read_header(file: BufferedReader, path: Path) -> tuple[dict[str, str], dict
 def _entry(name: str, about: Mapping[str, Any], start: int, path: Path) -> _Entry:
     if about["dtype"] not in _TYPES:
         raise WeightsError(
-            f"{path}: parameter {name} is of type {about['dtype']}; parameters are floating point numbers"
+            f"{path}: parameter {name}: expected floating point numbers, found {about['dtype']}"
         )
     shape = tuple(about["shape"])
     if not all(isinstance(axis, int) and axis > 0 for axis in shape):
-        raise ValueError("an impossible shape")
+        raise ValueError("invalid shape")
     return _Entry(_TYPES[about["dtype"]], shape, start)
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name comes twice")
+        raise ValueError("duplicate name")
     return found
 
 
 @contextmanager
 def open_own(path: Path) -> Iterator[OwnFile]:
-    """Open a file of ours.
+    """Open a weights file of FastFold.
 
     Raises:
-        WeightsError: It is damaged or not FastFold's.
+        WeightsError: The file is damaged or not FastFold's.
     """
     with path.open("rb") as file:
         yield OwnFile(file, path)
@@ -201,7 +199,7 @@ def write_own(
     preset: str | None,
     metadata: Mapping[str, str],
 ) -> None:
-    """Write a file of ours, straight to ``path``.
+    """Write a weights file of FastFold directly to ``path``, without a temporary file.
 
     Raises:
         SafetensorError: The file cannot be written.
@@ -214,22 +212,22 @@ def write_own(
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A CPU tensor with memory of its own, as the format needs it."""
+    """Return a contiguous CPU tensor that is the only user of its storage, as the format requires."""
     tensor = tensor.detach().cpu().contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def compare_state(origin: str, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
-    """See that names and shapes are those of a network's state dict.
+    """Check names and shapes against a network's state dict.
 
     Raises:
-        WeightsError: A parameter is missing, has another shape or has no place.
+        WeightsError: A parameter is missing, unknown, or has a wrong shape.
     """
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     problems = [f"parameter {name} is missing" for name in wanted if name not in shapes]
-    problems += [f"parameter {name} has no place in this network" for name in shapes if name not in wanted]
+    problems += [f"parameter {name} is not in this network" for name in shapes if name not in wanted]
     problems += [
-        f"parameter {name} has shape {list(shapes[name])}, the network needs {list(shape)}"
+        f"parameter {name}: expected shape {list(shape)}, found {list(shapes[name])}"
         for name, shape in wanted.items()
         if shapes.get(name, shape) != shape
     ]

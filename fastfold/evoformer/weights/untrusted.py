@@ -1,7 +1,7 @@
-"""Opening weights files that come from anywhere: what they are, and that reading them can do no harm.
+"""Safe opening of untrusted weights files, and recognition of their format.
 
-Nothing is ever executed: pickles are read by PyTorch's restricted unpickler or not at all. Nothing large is
-allocated on a file's word alone: sizes are compared with each other and with the file's before data are read.
+Reading never executes code: pickles are read by PyTorch's restricted unpickler or refused. Reading never allocates
+more than the file can fill: declared sizes are compared with the file's size before data are read.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from torch import Tensor
 from fastfold.errors import WeightsError
 
 SIZE_LIMIT = 8 << 30
-"""Most bytes that a file's parameters may take; the official models take 0.4 GB."""
+"""Limit in bytes for a file's parameters; the official models take 0.4 GB."""
 
 READABLE = "FastFold reads AlphaFold's .npz, OpenFold's .pt and its own .safetensors files"
-DAMAGED = "is truncated or damaged: get it again"
+DAMAGED = "is truncated or damaged; download it again"
 NO_PICKLES = (
-    "is a pickle, which could run code when it is read; FastFold never reads pickles. "
-    f"Get the weights in another format: {READABLE}"
+    "is a pickle, which can run code when it is read; FastFold never reads pickles. "
+    f"Use another format: {READABLE}"
 )
 
-# Parameters hardly compress; a file that unpacks to much more than it is has been made to fill the memory.
+# Parameters hardly compress, so a file that unpacks to far more than its size is a zip bomb.
 _MAX_COMPRESSION = 100
 _MAX_MEMBERS = 100_000
 _LEGACY_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
@@ -38,14 +38,14 @@ Format = Literal["npz", "torch", "safetensors"]
 
 
 def file_format(path: Path) -> Format:
-    """What a weights file is by its first bytes, whatever its name says.
+    """Recognise the format of a weights file by its first bytes, independent of its name.
 
     Raises:
-        WeightsError: It does not exist, cannot be read, is empty, no file, or nothing that can be read here.
+        WeightsError: The file does not exist, cannot be read, is empty, is not a regular file, or has another format.
     """
     head, size = _head(path)
     if size == 0:
-        raise WeightsError(f"{path}: the file is empty: get it again")
+        raise WeightsError(f"{path}: the file is empty; download it again")
     if head.startswith(b"PK"):
         with open_archive(path) as archive:
             names = archive.namelist()
@@ -62,8 +62,8 @@ def _head(path: Path) -> tuple[bytes, int]:
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             raise WeightsError(
-                f"{path}: is a folder; give a file in it. (A DeepSpeed checkpoint is joined to one file by the "
-                "zero_to_fp32.py that lies in its folder.)"
+                f"{path}: is a folder; pass a file in it. (For a DeepSpeed checkpoint, run zero_to_fp32.py in its "
+                "folder to join it into one file.)"
             )
         if not stat.S_ISREG(status.st_mode):
             raise WeightsError(f"{path}: is a device or pipe, not a file; copy the weights to a file first")
@@ -71,7 +71,7 @@ def _head(path: Path) -> tuple[bytes, int]:
             return file.read(512), status.st_size
     except FileNotFoundError:
         raise WeightsError(f"{path}: there is no such file; check the path of the weights") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
+    except (OSError, ValueError) as error:  # ValueError for a NUL character in the path
         reason = getattr(error, "strerror", None) or error
         raise WeightsError(
             f"{str(path)!r}: cannot be read ({reason}); check the path and its permissions"
@@ -79,20 +79,20 @@ def _head(path: Path) -> tuple[bytes, int]:
 
 
 def _what_else(path: Path, head: bytes) -> str:
-    """The remedy for a file that is not a weights file."""
+    """Describe a file that is not a weights file, with a remedy."""
     if re.match(rb"\x80[\x02-\x05]", head) or path.suffix in (".pkl", ".pickle"):
         return NO_PICKLES
     if head.startswith(b"\x93NUMPY"):
-        return "is a single NumPy array, not a set of parameters: an AlphaFold .npz holds hundreds of them"
+        return "is a single NumPy array; expected an AlphaFold .npz with hundreds of arrays"
     if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
         return "is compressed; unpack it first"
     if head[257:262] == b"ustar":
-        return f"is a tar archive; unpack it first (tar -xf {path.name}) and give one of its files"
+        return f"is a tar archive; unpack it first (tar -xf {path.name}) and pass one of its files"
     if head.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the weights themselves; fetch them with: git lfs pull"
     if _is_text(head):
-        return f"is a text file (was the download refused?), not weights: {READABLE}"
-    return f"is of no known format, or damaged: {READABLE}"
+        return f"is a text file, perhaps of a refused download; {READABLE}"
+    return f"has an unknown format, or is damaged; {READABLE}"
 
 
 def _is_text(data: bytes) -> bool:
@@ -100,10 +100,11 @@ def _is_text(data: bytes) -> bool:
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip archive whose table of contents makes sense. The caller closes it.
+    """Open a zip archive after a check of its table of contents. The caller closes it.
 
     Raises:
-        WeightsError: It is truncated, encrypted, has two members of one name, or unpacks to far more than it is.
+        WeightsError: The archive is truncated, encrypted, has two members of one name, or unpacks to far more than its
+            size.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -119,73 +120,80 @@ def open_archive(path: Path) -> zipfile.ZipFile:
 
 def _check_contents(path: Path, members: list[zipfile.ZipInfo]) -> None:
     if not members:
-        raise WeightsError(f"{path}: the archive is empty: get it again")
+        raise WeightsError(f"{path}: the archive is empty; download it again")
     if len(members) > _MAX_MEMBERS:
-        raise WeightsError(f"{path}: has {len(members)} members, which no weights file has: get it again")
+        raise WeightsError(
+            f"{path}: expected at most {_MAX_MEMBERS} members, found {len(members)}; download it again"
+        )
     seen: set[str] = set()
     for member in members:
         if member.filename in seen:
-            raise WeightsError(f"{path}: has two members named {member.filename!r}: get it again")
+            raise WeightsError(f"{path}: has two members named {member.filename!r}; download it again")
         seen.add(member.filename)
         if member.flag_bits & 1:
-            raise WeightsError(f"{path}: is encrypted; unpack it with its password and pack it again without")
+            raise WeightsError(f"{path}: is encrypted; unpack it with its password and pack it without one")
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise WeightsError(
-                f"{path}: {member.filename} is packed in a way that NumPy never uses: {DAMAGED}"
+                f"{path}: {member.filename} has a compression that NumPy never writes: {DAMAGED}"
             )
     check_size(path, sum(member.file_size for member in members))
 
 
 def check_size(path: Path, size: int) -> None:
-    """See that parameters of ``size`` bytes fit the file that they are said to come from.
+    """Check that parameters of ``size`` bytes are plausible for their file.
 
     Raises:
-        WeightsError: They are more than any network needs, or than the file can hold.
+        WeightsError: ``size`` exceeds the need of any network, or the file's possible contents.
     """
     if size > SIZE_LIMIT:
         raise WeightsError(
-            f"{path}: would take {size / 2**30:.1f} GiB in memory; weights take at most {SIZE_LIMIT >> 30} GiB. "
-            "This is not an AlphaFold network, or is a file made to do harm: do not use it"
+            f"{path}: expected at most {SIZE_LIMIT >> 30} GiB of parameters, found {size / 2**30:.1f} GiB. "
+            "The file is not an AlphaFold network or is malicious; do not use it"
         )
     if size > _MAX_COMPRESSION * path.stat().st_size:
         raise WeightsError(
             f"{path}: unpacks to {size / 2**20:.0f} MiB, more than {_MAX_COMPRESSION} times its own size. "
-            "Weights never do; this is a zip bomb or damaged: do not use it"
+            "The file is a zip bomb or damaged; do not use it"
         )
 
 
 def read_torch(path: Path) -> dict[str, Tensor]:
-    """Named tensors of a PyTorch checkpoint, mapped from the file where its format allows.
+    """Read the named tensors of a PyTorch checkpoint, memory-mapped if its format allows it.
 
-    The exponential moving average of a training checkpoint is preferred; wrappers around a state dict are opened.
+    Returns the exponential moving average of a training checkpoint if it has one, and unwraps state dicts.
 
     Raises:
-        WeightsError: It is damaged, holds other objects than tensors, or tensors that are no plain parameters.
+        WeightsError: The file is damaged, or holds objects other than tensors, or tensors that are not plain
+            parameters.
     """
     zipped = zipfile.is_zipfile(path)
     if zipped:
         with open_archive(path) as archive:
             members = archive.infolist()
         if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise WeightsError(f"{path}: has compressed members, which PyTorch never writes: get it again")
-    # PyTorch takes a path with this ending for another format.
+            raise WeightsError(
+                f"{path}: has compressed members, which PyTorch never writes; download it again"
+            )
+    # PyTorch treats a path with this suffix as another format.
     mapped = zipped and path.suffix != ".safetensors"
     try:
         with path.open("rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickle versions, which are no concern of the user's
+            warnings.simplefilter("ignore")  # warnings about pickle versions do not help the user
             source: Any = str(path) if mapped else file
             content = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # the unpickler raises whatever the objects in a damaged file make it
+    except Exception as error:  # objects in a damaged file may raise any error
         found = re.search(r"GLOBAL (\S+)", str(error))
         if found is None:
             raise WeightsError(f"{path}: {DAMAGED}") from None
         raise WeightsError(
-            f"{path}: holds a Python object ({found[1]}) in addition to parameters; it {NO_PICKLES}. (Of a training "
-            "checkpoint, save the parameters alone: torch.save(checkpoint['ema']['params'], FILE).)"
+            f"{path}: expected only tensors, found a Python object ({found[1]}); it {NO_PICKLES}. (From a training "
+            "checkpoint, save only the parameters: torch.save(checkpoint['ema']['params'], FILE).)"
         ) from None
     state = _state_dict(content)
     if state is None:
-        raise WeightsError(f"{path}: holds no state dict; save one with torch.save(model.state_dict(), FILE)")
+        raise WeightsError(
+            f"{path}: expected a state dict; save one with torch.save(model.state_dict(), FILE)"
+        )
     for name, tensor in state.items():
         if problem := _problem(name, tensor):
             raise WeightsError(f"{path}: {problem}")
@@ -194,12 +202,12 @@ def read_torch(path: Path) -> dict[str, Tensor]:
 
 
 def types_of(dtypes: Iterable[torch.dtype]) -> str:
-    """Element types for people: ``float32``, or several with commas."""
+    """Return element types as text: ``float32``, or several with commas."""
     return ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
 
 
 def _state_dict(content: Any) -> Mapping[str, Any] | None:
-    """The parameters in a checkpoint: of the moving average, below a wrapper, or as they are."""
+    """Return the parameters in a checkpoint: the moving average, those in a wrapper, or the checkpoint's own."""
     if not isinstance(content, Mapping):
         return None
     ema = content.get("ema")
@@ -210,14 +218,14 @@ def _state_dict(content: Any) -> Mapping[str, Any] | None:
 
 
 def _problem(name: Any, tensor: Any) -> str | None:
-    """Why an entry of a state dict cannot be a parameter, or None."""
+    """Return the reason why an entry of a state dict cannot be a parameter, or None."""
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         return (
-            f"entry {str(name)[:80]!r} is of type {type(tensor).__name__}, not a tensor; save the parameters "
-            "alone: torch.save(model.state_dict(), FILE)"
+            f"entry {str(name)[:80]!r}: expected a tensor, found {type(tensor).__name__}; save only the parameters: "
+            "torch.save(model.state_dict(), FILE)"
         )
     if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized:
-        return f"parameter {name} is sparse, quantized or without data; save plain tensors"
+        return f"parameter {name} is sparse, quantized or without data; save plain CPU tensors"
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-        return f"parameter {name} of shape {list(tensor.shape)} has fewer data than that; the file {DAMAGED}"
+        return f"parameter {name} has less data than its shape {list(tensor.shape)} needs; the file {DAMAGED}"
     return None

@@ -66,7 +66,7 @@ def test_a_claim_of_many_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).random(100).astype(np.float32)
     zip_of(tmp_path / "a.npz", {f"{PREFIX}{i}//w.npy": npy(noise) for i in range(3)})
     patched_sizes(tmp_path / "a.npz", 0xFFFFFFF0)
-    with pytest.raises(WeightsError, match=r"would take 12\.0 GiB in memory; weights take at most 8 GiB"):
+    with pytest.raises(WeightsError, match=r"expected at most 8 GiB of parameters, found 12\.0 GiB"):
         load_model(tmp_path / "a.npz")
 
 
@@ -74,16 +74,16 @@ def test_a_claim_of_many_gigabytes_is_refused_unread(tmp_path: Path) -> None:
     ("data", "message"),
     [
         (b"", "is damaged"),
-        (npy(np.zeros(40, np.float32))[:-4], "would not fill"),
-        (npy(np.zeros(40, np.float32)) + bytes(4), "would not fill"),
-        (npy(np.zeros(41, np.float32)), r"has shape \[41\]"),
+        (npy(np.zeros(40, np.float32))[:-4], "does not match its"),
+        (npy(np.zeros(40, np.float32)) + bytes(4), "does not match its"),
+        (npy(np.zeros(41, np.float32)), r"found \[41\]"),
     ],
 )
 def test_arrays_that_do_not_fill_their_members_are_refused(
     tmp_path: Path, arrays: Arrays, data: bytes, message: str
 ) -> None:
     zip_of(tmp_path / "a.npz", members_of(arrays) | {f"{BIAS}.npy": data})
-    with pytest.raises(WeightsError, match=f"{re.escape(BIAS)} .*{message}"):
+    with pytest.raises(WeightsError, match=f"{re.escape(BIAS)}.*{message}"):
         load_model(tmp_path / "a.npz")
 
 
@@ -95,7 +95,7 @@ def test_shapes_that_contradict_the_data_are_refused_before_memory_is_taken(
     tmp_path: Path, arrays: Arrays, shape: tuple[int, ...]
 ) -> None:
     zip_of(tmp_path / "a.npz", members_of(arrays) | {f"{BIAS}.npy": npy_header(shape) + bytes(160)})
-    message = f"{re.escape(BIAS)} .*(impossible shape|would not fill)"
+    message = f"{re.escape(BIAS)} .*(invalid shape|does not match)"
     with pytest.raises(WeightsError, match=message) as caught:
         load_model(tmp_path / "a.npz")
     assert len(str(caught.value)) < 1000
@@ -147,7 +147,9 @@ def test_data_that_changed_on_the_way_are_recognised(tmp_path: Path, arrays: Arr
     data[at] ^= 1
     (tmp_path / "a.npz").write_bytes(data)
     assert weights_info(tmp_path / "a.npz")
-    with pytest.raises(WeightsError, match=rf"the data of {re.escape(key)} are damaged: get it again"):
+    with pytest.raises(
+        WeightsError, match=rf"the data of {re.escape(key)} are damaged; download the file again"
+    ):
         load_model(tmp_path / "a.npz")
 
 
@@ -157,19 +159,17 @@ def test_data_that_changed_on_the_way_are_recognised(tmp_path: Path, arrays: Arr
 def test_arrays_of_other_types_are_refused(tmp_path: Path, arrays: Arrays, dtype: Any, shown: str) -> None:
     np.savez(tmp_path / "a.npz", **(arrays | {BIAS: np.zeros(40, dtype)}))
     with pytest.raises(
-        WeightsError, match=rf"{re.escape(BIAS)} is of type .*{re.escape(shown)}.*floating point"
+        WeightsError, match=rf"{re.escape(BIAS)}: expected floating point .*{re.escape(shown)}"
     ):
         load_model(tmp_path / "a.npz")
 
 
 def test_an_archive_of_something_else_is_refused(tmp_path: Path) -> None:
     zip_of(tmp_path / "a.npz", {"word/document.xml": b"<a/>"})
-    with pytest.raises(
-        WeightsError, match=r"word/document\.xml is not an array, so this is not a parameter file"
-    ):
+    with pytest.raises(WeightsError, match=r"expected arrays \(\.npy\), found word/document\.xml"):
         load_model(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", features=np.zeros(3))
-    with pytest.raises(WeightsError, match=r"array features is not a parameter of AlphaFold 2.*params_model"):
+    with pytest.raises(WeightsError, match=r"start with alphafold/.*, found features; pass a params_model"):
         load_model(tmp_path / "b.npz")
 
 
@@ -227,7 +227,10 @@ def test_a_parameter_is_read_under_its_key_as_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("readme.txt", "readme.txt is not an array"), ("other.npy", "array other is not a param")],
+    [
+        ("readme.txt", r"expected arrays .*, found readme.txt"),
+        ("other.npy", "expected array names .*, found other"),
+    ],
 )
 def test_members_that_are_not_parameters_are_refused(tmp_path: Path, name: str, message: str) -> None:
     zip_of(tmp_path / "a.npz", {name: npy(np.zeros(3, np.float32))})

@@ -112,7 +112,7 @@ def test_a_set_arrives_and_nothing_else_is_asked_for(server: Loopback, folder: P
     number = len(server.requests)
     download_weights(PTM, mirror=server.url, say=said.append)
     assert len(server.requests) == number
-    assert said == [f"there already, and verified: {', '.join(file_name(network) for network in PTM)}"]
+    assert said == [f"already present and verified: {', '.join(file_name(network) for network in PTM)}"]
     # What sets have in common is not fetched twice.
     download_weights(PUBLISHED["all"], mirror=f"{server.url}/{ARCHIVE}")
     check(folder, PUBLISHED["all"])
@@ -169,14 +169,14 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stopped(folder: Path) -> None:
 
     with loopback(drops) as server, pytest.raises(NetworkError) as error:
         download_weights(PTM[:1], mirror=server.url)
-    assert "What has arrived is kept: run the same command again to continue" in str(error.value)
+    assert "Run the same command again to resume" in str(error.value)
     (partial,) = folder.glob("*.partial")
     assert partial.read_bytes() == MEMBERS[first][:limit]  # type: ignore[index]
     said: list[str] = []
     with loopback(lambda request: send_file(request, TAR)) as server:
         download_weights(PTM[:1], mirror=server.url, say=said.append)
         assert max(requested(server)) == end
-    assert said == [f"{first}: continues after {limit:,} of {len(MEMBERS[first]):,} bytes"]  # type: ignore[arg-type]
+    assert said == [f"{first}: resuming after {limit:,} of {len(MEMBERS[first]):,} bytes"]  # type: ignore[arg-type]
     check(folder, PTM[:1])
 
 
@@ -217,20 +217,20 @@ def checksummed(header: bytearray) -> bytes:
     [
         (
             b"<html><body>Sign in to continue</body></html>" * 100,
-            "is not a tar archive, or damaged .it begins b'<html>",
+            "not a tar archive, or damaged .it starts with b'<html>",
         ),
-        (b"", "is not a tar archive"),
+        (b"", "not a tar archive"),
         (TAR[: len(TAR) // 3], "truncated"),
         (TAR[: _offset(file_name(PTM[0])) + 100], "the archive ends in the middle of params_model_1_ptm.npz"),
         (tar_of({"LICENSE": b"x"}), "ends without params_model_1_ptm.npz"),
-        (tar_of({file_name(PTM[0]): b"x" * 5000}), "cannot be used .* and was removed"),
-        (tar_of({file_name(PTM[0]): MULTIMER}), "a network of another kind"),
-        (tar_of({file_name(PTM[0]): MONOMER[:-5000] + bytes(5000)}), "cannot be used"),
+        (tar_of({file_name(PTM[0]): b"x" * 5000}), "failed its check .* and was removed"),
+        (tar_of({file_name(PTM[0]): MULTIMER}), "monomer or multimer network contrary to its name"),
+        (tar_of({file_name(PTM[0]): MONOMER[:-5000] + bytes(5000)}), "failed its check"),
         (tar_of({f"../{file_name(PTM[0])}": MONOMER}), "ends without"),
         (tar_of({f"/tmp/{file_name(PTM[0])}": MONOMER}), "ends without"),
         (tar_of({"x": LINK}), "ends without"),
-        (HUGE.tobuf(tarfile.GNU_FORMAT) + bytes(1024), "take at most 8 GiB"),
-        (checksummed(NEGATIVE) + bytes(1024), "is not a tar archive, or damaged"),
+        (HUGE.tobuf(tarfile.GNU_FORMAT) + bytes(1024), "expected at most 8 GiB"),
+        (checksummed(NEGATIVE) + bytes(1024), "not a tar archive, or damaged"),
         (tar_of({"LICENSE": b"x"})[:1024] + b"garbage" * 1000, "damaged .at byte 1,024"),
     ],
 )
@@ -254,7 +254,7 @@ def test_a_flipped_bit_is_noticed_and_removed(folder: Path) -> None:
     bad[_offset(file_name(PTM[0])) + len(MONOMER) // 2] ^= 1
     with (
         loopback(lambda request: send_file(request, bytes(bad))) as server,
-        pytest.raises(WeightsError, match=r"cannot be used .* and was removed"),
+        pytest.raises(WeightsError, match=r"failed its check .* and was removed"),
     ):
         download_weights(PTM[:1], mirror=server.url)
     assert not list(folder.glob("*params*"))
@@ -283,8 +283,8 @@ def test_without_a_network_the_error_says_what_to_put_where(folder: Path) -> Non
     for part in (
         f"cannot reach {url}/{ARCHIVE}: Connection refused",
         "params_model_1_multimer_v3.npz, params_model_2_multimer_v3.npz (2 files of 373 MB)",
-        f"take {ARCHIVE} (about 5.6 GB",
-        f"put the files into {folder}",
+        f"copy {ARCHIVE} (about 5.6 GB",
+        f"copy the files into {folder}",
         "--mirror",
         "FASTFOLD_WEIGHTS",
     ):
@@ -309,7 +309,7 @@ def test_a_mirror_on_the_disk(tmp_path: Path, folder: Path, layout: str) -> None
     ("mirror", "expected"),
     [
         ("nowhere", "--mirror .*nowhere: cannot be read"),
-        ("empty", f"there is neither {ARCHIVE} nor params_model_1_ptm.npz in it"),
+        ("empty", f"expected {ARCHIVE} or params_model_1_ptm.npz in it, found neither"),
         ("ftp://example.org", "expected the address of a server"),
     ],
 )
@@ -327,11 +327,13 @@ def test_the_first_sight_of_a_file_is_recorded_and_held_to(server: Loopback, fol
     assert read_sums(folder) == {name: file_digest(folder / name)}
     (folder / name).write_bytes(changed(MONOMER, "other"))
     for use in (lambda: weights_files("model_1_ptm"), lambda: download_weights(PTM[:1], mirror=server.url)):
-        with pytest.raises(WeightsError, match="was changed or damaged since it was recorded in SHA256SUMS"):
+        with pytest.raises(
+            WeightsError, match=r"expected SHA-256 .*SHA256SUMS.*the file was changed or damaged"
+        ):
             use()
     # A download of something else than was recorded is refused as well.
     (folder / name).unlink()
-    with pytest.raises(WeightsError, match="recorded in SHA256SUMS is"):
+    with pytest.raises(WeightsError, match=r"failed its check .expected SHA-256 .*SHA256SUMS"):
         download_weights(PTM[:1], mirror=server.url)
     assert not (folder / name).exists()
     (folder / SUMS).unlink()
@@ -348,7 +350,7 @@ def test_a_disk_without_room_is_noticed_before_anything_is_fetched(
     needed = sum(len(MEMBERS[file_name(network)]) for network in PTM) + (16 << 20)  # type: ignore[arg-type]
     free = needed - 1
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(0, 0, free))
-    with pytest.raises(WriteError, match=r"MB are needed for what is still to come; free some space"):
+    with pytest.raises(WriteError, match=r"the remaining download needs .* MB; free some space"):
         download_weights(PTM, mirror=server.url)
     assert not list(folder.glob("params*"))
     free += 1
@@ -372,7 +374,7 @@ def test_a_write_that_fails_keeps_what_arrived(server: Loopback, folder: Path) -
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
     assert "cannot write" in err
-    assert "run the same command again to continue" in err
+    assert "Run the same command again to resume" in err
     (partial,) = folder.glob("*.partial")
     assert 0 < partial.stat().st_size <= len(MONOMER) // 2
     download_weights(PTM[:1], mirror=server.url)
@@ -430,7 +432,7 @@ def test_a_killed_download_goes_on_and_two_at_once_do_the_work_once(
         go_on.set()
         out, err = second.communicate(timeout=100)
         assert second.returncode == 0, err
-    assert f"{file_name(PTM[0])}: continues after " in err
+    assert f"{file_name(PTM[0])}: resuming after " in err
     assert out == f"{folder / file_name(PTM[0])}\n"
     check(folder, PTM[:1])
 
@@ -449,6 +451,6 @@ def test_a_mirror_without_encryption_is_warned_of(
         archives.open_pieces(f"{scheme}://mirror.example", [], said.append),
     ):
         raise AssertionError("not reached")
-    assert [f"--mirror {scheme}://mirror.example: files over http://" in line for line in said] == [
+    assert [f"--mirror {scheme}://mirror.example: http:// does not protect" in line for line in said] == [
         True
     ] * number

@@ -36,7 +36,7 @@ def test_the_description_has_a_line_for_each_fact() -> None:
     lines = dict(line.split(maxsplit=1) for line in info.describe().splitlines())
     assert lines["file"] == "dir/a.pt"
     assert lines["format"] == "OpenFold checkpoint (.pt)"
-    assert lines["model"] == "none of the official ones"
+    assert lines["model"] == "not an official one"
     assert lines["network"].startswith("monomer, ")
     assert lines["size"].startswith(f"{trunk.evoformer_num_block} Evoformer blocks, ")
     assert lines["channels"].endswith(f"pair {trunk.pair_channel}, single {trunk.seq_channel}")

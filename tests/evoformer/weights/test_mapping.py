@@ -341,7 +341,7 @@ def test_a_block_of_another_shape_is_named() -> None:
     state = openfold_state("synthetic_monomer", "v1")
     state["evoformer.blocks.1.msa_att_row.linear_z.weight"] = torch.zeros(3, 24)
     with pytest.raises(
-        WeightsError, match=r"msa_att_row\.linear_z\.weight has another shape in other blocks"
+        WeightsError, match=r"msa_att_row\.linear_z\.weight has different shapes in different blocks"
     ):
         OpenFoldParameters(state, "a.pt")
 
@@ -355,14 +355,14 @@ def test_openfold_errors_name_parameters_and_shapes_as_openfold_does(tmp_path: P
         from_openfold(tmp_path, "synthetic_monomer", state)
     message = str(caught.value)
     assert "openfold.pt: parameter aux_heads.distogram.linear.bias is missing" in message
-    assert "recycling_embedder.linear.weight has shape [24, 14], the network needs [24, 15]" in message
+    assert "recycling_embedder.linear.weight: expected shape [24, 15], found [24, 14]" in message
     state = openfold_state("synthetic_monomer", "v1")
     for key in [key for key in state if key.startswith("evoformer.blocks.2.")]:
         del state[key]
-    with pytest.raises(WeightsError, match=r"in 2 blocks, the network needs .* in 3 blocks"):
+    with pytest.raises(WeightsError, match=r"expected shape .* in 3 blocks, found .* in 2 blocks"):
         from_openfold(tmp_path, "synthetic_monomer", state)
 
 
 def test_a_network_with_parts_of_its_own_has_no_official_names() -> None:
-    with pytest.raises(WeightsError, match=r"keep it as \.safetensors"):
+    with pytest.raises(WeightsError, match=r"Save it as \.safetensors"):
         alphafold_mappings(AlphaFold(model_config("mini")))

@@ -123,7 +123,7 @@ def test_layouts_are_all_factorisations_and_as_square_a_grid_as_there_is() -> No
         (["--gpus", "8", "--gpu", "h20O"], "there is no table of a GPU named 'h20O'; did you mean 'h200'?"),
         (
             ["--gpus", "8", "--gpu", "h200", "--model", "model_7"],
-            "there is no model named 'model_7'; did you mean",
+            "expected the name of a model, found 'model_7'; did you mean",
         ),
         (["--gpus", "0", "--gpu", "h200"], "a plan needs at least one GPU, got 0"),
         (["--gpus", "8"], "fastfold plan needs --gpu"),
